@@ -170,12 +170,13 @@ def test_ctrl_c_reports_what_was_measured(
             "--prompts, --prompt-tokens: give at most one",
         ),
         (("--prompts", "/nowhere/x"), "/nowhere/x: No such file"),
-        (("--csv", "/nowhere/x.csv"), "--csv: there is no folder /nowhere"),
+        (("--csv", "/nowhere/x.csv"), "--csv /nowhere/x.csv: the folder /nowhere does not exist"),
+        (("--json", "a.b", "--csv", "./a.b"), "two of them name one file"),
         (("--plot", "x.pdf"), "plot: x.pdf ends in neither"),
         (("--threads", "1,0"), "argument --threads: '0' is not a whole number from 1 to 1024"),
-        (("--json", "{t}"), "--json: {t} is a folder; name a file"),
-        (("--csv", "{t}"), "--csv: {t} is a folder; name a file"),
-        (("--plot", "{t}/a.svg"), "--plot: {t}/a.svg is a folder; name a file"),
+        (("--json", "{t}"), "--json {t}: is a folder; name a file"),
+        (("--csv", "{t}"), "--csv {t}: is a folder; name a file"),
+        (("--plot", "{t}/a.svg"), "--plot {t}/a.svg: is a folder; name a file"),
         (("--json", ""), "argument --json: the path is empty"),
         (("--csv", ""), "argument --csv: the path is empty"),
         (("--plot", ""), "argument --plot: the path is empty"),
@@ -199,6 +200,37 @@ def test_bad_options_are_one_line(
     assert (done.code, done.out) == (2, "")
     assert message.format(t=tmp_path) in done.err
     assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["json", "csv", "plot"])
+def test_no_report_replaces_a_file(
+    cli: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str
+) -> None:
+    path = tmp_path / "mine.svg"
+    path.write_text("mine")
+    with monkeypatch.context() as patched:
+        patched.setattr("sfumato.cli.bench._subject", lambda args: pytest.fail("was loaded"))
+        done = cli(*TINY, f"--{option}", str(path))
+    assert done.code == 2 and f"--{option} {path}: exists already" in done.err
+    assert path.read_text() == "mine"
+    if option != "plot":
+        assert cli(*TINY, "--max-tokens", "32", f"--{option}", str(path), "--force").code == 0
+        assert path.read_text() != "mine"
+
+
+def test_figures_are_shown_where_a_file_cannot_be_written(
+    cli: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path, rows = tmp_path / "a.json", tmp_path / "a.csv"
+
+    def another_program_writes(number: int, count: int) -> None:
+        path.write_text("theirs")
+
+    monkeypatch.setattr("sfumato.cli.bench._show_progress", another_program_writes)
+    done = cli(*TINY, "--max-tokens", "32", "--json", str(path), "--csv", str(rows))
+    assert done.code == 2 and f"--json {path}: exists already" in done.err
+    assert path.read_text() == "theirs" and rows.read_text().count("\n") == 2
+    assert "2 requests measured" in done.out
 
 
 def test_a_missing_matplotlib_is_told_before_measuring(
@@ -256,6 +288,8 @@ def test_a_prediction_runs_nothing(
     assert "rtx-4090: 4 x 256 positions, prefix 512; nothing was run" in done.out
     assert "published, less what programs do not reach (data sheet)" in done.out
     assert "The weights (50.5 GB) do not fit its memory (25.8 GB)." in done.out
+    again = cli(*options, "--json", str(tmp_path / "p.json"))
+    assert again.code == 2 and "exists already" in again.err
     document = json.loads((tmp_path / "p.json").read_text())
     one, four = (step["predicted_ms"] for step in document["steps"])
     assert 50 < one < four

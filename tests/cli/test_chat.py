@@ -17,7 +17,7 @@ import pytest
 
 from sfumato.api import EMBEDDED
 from sfumato.cli import chat
-from sfumato.cli.chat import help_text
+from sfumato.cli.chat_commands import completions, help_text
 
 
 def user(text: str) -> dict[str, str]:
@@ -76,9 +76,9 @@ def test_mistakes_are_told_and_the_chat_goes_on(use: Any, cli: Any) -> None:
         ("/steps 0", "/steps: '0' is not a whole number from 1 to 4096; usage: /steps N"),
         ("/steps 99999", "/steps: '99999' is not a whole number from 1 to 4096; usage: /steps N"),
         ("/thinking maybe", "/thinking: 'maybe' is neither on nor off; usage: /thinking on|off"),
-        ("/save", "/save: it needs an argument; usage: /save FILE"),
+        ("/save", "/save: it needs an argument; usage: /save [--force] FILE"),
         ("/clear all", "/clear: it takes no argument; usage: /clear"),
-        ("/nonsense", "/nonsense: no such command; there are /clear, /seed N, /steps N, "),
+        ("/nonsense", "/nonsense: no such command; there are /clear, /retry, /undo, /seed N, "),
     ],
 )
 def test_a_wrong_command_is_told_how_it_is_used(
@@ -314,3 +314,131 @@ def test_a_failed_answer_leaves_no_turn(use: Any, cli: Any) -> None:
     done = cli("chat", stdin="First?\nSecond?\n")
     assert done.err == "sfumato: error: the prompt is too long\n"
     assert model.requests[0]["messages"] == [user("Second?")]
+
+
+def requests_of(model: Any) -> list[tuple[list[str], int]]:
+    """Of each request: what the messages say, and the seed."""
+    return [([m["content"] for m in r["messages"]], r["seed"]) for r in model.requests]
+
+
+def test_a_saved_conversation_goes_on(use: Any, cli: Any, tmp_path: Path) -> None:
+    model = use("yes")
+    file = tmp_path / "a talk.json"
+    cli("chat", "--system", "S", stdin=f"One?\n/save {file}\n")
+    done = cli("chat", stdin=f"Other?\n/load {file}\nTwo?\n/undo\n/undo\nThree?\n")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("yes\n(the conversation has 1 question)\nyes\n")
+    assert [messages for messages, _ in requests_of(model)] == [
+        ["S", "One?"],
+        ["Other?"],
+        ["S", "One?", "yes", "Two?"],
+        ["Other?", "yes", "Three?"],
+    ]
+
+
+def test_save_replaces_no_file(use: Any, cli: Any, tmp_path: Path) -> None:
+    use("yes")
+    file = tmp_path / "talk.json"
+    file.write_text("mine")
+    done = cli("chat", stdin=f"One?\n/save {file}\n")
+    assert f"/save: {file}: exists already; name another, or replace it with --force" in done.err
+    assert file.read_text() == "mine"
+    assert cli("chat", stdin=f"One?\n/save --force {file}\n").err == ""
+    assert json.loads(file.read_text()) == [user("One?"), assistant("yes")]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"{", "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"{}", "has no list of messages, as /save writes"),
+        (b"[1]", "message 1: must have a role and a content and nothing else"),
+        (
+            b'[{"role": "user", "content": "a", "x": 1}]',
+            "message 1: must have a role and a content",
+        ),
+        (b'[{"role": "user", "content": [1]}]', "message 1: its content must be text"),
+        (b'[{"role": "user", "content": "a"}]', "message 1: is a question without an answer"),
+        (
+            b'[{"role": "system", "content": "a"}, {"role": "assistant", "content": "a"}]',
+            "message 2: must have the role user, not 'assistant'",
+        ),
+        (b"[" + b"1," * 10_000 + b"1]", "has more than 10,000 messages"),
+        (b" " * ((16 << 20) + 1), "has more than 16,777,216 bytes"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_what_is_no_conversation_is_not_loaded(
+    use: Any, cli: Any, tmp_path: Path, content: bytes | None, why: str
+) -> None:
+    model = use("yes")
+    file = tmp_path / "talk.json"
+    if content is not None:
+        file.write_bytes(content)
+    done = cli("chat", stdin=f"One?\n/load {file}\nTwo?\n")
+    assert why in done.err and done.err.count("\n") == 1
+    assert requests_of(model)[1][0] == ["One?", "yes", "Two?"]
+
+
+def test_retry_draws_another_answer(use: Any, cli: Any) -> None:
+    model = use("yes")
+    done = cli("chat", stdin="One?\nTwo?\n/retry\n/retry\n/seed 9\n/retry\n/steps 3\n/retry\n")
+    assert done.err == "" and done.out.count("(seed ") == 2
+    assert requests_of(model)[1:] == [(["One?", "yes", "Two?"], seed) for seed in (0, 1, 2, 9, 9)]
+    model.requests.clear()
+    cli("chat", stdin=f"/seed {2**64 - 1}\nOne?\n/retry\n")
+    assert requests_of(model) == [(["One?"], 2**64 - 1), (["One?"], 0)]
+
+
+def test_retry_asks_again_what_has_no_answer(use: Any, cli: Any) -> None:
+    model = use("one", interrupt_at=0)
+    cli("chat", stdin="First?\n/retry\n/undo\n/retry\n")
+    assert [messages for messages, _ in requests_of(model)] == [["First?"], ["First?"]]
+
+
+def test_an_answer_stays_until_a_retry_has_another(use: Any, cli: Any, tmp_path: Path) -> None:
+    model = use("one")
+    begun = cli("chat", stdin=f"First?\n/save {tmp_path / 'a'}\n")
+    model = use("one", interrupt_at=0)
+    cli("chat", stdin=f"/load {tmp_path / 'a'}\n/retry\nNext?\n")
+    assert begun.code == 0
+    assert [messages for messages, _ in requests_of(model)] == [
+        ["First?"],
+        ["First?", "one", "Next?"],
+    ]
+
+
+def test_undo_takes_back_turns_retries_and_clear(use: Any, cli: Any) -> None:
+    model = use("yes")
+    done = cli("chat", stdin="One?\nTwo?\n/clear\n/undo\n/undo\nThree?\n")
+    assert done.out.endswith(
+        "(the conversation has 2 questions)\n(the conversation has 1 question)\nyes\n\n"
+    )
+    assert requests_of(model)[-1][0] == ["One?", "yes", "Three?"]
+    model.requests.clear()
+    cli("chat", stdin="One?\n/retry\n/undo\nTwo?\n")
+    assert requests_of(model)[-1][0] == ["One?", "yes", "Two?"]
+
+
+def test_there_may_be_nothing_to_retry_or_undo(use: Any, cli: Any) -> None:
+    use("yes")
+    done = cli("chat", "--system", "S", stdin="/retry\n/undo\n/retry 3\n")
+    assert done.err.splitlines() == [
+        "sfumato: error: /retry: there is no question yet; usage: /retry",
+        "sfumato: error: /undo: there is nothing to take back; usage: /undo",
+        "sfumato: error: /retry: it takes no argument; usage: /retry",
+    ]
+
+
+def test_a_line_is_completed(tmp_path: Path) -> None:
+    (tmp_path / "a talk.json").touch()
+    (tmp_path / "a[1]").mkdir()
+    assert completions("/s") == ["/seed ", "/steps ", "/save "]
+    assert completions("/u") == ["/undo"]
+    assert completions("/thinking o") == ["/thinking on", "/thinking off"]
+    assert completions(f"/load {tmp_path}/a t") == [f"/load {tmp_path}/a talk.json"]
+    assert completions(f"/save --force {tmp_path}/a[") == [f"/save --force {tmp_path}/a[1]/"]
+    for line in ("Hello", "/seed 1", "/nonsense x", "/clear "):
+        assert completions(line) == []

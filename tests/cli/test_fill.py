@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.cli.conftest import FakeEngine
+from tests.support.scripted_model import scripted
 
 import sfumato
 from sfumato import Done, Draft, Hole
+from sfumato.api import EMBEDDED
+from sfumato.cli import generation
 from sfumato.cli.changes import TextFile
 from sfumato.cli.edit import edited
 from sfumato.cli.fill import holes_of
@@ -61,6 +68,9 @@ def test_a_file_is_filled_at_a_place(cli: Any, page: Path) -> None:
     assert cli("fill", str(page), "--at", "2:5", "--tokens", "3", "--write", *QUICK).code == 0
     assert page.read_bytes() == f"a = 1\r\n{added[1:]}\r\n".encode()
     assert page.stat().st_mode & 0o777 == 0o640
+    backup = page.with_name("page.py.bak")
+    assert backup.read_bytes() == b"a = 1\r\nb = 2\r\n"
+    assert backup.stat().st_mode & 0o777 == 0o640
 
 
 def test_a_file_may_have_holes(cli: Any, tmp_path: Path) -> None:
@@ -99,11 +109,86 @@ def test_an_edit_shows_and_writes_what_changes(cli: Any, tmp_path: Path) -> None
     assert done.code == 0 and file.read_text() == "The capital is Rome.\n"
     lines = done.out.splitlines()
     assert lines[0].startswith("--- ") and "-The capital is Rome." in lines
-    report = json.loads(cli("edit", str(file), *how, "--json", "--write").out)
+    report = json.loads(cli("edit", str(file), *how, "--json", "--write", "--force").out)
     assert file.read_text() == report["text"] and report["diff"] == lines
+    assert report["written"] and report["backup"] == f"{file}.bak"
+    assert (tmp_path / "answer.txt.bak").read_text() == "The capital is Rome.\n"
     assert 0 <= report["accepted_prediction_tokens"] <= 20
     cut = cli("edit", str(file), *how, "--max-tokens", "2")
     assert cut.code == 2 and "longer than 2 tokens, and nothing was written" in cut.err
+
+
+def test_the_embedded_model_overwrites_no_file(cli: Any, page: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("sfumato.cli.generation.answer", lambda *_: pytest.fail("was asked"))
+    for model in ((), ("-m", os.path.relpath(EMBEDDED))):
+        done = cli("edit", str(page), "shorter", "--write", *model)
+        assert done.code == 2 and "the embedded model has not learnt to change files" in done.err
+    assert page.read_bytes() == b"a = 1\r\nb = 2\r\n" and len(list(page.parent.iterdir())) == 1
+
+
+@pytest.fixture
+def says(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """says(text, hesitate) makes every load() return a model that replies so."""
+
+    def use(text: str, hesitate: int = 0) -> None:
+        model = scripted(f"{text}<turn|>", 32, hesitate)
+        taken = ("messages", "max_tokens", "seed", "sampler", "prediction", "cancelled")
+        streams: Any = SimpleNamespace(
+            stream=lambda **fields: model.stream(**{name: fields[name] for name in taken})
+        )
+        monkeypatch.setattr(generation, "load", lambda args: model)
+        monkeypatch.setattr(generation, "engine", lambda *_: FakeEngine(streams))
+
+    return use
+
+
+@pytest.mark.parametrize(
+    ("hesitate", "options", "why"),
+    [
+        (8, (), "1 of 1 canvases did not settle from the file's text and were drawn without it"),
+        (4, ("--steps", "3"), "and 1 of 1 canvases did not settle"),
+    ],
+)
+def test_what_did_not_settle_overwrites_no_file(
+    cli: Any, says: Any, page: Path, hesitate: int, options: tuple[str, ...], why: str
+) -> None:
+    says("a = 1\nb = 3", hesitate)
+    done = cli("edit", str(page), "count", "--write", *options)
+    assert done.code == 2 and f"{page}: was not written: " in done.err and why in done.err
+    assert done.out.startswith(f"--- {page}") and "force" in done.err
+    report = json.loads(cli("edit", str(page), "count", "--write", "--json", *options).out)
+    assert (report["written"], report["backup"]) == (False, None)
+    assert page.read_bytes() == b"a = 1\r\nb = 2\r\n" and len(list(page.parent.iterdir())) == 1
+    assert cli("edit", str(page), "count", "--write", "--force", *options).code == 0
+    assert page.read_bytes() != b"a = 1\r\nb = 2\r\n"
+    assert page.with_name("page.py.bak").read_bytes() == b"a = 1\r\nb = 2\r\n"
+
+
+def test_a_reply_that_settles_is_written(cli: Any, says: Any, page: Path) -> None:
+    says("a = 1\nb = 3")
+    done = cli("edit", str(page), "count", "--write")
+    assert (done.code, page.read_bytes()) == (0, b"a = 1\r\nb = 3\r\n")
+    assert f"note: written; {page}.bak has the text before" in done.err
+    says("a = 1\nb = 3")
+    assert "nothing changes" in cli("edit", str(page), "count", "--write").err
+    assert len(list(page.parent.iterdir())) == 2, "and no second backup"
+
+
+def test_a_file_that_changes_meanwhile_is_kept(
+    cli: Any, says: Any, page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says("a = 1\nb = 3")
+    answer = generation.answer
+
+    def and_another_program_writes(*args: Any) -> Any:
+        page.write_text("theirs")
+        return answer(*args)
+
+    monkeypatch.setattr("sfumato.cli.generation.answer", and_another_program_writes)
+    done = cli("edit", str(page), "count", "--write", "--force")
+    assert done.code == 2 and "has changed since it was read" in done.err
+    assert "+b = 3" in done.out, "the text is not lost"
+    assert page.read_text() == "theirs" and len(list(page.parent.iterdir())) == 1
 
 
 def test_what_cannot_be_edited(cli: Any, tmp_path: Path) -> None:
@@ -150,6 +235,73 @@ def test_a_display_shows_the_complete_text_once() -> None:
     assert len(shown) == len(events) - 1 >= 2  # without the canvas that settled
     assert all(isinstance(event, Draft) for event in shown[:-1])
     assert shown[-1].reply.text == events[-1].reply.filled.text
+
+
+def test_no_backup_is_replaced_and_no_link_followed(tmp_path: Path) -> None:
+    real, elsewhere = tmp_path / "real", tmp_path / "elsewhere"
+    real.mkdir()
+    (real / "a.txt").write_text("0")
+    (tmp_path / "a.txt").symlink_to(real / "a.txt")
+    elsewhere.write_text("other")
+    (real / "a.txt.bak").symlink_to(elsewhere)
+    (real / "a.txt.bak.2").symlink_to(tmp_path / "nothing")
+    for number in (1, 2):
+        backup = TextFile.read(str(tmp_path / "a.txt")).write(str(number))
+        assert backup == real.resolve() / f"a.txt.bak.{number + 2}", "beside the file itself"
+        assert backup.read_text() == str(number - 1)
+    assert (tmp_path / "a.txt").is_symlink() and (real / "a.txt").read_text() == "2"
+    assert elsewhere.read_text() == "other" and not (tmp_path / "nothing").exists()
+
+
+def test_backups_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sfumato.cli.changes.MOST_BACKUPS", 2)
+    path = tmp_path / "a"
+    path.write_text("0")
+    for number in (1, 2):
+        TextFile.read(str(path)).write(str(number))
+    with pytest.raises(ValueError, match="has 2 backups, and was not written; remove some"):
+        TextFile.read(str(path)).write("3")
+    assert path.read_text() == "2"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "a.bak", "a.bak.2"]
+
+
+def test_a_full_disk_leaves_the_file_and_no_half_backup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, calls, failing = tmp_path / "a", list[int](), 1
+    path.write_text("mine")
+    sync = os.fsync
+
+    def full(file: int) -> None:
+        calls.append(file)
+        if len(calls) == failing:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", full)
+    for failing in (1, 2):  # noqa: B007 (the new file, then the backup)
+        calls.clear()
+        with pytest.raises(OSError, match="No space left"):
+            TextFile.read(str(path)).write("other")
+        assert path.read_text() == "mine" and [file.name for file in tmp_path.iterdir()] == ["a"]
+
+
+def test_what_cannot_be_written_is_told_before_the_model_loads(
+    cli: Any, page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sfumato.cli.generation.load", lambda args: pytest.fail("was loaded"))
+    access = os.access
+    for refused, message in ((page, "is read-only"), (page.parent, "cannot be written")):
+        with monkeypatch.context() as patched:  # root may write everywhere
+            patched.setattr(
+                os, "access", lambda path, mode, no=refused: path != no and access(path, mode)
+            )
+            done = cli("edit", str(page), "shorter", "--write")
+        assert done.code == 2 and message in done.err
+
+
+def test_what_has_no_end_is_not_read_to_its_end(cli: Any) -> None:
+    assert "has more than 16,777,216 bytes" in cli("edit", "/dev/zero", "shorter").err
 
 
 def test_a_file_of_text(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_a_replay_is_written_beside_the_answer(use: Any, cli: Any, tmp_path: Pat
     assert [len(canvas["drafts"]) for canvas in data["canvases"]] == [2, 2]
     assert data["summary"][0] == "4 steps in 2 canvases"
     use("one ", "two", interrupt_at=1)
-    assert cli("run", "Hi", "--replay", str(path)).code == 130
+    assert cli("run", "Hi", "--replay", str(path), "--force").code == 130
     assert '"text":"one "' in path.read_text("utf-8")
     assert [file.name for file in tmp_path.iterdir()] == ["replay.html"]
 
@@ -220,6 +220,7 @@ def test_a_replay_is_written_beside_the_answer(use: Any, cli: Any, tmp_path: Pat
         ("no/where.html", "does not exist"),
         ("a.txt", "name it FILE.html"),
         ("d.html", "is a folder"),
+        ("mine.html", "mine.html: exists already; name another, or replace it with --force"),
     ],
 )
 def test_a_replay_that_cannot_be_written_is_refused_first(
@@ -227,9 +228,11 @@ def test_a_replay_that_cannot_be_written_is_refused_first(
 ) -> None:
     model = use("yes")
     (tmp_path / "d.html").mkdir()
+    (tmp_path / "mine.html").write_text("mine")
     done = cli("run", "Hi", "--replay", str(tmp_path / name))
     assert (done.code, done.out, model.requests) == (2, "", [])
     assert why in done.err and done.err.count("\n") == 1
+    assert (tmp_path / "mine.html").read_text() == "mine"
 
 
 def test_the_embedded_model_is_not_to_be_given_more_steps(

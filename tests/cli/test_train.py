@@ -28,6 +28,24 @@ def test_train_runs_the_recipe(cli: Any, monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert begun == [(Path("talks"), 2), (Path("decides"), 3)]
 
 
+def test_train_replaces_a_checkpoint_with_force_alone(
+    cli: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr("sfumato.train.recipe.run", lambda *a, **k: calls.append(a[1]))
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "config.json").write_text('{"model_type": "diffusion_gemma"}')
+    done = cli("train", "--out", str(out))
+    assert done.code == 2 and "exists already" in done.err
+    assert cli("train", "--out", str(out), "--force").code == 0
+    (out / "thesis.txt").touch()
+    done = cli("train", "--out", str(out), "--force")
+    assert done.code == 2 and "holds 'thesis.txt', which is no part of a checkpoint" in done.err
+    assert cli("train", "--out", str(tmp_path / "new" / "folder")).code == 0
+    assert calls == [out, tmp_path / "new" / "folder"]
+
+
 def test_an_unknown_recipe_is_one_line(cli: Any, tmp_path: Path) -> None:
     done = cli("train", "--recipe", "magic", "--out", str(tmp_path))
     assert done.code == 2

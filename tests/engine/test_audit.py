@@ -257,6 +257,51 @@ def test_half_a_line_is_taken_back(opened: Opener, caplog: pytest.LogCaptureFixt
     assert "lines lost: 2" in caplog.messages[1]
 
 
+def test_half_a_line_of_a_crash_spoils_no_other(opened: Opener, tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_bytes(b'{"number":0}\n{"numb')
+    log = opened(path)
+    assert path.read_bytes().endswith(b'{"numb'), "opening a log writes nothing"
+    log.write({"number": 1})
+    log.write({"number": 2})
+    log.close()
+    opened(path).write({"number": 3})
+    assert path.read_bytes() == (
+        b'{"number":0}\n{"numb\n{"number":1}\n{"number":2}\n{"number":3}\n'
+    )
+    path.write_bytes(b'{"numb')
+    opened(path, max_bytes=10).write({"number": 4})
+    assert lines(path) == [{"number": 4}], "the half line is in the file before"
+    assert Path(f"{path}.1").read_bytes() == b'{"numb'
+
+
+def test_half_a_line_that_cannot_be_taken_back_spoils_no_other(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = opened()
+    real = log._file
+    assert real is not None
+
+    class Filling:
+        """A disk with room for 5 bytes, where no file can be cut."""
+
+        fileno = staticmethod(real.fileno)
+
+        def write(self, data: bytes) -> int | None:
+            return real.write(data[:5])
+
+    def fails(*_: int) -> None:
+        raise OSError("cannot be cut")
+
+    log._file = Filling()  # type: ignore[assignment]
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "ftruncate", fails)
+        log.write({"number": 1})
+    log._file = real
+    log.write({"number": 2})
+    assert log.path.read_bytes() == b'{"num\n{"number":2}\n'
+
+
 def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"absent/audit.jsonl cannot be written .*No such file"):
         AuditLog(tmp_path / "absent" / "audit.jsonl")

@@ -76,14 +76,14 @@ def test_no_exception_ends_the_thread(
     error: BaseException,
 ) -> None:
     log = AuditLog(tmp_path / "audit.jsonl")
-    write = log.write
+    append = log.append
 
-    def sometimes(line: dict[str, Any]) -> None:
-        if line["number"] % 2:
+    def sometimes(data: bytes) -> None:
+        if json.loads(data)["number"] % 2:
             raise error
-        write(line)
+        append(data)
 
-    monkeypatch.setattr(log, "write", sometimes)
+    monkeypatch.setattr(log, "append", sometimes)
     writer = AuditWriter(log)
     for number in range(6):
         writer.write({"number": number})
@@ -120,9 +120,38 @@ def test_lines_that_are_lost_are_counted(tmp_path: Path, monkeypatch: pytest.Mon
     assert (writer.counts.unwritten, writer.counts.errors) == (2, 0)
 
 
+def test_lines_that_wait_have_a_bound_in_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = AuditLog(tmp_path / "audit.jsonl")
+    goes_on = stalled(log, monkeypatch)
+    writer = AuditWriter(log, most_bytes=2000)
+    for number in range(10):
+        writer.write({"number": number, "text": "x" * 900})
+    assert writer.counts.overflowed == 8, "and two lines wait or are being written"
+    assert 1800 < writer.counts.waiting_bytes <= 2000
+    goes_on.set()
+    writer.close()
+    assert writer.counts.waiting_bytes == 0
+    numbers = [json.loads(line)["number"] for line in log.path.read_text().splitlines()]
+    assert numbers == [0, 1]
+
+
+def test_a_long_line_waits_where_no_other_does(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "audit.jsonl")
+    writer = AuditWriter(log, most_bytes=10)
+    writer.write({"text": "x" * 900})
+    writer.close()
+    assert (len(log.path.read_bytes()), writer.counts.overflowed) == (912, 0)
+
+
 def test_a_line_that_cannot_be_made_is_counted_and_raises_nothing(tmp_path: Path) -> None:
     writer = AuditWriter(AuditLog(tmp_path / "audit.jsonl"))
     nothing: Any = None
     writer.record(nothing, nothing, nothing)
     assert writer.counts.errors == 1
+    endless: dict[str, Any] = {}
+    endless["self"] = endless
+    writer.write(endless)
+    assert writer.counts.errors == 2
     writer.close()

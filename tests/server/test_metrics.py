@@ -217,14 +217,14 @@ def test_a_real_engine() -> None:
 def test_an_audit_that_fails_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = AuditLog(tmp_path / "audit.jsonl")
     writer = AuditWriter(log)
-    write = log.write
+    append = log.append
 
-    def sometimes(line: dict[str, Any]) -> None:
-        if line.get("bad"):
+    def sometimes(data: bytes) -> None:
+        if b"true" in data:
             raise ValueError("no line")
-        write(line)
+        append(data)
 
-    monkeypatch.setattr(log, "write", sometimes)
+    monkeypatch.setattr(log, "append", sometimes)
     for bad in (True, False, True):
         writer.write({"bad": bad})
     writer.close()
@@ -232,6 +232,7 @@ def test_an_audit_that_fails_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert read("sfumato_audit_lines_lost_total", reason="error") == 2
     assert read("sfumato_audit_lines_lost_total", reason="queue") == 0
     assert read("sfumato_audit_lines_lost_total", reason="file") == 0
+    assert read("sfumato_audit_waiting_bytes") == 0
     assert read("sfumato_audit_writer_alive") == 0, "it has been closed"
     assert reader(Metrics(scripted()))("sfumato_audit_writer_alive") is None
 

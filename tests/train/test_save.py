@@ -57,3 +57,19 @@ def test_the_generation_config_is_valid_for_transformers(saved):
     config = loaded.DiffusionGemmaGenerationConfig.from_pretrained(folder)
     assert config.max_denoising_steps == 48 and config.sampler_config.entropy_bound == 0.1
     assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [1, 6]
+
+
+def test_a_checkpoint_is_replaced_whole_or_not_at_all(saved, tmp_path, monkeypatch):
+    network, _ = saved
+    save_checkpoint(network, tmp_path / "out")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= before.keys()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sfumato.convert.files.write_safetensors", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(network, tmp_path / "out")
+    assert before == {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sfumato.convert.files import check_checkpoint_folder
-from sfumato.weights.atomic_write import atomic_path
+from sfumato.weights.atomic_write import atomic_path, check_writable, create_file
 
 
 def _names(folder: Path) -> set[str]:
@@ -98,14 +98,45 @@ def test_a_folder_with_anything_else_is_never_replaced(tmp_path: Path, other: st
     assert _names(path) == {"config.json", other.strip("/")}
 
 
-@pytest.mark.parametrize("config", ["{}", '{"model_type": "llama"}', "{", None])
-def test_nor_is_one_of_another_program(tmp_path: Path, config: str | None) -> None:
-    path = _folder(tmp_path / "home", config or "")
-    if config is None:
-        (path / "config.json").unlink()
+@pytest.mark.parametrize("config", ["{}", '{"model_type": "llama"}', "{"])
+def test_nor_is_one_of_another_program(tmp_path: Path, config: str) -> None:
+    path = _folder(tmp_path / "home", config)
     with pytest.raises(ValueError, match="home: is a folder, and no checkpoint"):
         _replace(path)
-    assert _names(path) == ({"config.json"} if config is not None else set())
+    assert _names(path) == {"config.json"}
+
+
+def test_an_empty_folder_has_nothing_to_lose(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    with atomic_path(tmp_path / "new", 1) as part:
+        part.mkdir()
+        (part / "config.json").touch()
+    assert _names(tmp_path) == {"new"} and _names(tmp_path / "new") == {"config.json"}
+
+
+def test_what_may_not_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, access = tmp_path / "x", os.access
+    path.touch()
+    for refused, message in ((path, "is read-only"), (tmp_path, "cannot be written")):
+        with monkeypatch.context() as patched:  # root may write everywhere
+            patched.setattr(
+                os, "access", lambda it, mode, no=refused: it != no and access(it, mode)
+            )
+            with pytest.raises(ValueError, match=message):
+                check_writable(path, force=True)
+
+
+def test_a_file_is_created_with_its_permissions_and_over_no_link(tmp_path: Path) -> None:
+    like = tmp_path / "like"
+    like.touch()
+    like.chmod(0o640)
+    create_file(tmp_path / "a", b"a", like.stat())
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    for name in ("a", "link"):
+        with pytest.raises(FileExistsError):
+            create_file(tmp_path / name, b"b")
+    assert _names(tmp_path) == {"like", "a", "link"}
 
 
 def test_what_a_link_points_to_is_replaced(tmp_path: Path) -> None:
@@ -185,7 +216,7 @@ def test_an_old_folder_that_cannot_be_removed_is_no_failure(
 
 
 def test_too_little_room_is_reported_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"takes 1000000000\.0 GB.*free"):
+    with pytest.raises(ValueError, match=r"takes 1,000,000,000,000\.0 MB.*free"):
         atomic_path(tmp_path / "x", 10**18).__enter__()
     assert _names(tmp_path) == set()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import asdict
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ def check(path: Path) -> None:
     _figure_class()
 
 
-def draw(report: Report, path: Path) -> None:
-    """Draws the report to a PNG or SVG file. Raises ValueError as `check`, OSError for the file."""
+def draw(report: Report, path: Path) -> bytes:
+    """The report as a picture: the bytes of a file of that name, PNG or SVG. Raises ValueError as
+    `check` does."""
     check(path)
     named = dict(zip(_names(report.cases), (r.values for r in report.cases), strict=True))
     figure = _figure_class()(figsize=(12, 3.5 + 0.4 * len(named)), layout="constrained")
@@ -37,7 +39,9 @@ def draw(report: Report, path: Path) -> None:
     _draw_parts(parts, named)
     _draw_spread(spread, named)
     figure.suptitle(str(report.subject.get("model", "")), parse_math=False)
-    figure.savefig(path, dpi=150)
+    picture = BytesIO()
+    figure.savefig(picture, dpi=150, format=path.suffix[1:].lower())
+    return picture.getvalue()
 
 
 def _figure_class() -> Any:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sfumato.bench.workload import QUESTIONS, Prompt, Work, cases, conversation, read_prompts
+from sfumato.cli import output
 from sfumato.cli.arguments import rank
 from sfumato.cli.decoding import request_fields, sampler_options
 from sfumato.cli.sources import COMMAND_LINE
@@ -95,10 +97,12 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError("--json, --csv: only one of them can go to standard output")
     for name in ("json", "csv", "plot"):
         path = getattr(args, name)
-        if path and path != "-" and not Path(path).parent.is_dir():
-            raise ValueError(f"{_flag(name)}: there is no folder {Path(path).parent}")
-        if path and Path(path).is_dir():
-            raise ValueError(f"{_flag(name)}: {path} is a folder; name a file")
+        if path and (path != "-" or name == "plot"):
+            output.check(path, args.force, _flag(name))
+    paths = [getattr(args, name) for name in ("json", "csv", "plot")]
+    files = [os.path.realpath(path) for path in paths if path and not output.is_stream(path)]
+    if len(set(files)) < len(files):
+        raise ValueError("--json, --csv, --plot: two of them name one file; name another")
     if args.plot:
         from sfumato.bench import plot
 
@@ -250,20 +254,30 @@ def _write(report: Report, args: argparse.Namespace) -> None:
     from sfumato.bench import plot
     from sfumato.bench import report as forms
 
-    # Files first: a reader of the table may close the pipe.
-    printed = None
-    for path, text in ((args.json, forms.to_json(report) + "\n"), (args.csv, forms.to_csv(report))):
-        if path == "-":
-            printed = text
-        elif path:
-            Path(path).write_text(text, encoding="utf-8")
-    if args.plot:
-        plot.draw(report, Path(args.plot))
+    contents: dict[str, Callable[[], str | bytes]] = {
+        "json": lambda: forms.to_json(report) + "\n",
+        "csv": lambda: forms.to_csv(report),
+        "plot": lambda: plot.draw(report, Path(args.plot)),
+    }
+    # Files first: a reader of the table may close the pipe. All that can be written or printed is,
+    # even where a file cannot: the measurement may have taken hours.
+    printed, failure = None, None
+    for name, content in contents.items():
+        path = getattr(args, name)
+        try:
+            if path == "-":
+                printed = content()
+            elif path:
+                output.write(path, content(), args.force, _flag(name))
+        except (ValueError, OSError) as error:
+            failure = failure or error
     if report.interrupted:
         print("sfumato: interrupted: the report has what was measured until then", file=sys.stderr)
     if printed is not None:
-        sys.stdout.write(printed)
-        return
-    console = Console(highlight=False, markup=False, emoji=False)
-    for table in forms.to_tables(report):
-        console.print(table)
+        sys.stdout.write(str(printed))
+    else:
+        console = Console(highlight=False, markup=False, emoji=False)
+        for table in forms.to_tables(report):
+            console.print(table)
+    if failure is not None:
+        raise failure

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sfumato.cli import generation, interrupt, notes
+from sfumato.cli import generation, interrupt, notes, output
 from sfumato.cli.decide import INTERRUPTED
 from sfumato.cli.tables.asking import Asking, reading_of
 from sfumato.cli.tables.columns import label_number, row_state
@@ -23,7 +23,6 @@ from sfumato.decisions.fit import HIGHEST, LOWEST, Fitted, fit
 from sfumato.decisions.metrics import Metrics
 from sfumato.decisions.question_file import QuestionFile, read_questions
 from sfumato.decisions.reliability import plot
-from sfumato.weights.atomic_write import atomic_path, check_writable
 
 MOST_PROBABILITIES = 2_000_000  # of all rows, questions and options: fitting them takes a minute
 _NAME = "letters, digits, - and _"
@@ -43,7 +42,8 @@ def main(args: argparse.Namespace) -> int:
     if not args.name.replace("-", "").replace("_", "").isalnum():
         raise ValueError(f"--name: {args.name!r:.80} has other characters than {_NAME}")
     path = calibration_path(file.path, args.name)
-    check_writable(path, args.force)
+    for each in (path, path.with_suffix(".svg")):
+        output.check(str(each), args.force, "--name")
     source = Source(args.labelled)
     total, columns = source.scan(lambda row: _check_row(file, row))
     names = [name for name in file.questions if name in columns]
@@ -148,10 +148,7 @@ def _store(
     text = calibration_text(model, asking.reading, asking.questions, fitted, made)
     square = {name: (f, labelled[name].rows, labelled[name].labels) for name, f in fitted.items()}
     for target, content in ((path.with_suffix(".svg"), plot(square)), (path, text)):
-        # The plot is drawn again with the calibration that it belongs to.
-        force = args.force or target != path
-        with atomic_path(target, len(content), force) as part:
-            part.write_text(content, encoding="utf-8")
+        output.write(str(target), content, args.force, "--name")
 
 
 def _figures(fitted: Fitted) -> dict[str, Any]:

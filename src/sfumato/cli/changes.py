@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import sys
@@ -12,9 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from sfumato.cli.view.token_text import harmless
-from sfumato.weights.atomic_write import atomic_path
+from sfumato.weights.atomic_write import atomic_path, check_writable, create_file
 
 MOST_BYTES = 16 << 20  # of a file: far more than any context holds
+MOST_BACKUPS = 1000  # of one file
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
@@ -26,6 +28,7 @@ class TextFile:
     path: Path
     text: str
     has_crlf: bool  # whether its lines end in \\r\\n
+    data: bytes  # what was read
 
     @classmethod
     def read(cls, name: str) -> TextFile:
@@ -33,27 +36,41 @@ class TextFile:
         path = Path(name)
         if path.is_dir():
             raise ValueError(f"{path}: is a folder; name a file")
-        if path.stat().st_size > MOST_BYTES:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
             raise ValueError(f"{path}: has more than {MOST_BYTES:,} bytes")
         try:
-            text = path.read_bytes().decode()
+            text = data.decode()
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: is not UTF-8 text: {error}") from None
         has_crlf = 0 < text.count("\r\n") == text.count("\n")
-        return cls(path, text.replace("\r\n", "\n") if has_crlf else text, has_crlf)
+        return cls(path, text.replace("\r\n", "\n") if has_crlf else text, has_crlf, data)
 
     def check_writable(self) -> None:
         """Raises ValueError where the file cannot be written: before there is a text to lose."""
-        if not os.access(self.path, os.W_OK):
-            raise ValueError(f"{self.path}: cannot be written")
+        check_writable(self._target, force=True)
 
-    def write(self, text: str) -> None:
-        """Replaces the file, whose permissions stay."""
+    @property
+    def _target(self) -> Path:
+        """The file itself, where the path is a link."""
+        return Path(os.path.realpath(self.path))
+
+    def write(self, text: str) -> Path:
+        """Replaces the file, whose owner and permissions stay. Returns the backup's path, a new
+        file with the text before. Raises ValueError where the file has changed since it was read
+        and OSError where it cannot be written; then it is as it was."""
         data = (text.replace("\n", "\r\n") if self.has_crlf else text).encode()
-        mode = self.path.stat().st_mode
-        with atomic_path(self.path, len(data), force=True) as part:
-            part.write_bytes(data)
-            part.chmod(mode)
+        target = self._target
+        like = target.stat()
+        with atomic_path(target, len(data) + len(self.data), force=True) as part:
+            create_file(part, data, like)
+            if like.st_size != len(self.data) or target.read_bytes() != self.data:
+                raise ValueError(
+                    f"{self.path}: has changed since it was read, and was not written; run the "
+                    "command again"
+                )
+            return _back_up(target, self.data, like)
 
     def diff(self, text: str) -> list[str]:
         """What another text changes, as lines of a unified diff; none where it is the same."""
@@ -61,6 +78,17 @@ class TextFile:
             self.text.splitlines(), text.splitlines(), str(self.path), str(self.path), lineterm=""
         )
         return list(lines)
+
+
+def _back_up(path: Path, data: bytes, like: os.stat_result) -> Path:
+    """Writes the data to a new file beside the path: FILE.bak, or FILE.bak.2 and so on where there
+    is one already. Raises OSError, and ValueError where there are too many."""
+    for number in range(1, MOST_BACKUPS + 1):
+        backup = path.with_name(f"{path.name}.bak" + (f".{number}" if number > 1 else ""))
+        with contextlib.suppress(FileExistsError):
+            create_file(backup, data, like)
+            return backup
+    raise ValueError(f"{path}: has {MOST_BACKUPS} backups, and was not written; remove some")
 
 
 def show(lines: list[str]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sfumato.cli import INTERRUPTED, complain, embedded, generation
+from sfumato.cli.chat_commands import COMMANDS, FORCE, USAGES, completions, help_text
+from sfumato.cli.conversation import Conversation, Message, load, save
 from sfumato.cli.notes import print_message, wrapped
 from sfumato.options import LAST_SEED, MOST_STEPS
 from sfumato.values import Whole
@@ -20,30 +20,6 @@ if TYPE_CHECKING:
 EMBEDDED_NAME = "sfumato-embedded"
 CONTEXT = 4096  # tokens of conversation before a larger cache slot has to be made
 KEPT = 3  # prompts that later ones continue: of the system message, of the last turn, of this one
-COMMANDS = {
-    "clear": ("", "forget the conversation"),
-    "seed": ("N", "random seed of the next answers"),
-    "steps": ("N", "denoising steps per canvas at most"),
-    "thinking": ("on|off", "let the model think before it answers"),
-    "save": ("FILE", "write the conversation as JSON"),
-    "help": ("", "these lines"),
-    "quit": ("", "leave, as Ctrl-D does"),
-}
-"""Of each command: its argument, and what it does."""
-
-USAGES = {name: f"/{name} {argument}".rstrip() for name, (argument, _) in COMMANDS.items()}
-
-
-def help_text() -> str:
-    """The commands and keys, in lines of the terminal's width."""
-    width = max(map(len, USAGES.values())) + 2
-    lines = [
-        wrapped(does, f"{USAGES[name]:<{width}}", " " * width)
-        for name, (_, does) in COMMANDS.items()
-    ]
-    lines.append(wrapped("A line that ends in \\ goes on in the next."))
-    keys = "Ctrl-C ends an answer, or clears a line; again, on an empty line, it leaves."
-    return "\n".join([*lines, wrapped(keys)])
 
 
 def main(args: argparse.Namespace) -> int:
@@ -79,13 +55,14 @@ def main(args: argparse.Namespace) -> int:
 
 
 class Chat:
-    """The model, the options as they stand, and the messages so far, without thoughts."""
+    """The model, the options as they stand, and the conversation."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.model = generation.load(args)
         self.engine: Engine | None = None  # made for the first answer
-        self.messages = generation.opening(args)
+        self.talk = Conversation(generation.opening(args))
+        self._answered_with: tuple[Any, ...] | None = None  # settings of the last question
 
     def greeting(self) -> str:
         """The model's name, and the command that lists the others."""
@@ -100,12 +77,17 @@ class Chat:
             if text.startswith("/"):
                 self._command(*text[1:].split(maxsplit=1))
             elif text:
-                self._answer(text)
+                self._answer(self.talk.messages, text)
         except (ValueError, OSError) as error:
             complain(error)
 
-    def _answer(self, text: str) -> None:
-        messages = [*self.messages, {"role": "user", "content": text}]
+    def _answer(self, before: list[Message], text: str) -> None:
+        """Answers a question that follows the messages before it."""
+        messages = [*before, {"role": "user", "content": text}]
+        is_new = before is self.talk.messages
+        if is_new:  # a question that is asked again keeps its answer until there is another
+            self.talk.unanswered = text
+        self._answered_with = self._settings
         display = generation.display(self.args, self.model)
         request = generation.request(self.args, messages)
         try:
@@ -114,7 +96,7 @@ class Chat:
                 self.engine = generation.engine(self.model, request, context, KEPT)
             answer = generation.answer(self.engine, request, display)
         except ValueError as error:
-            if "context" not in str(error) or self.messages == generation.opening(self.args):
+            if "context" not in str(error) or before == generation.opening(self.args):
                 raise
             raise ValueError(f"{error}, or /clear the conversation") from error
         if answer.reply is None:  # a step was interrupted: the engine cannot go on
@@ -127,7 +109,19 @@ class Chat:
             print()
         # Text that was committed before Ctrl-C stays in the conversation; an empty turn does not.
         if answer.text:
-            self.messages = [*messages, {"role": "assistant", "content": answer.text}]
+            self.talk.change([*messages, {"role": "assistant", "content": answer.text}])
+
+    @property
+    def _settings(self) -> tuple[Any, ...]:
+        return self.args.seed, self.args.steps, self.args.thinking
+
+    def _take_next_seed(self) -> None:
+        """Changes the seed where the last question would get the same answer again. Raises
+        ValueError where there is no question."""
+        self.talk.last_question()
+        if self._settings == self._answered_with:
+            self.args.seed = (self.args.seed + 1) % (LAST_SEED + 1)
+            print(f"(seed {self.args.seed})")
 
     def _command(self, name: str = "", value: str = "") -> None:
         if name not in COMMANDS:
@@ -136,6 +130,8 @@ class Chat:
             self._obey(name, value)
         except ValueError as error:
             raise ValueError(f"/{name}: {error}; usage: {USAGES[name]}") from None
+        if name == "retry":
+            self._answer(*self.talk.last_question())
 
     def _obey(self, name: str, value: str) -> None:
         if not value and COMMANDS[name][0]:
@@ -143,7 +139,12 @@ class Chat:
         if value and not COMMANDS[name][0]:
             raise ValueError("it takes no argument")
         if name == "clear":
-            self.messages = generation.opening(self.args)
+            self.talk.change(generation.opening(self.args))
+        elif name == "retry":
+            self._take_next_seed()
+        elif name == "undo":
+            self.talk.undo()
+            self._show_length()
         elif name == "seed":
             self.args.seed = Whole(0, LAST_SEED).parse(value)
         elif name == "steps":
@@ -153,10 +154,19 @@ class Chat:
                 raise ValueError(f"{value!r} is neither on nor off")
             self.args.thinking = value == "on"
         elif name == "save":
-            text = json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n"
-            Path(value).expanduser().write_text(text, encoding="utf-8")
+            first, _, rest = value.partition(" ")
+            force = first == FORCE and bool(rest.strip())
+            path = Path(rest.strip() if force else value).expanduser()
+            save(path, self.talk.messages, force)
+        elif name == "load":
+            self.talk.change(load(Path(value).expanduser()))
+            self._show_length()
         elif name == "help":
             print(help_text())
+
+    def _show_length(self) -> None:
+        questions = sum(message["role"] == "user" for message in self.talk.messages)
+        print(f"(the conversation has {questions} question{'s' * (questions != 1)})")
 
 
 def _read(lines: list[str]) -> str:
@@ -173,9 +183,20 @@ def _read(lines: list[str]) -> str:
 
 
 def _edit_lines() -> None:
-    """Arrow keys and history for input(), where Python has them."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (importing it is what turns it on)
+    """Arrow keys, history and completion for input(), where Python has them."""
+    try:
+        import readline
+    except ImportError:
+        return
+
+    def candidate(line: str, number: int) -> str | None:
+        lines = completions(line)
+        return lines[number] if number < len(lines) else None
+
+    readline.set_completer(candidate)
+    readline.set_completer_delims("")  # the whole line is completed: names of files have spaces
+    is_libedit = "libedit" in (readline.__doc__ or "")
+    readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
 
 
 def _typed() -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 
 import sfumato
-from sfumato.api import Model
-from sfumato.cli import INTERRUPTED, generation, notes
+from sfumato.api import Model, Reply
+from sfumato.cli import INTERRUPTED, embedded, generation, notes
 from sfumato.cli.changes import TextFile, show
 from sfumato.cli.decoding import sampler_options
 from sfumato.cli.glyphs import speaks_unicode
@@ -29,6 +30,11 @@ def main(args: argparse.Namespace) -> int:
     if not file.text.strip() or not instruction.strip():
         raise ValueError(f"{file.path if instruction.strip() else 'the instruction'}: is empty")
     model = generation.load(args)
+    if args.write and not args.force and embedded.is_embedded(model):
+        raise ValueError(
+            "--write: the embedded model has not learnt to change files and would replace the text "
+            "by another; -m PATH loads a real model, and --force writes all the same"
+        )
     request = _request(args, model, file.text, instruction)
     engine = generation.engine(model, request)
     display = FillDisplay(generation.display(args, model, args.slow), shows_text=False)
@@ -44,6 +50,9 @@ def main(args: argparse.Namespace) -> int:
         )
     text = edited(file.text, reply.text)
     lines = file.diff(text)
+    if lines and not args.json:
+        show(lines)
+    backup, failure = _write(args, file, text, reply) if args.write and lines else (None, None)
     if args.json:
         stats = reply.stats
         report = {
@@ -52,15 +61,46 @@ def main(args: argparse.Namespace) -> int:
             "steps": stats.steps,
             "accepted_prediction_tokens": stats.accepted_prediction,
             "warnings": list(reply.warnings),
+            "written": backup is not None,
+            "backup": None if backup is None else str(backup),
         }
         print(json.dumps(report, ensure_ascii=not speaks_unicode(sys.stdout), indent=2))
-    elif lines:
-        show(lines)
-    else:
+    if failure is not None:
+        raise failure
+    if backup is not None:
+        notes.print_message("note", f"written; {backup} has the text before")
+    elif not lines and not args.json:
         notes.print_message("note", "nothing changes")
-    if args.write and lines:
-        file.write(text)
     return 0
+
+
+def _write(
+    args: argparse.Namespace, file: TextFile, text: str, reply: Reply
+) -> tuple[Path | None, ValueError | OSError | None]:
+    """The path of the backup; or why the file was not written, once the text has been shown."""
+    doubts = [] if args.force else _doubts(reply, text)
+    if doubts:
+        return None, ValueError(
+            f"{file.path}: was not written: {', and '.join(doubts)}; look at the change, then try "
+            "another --seed or more --steps, or write it all the same with --force"
+        )
+    try:
+        return file.write(text), None
+    except (ValueError, OSError) as error:
+        return None, error
+
+
+def _doubts(reply: Reply, text: str) -> list[str]:
+    """Why the text may not be what the instruction asks for."""
+    stats = reply.stats
+    capped, dropped = stats.convergence.count("step_cap"), stats.dropped_predictions
+    doubts = {
+        f"{dropped} of {stats.canvases} canvases did not settle from the file's text and were "
+        "drawn without it": dropped,
+        f"{capped} of {stats.canvases} canvases did not settle": capped,
+        "nothing is left of the text": not text.strip(),
+    }
+    return [doubt for doubt, is_there in doubts.items() if is_there]
 
 
 def _request(args: argparse.Namespace, model: Model, text: str, instruction: str) -> Request:

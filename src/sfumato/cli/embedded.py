@@ -22,7 +22,7 @@ TOY = (
 
 def is_embedded(model: Model) -> bool:
     """Whether it is the model in the package."""
-    return model.path == EMBEDDED
+    return model.path.resolve() == EMBEDDED.resolve()
 
 
 def remark(answer: Answer, model: Model, raises: str = "--steps") -> str | None:

@@ -60,7 +60,9 @@ def main(args: argparse.Namespace) -> int:
     elif task.file is not None:
         show(task.file.diff(reply.filled.text))
     if args.write and task.file is not None:
-        task.file.write(reply.filled.text)
+        notes.print_message(
+            "note", f"written; {task.file.write(reply.filled.text)} has the text before"
+        )
     return 0
 
 

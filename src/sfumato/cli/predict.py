@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from sfumato.cli import output
 
 if TYPE_CHECKING:
     from sfumato.bench.step_model.kernel_cost import Products
@@ -37,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
         if args.json == "-":
             print(text, end="")
             return 0
-        Path(args.json).write_text(text, encoding="utf-8")
+        output.write(args.json, text, args.force, "--json")
     console = Console(highlight=False, markup=False, emoji=False)
     for table in predicted.to_tables(steps):
         console.print(table)

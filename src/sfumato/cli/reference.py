@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from sfumato.cli.chat_commands import COMMANDS as CHAT_COMMANDS
+from sfumato.cli.chat_commands import USAGES
 from sfumato.cli.commands import COMMANDS
 from sfumato.options import OPTIONS, SETTINGS, Option, Setting
 from sfumato.values import Flag
@@ -82,13 +84,60 @@ sfumato completion fish | source        # in ~/.config/fish/config.fish
 """
 
 
+_FILES = """
+## Files that commands write
+
+No command replaces a file that it did not write itself in the same run, unless `--force` is
+given: `--replay` of `run`, `--json`, `--csv` and `--plot` of `bench`, `--out` of `decide` and
+`train`, the calibration of `calibrate`, the target of `convert`, and `/save` of `chat`. What
+cannot be written is refused before the work begins. A new file appears under its name only when
+it is complete, and a symbolic link's target is replaced, not the link. Pipes and devices
+(`/dev/null`, `>(…)`) are always written.
+
+- `decide --out` writes rows as they come, and goes on with a table of its own that is not
+  complete. `pull` goes on with a download.
+- `fill --write` and `edit --write` change a file in place, and keep a
+  [backup](fill.md#what-is-written) beside it.
+- `serve --audit-log` appends.
+- `--force` of `pull` has another meaning: it downloads even where disk or memory is short.
+"""
+
+_CHAT = """
+## Commands of a chat
+
+At the prompt of `sfumato chat` a line that begins with `/` is a command. Tab completes commands
+and names of files.
+
+| Command | |
+|---|---|
+"""
+
+_CHAT_NOTES = """
+`/retry` takes the next seed where `/seed`, `/steps` and `/thinking` are as they were, since the
+same seed gives the same answer. An answer stays until a retry has another. `/undo` takes back up
+to 100 changes, one at a time. A question whose answer Ctrl-C or an error has ended before any
+text is not part of the conversation; `/retry` asks it again.
+
+`/save` writes a JSON array of messages with `role` and `content`; the settings are not in it.
+`/load` reads such files alone, of up to 16 MiB and 10,000 messages: a system message or none,
+then questions with their answers. The system message of the file takes the place of `--system`,
+until `/clear`.
+"""
+
+
 def page() -> str:
     """The whole of docs/options.md."""
     lines = ["| Option | Values | Default | Commands | |", "|---|---|---|---|---|"]
     lines += [_row(option) for option in sorted(OPTIONS, key=lambda option: option.name)]
     settings = "\n".join(map(_setting, SETTINGS)) + "\n"
     options = "## All options\n\n" + "\n".join(lines) + "\n"
-    return _INTRODUCTION + options + _SETTINGS + settings + _COMPLETION
+    chat = [_cells(f"`{USAGES[name]}`", does) for name, (_, does) in CHAT_COMMANDS.items()]
+    return "".join(
+        (
+            *(_INTRODUCTION, options, _FILES, _SETTINGS, settings, _CHAT),
+            *("\n".join(chat), "\n", _CHAT_NOTES, _COMPLETION),
+        )
+    )
 
 
 def _row(option: Option) -> str:

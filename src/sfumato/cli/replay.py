@@ -5,11 +5,11 @@ Knows displays and files; what is in the file is `sfumato.server.replay`'s.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from sfumato import Draft, Settled
-from sfumato.api import EMBEDDED
+from sfumato.cli import output
+from sfumato.cli.embedded import is_embedded
 from sfumato.cli.view import footer
 from sfumato.cli.view.display import Display, Event
 from sfumato.server.examples import demonstration, remark
@@ -24,7 +24,7 @@ class Recording:
     """A display that passes events on to another one, and records them for a replay."""
 
     def __init__(self, shown: Display, model: Model) -> None:
-        self._shown, self._embedded = shown, model.path == EMBEDDED
+        self._shown, self._embedded = shown, is_embedded(model)
         tokenizer = model.tokenizer
         self._recorder = Recorder(
             lambda token: tokenizer.token_text(token) if token < tokenizer.vocab_size else "",
@@ -45,9 +45,11 @@ class Recording:
             self._recorder.settled(event)
         self._shown.show(event)
 
-    def write(self, path: Path, model: str, question: str, answer: Answer, hint: str) -> None:
+    def write(
+        self, name: str, force: bool, model: str, question: str, answer: Answer, hint: str
+    ) -> None:
         """Writes the file, whole or not at all; `hint` stands below the embedded model's reply.
-        Raises OSError."""
+        Raises as `output.write` does."""
         reply = answer.reply
         summary = footer.summary(reply.stats) if reply else ["interrupted"]
         badge = demonstration(self._embedded) or ""
@@ -55,9 +57,4 @@ class Recording:
         if badge and hint and not below:
             below = f"{hint.capitalize()}."
         data = self._recorder.data(model, question, answer.text, summary, badge, below)
-        part = path.with_name(path.name + ".part")
-        try:
-            part.write_text(document(data), "utf-8", errors="replace")  # a shell passes any bytes
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        output.write(name, document(data), force, "--replay")

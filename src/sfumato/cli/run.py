@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sfumato.cli import notes
+from sfumato.cli import notes, output
 from sfumato.cli.glyphs import speaks_unicode
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ def main(args: argparse.Namespace) -> int:
     if question is None:
         return 0
     if args.replay:
-        _check_replay(Path(args.replay))
+        _check_replay(args.replay, args.force)
 
     with notes.loading():
         from sfumato.cli import INTERRUPTED, embedded, generation, replay
@@ -41,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
     remark = None if answer.interrupted else embedded.remark(answer, model)
     if recording:
         name = Path(args.model).name if args.model else "sfumato-embedded"
-        recording.write(Path(args.replay), name, question, answer, remark or "")
+        recording.write(args.replay, args.force, name, question, answer, remark or "")
     if args.json:
         plain = not speaks_unicode(sys.stdout)
         print(json.dumps(_report(answer), ensure_ascii=plain, indent=2))
@@ -75,15 +74,11 @@ def _question(words: list[str]) -> str | None:
     return text
 
 
-def _check_replay(path: Path) -> None:
+def _check_replay(name: str, force: bool) -> None:
     """Raises ValueError where the file could not be written: before there is a reply to lose."""
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"--replay {path}: the replay is a web page, name it FILE.html")
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        reason = "is a folder" if path.is_dir() else "its folder does not exist"
-        raise ValueError(f"--replay {path}: {reason}")
-    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-        raise ValueError(f"--replay {path}: cannot be written")
+    if Path(name).suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"--replay {name}: the replay is a web page, name it FILE.html")
+    output.check(name, force, "--replay")
 
 
 def _typed_question() -> str | None:

@@ -17,15 +17,20 @@ def main(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace) -> int:
     import torch
 
+    from sfumato.convert.files import check_checkpoint_folder
     from sfumato.train import recipe
+    from sfumato.weights.atomic_write import check_writable
 
+    out = Path(args.out)
+    if out.exists() or out.parent.is_dir():  # else it is made
+        check_writable(out, args.force, check_checkpoint_folder)
     if args.threads:
         torch.set_num_threads(args.threads)
     with notes.progress("training") as progress:
         start = getattr(args, "from")  # a keyword of Python
         recipe.run(
             args.recipe,
-            Path(args.out),
+            out,
             steps=args.steps,
             seed=args.seed,
             progress=progress,

@@ -23,6 +23,7 @@ class Stats:
     commit_s: float = 0.0
     first_draft_s: float | None = None
     accepted_prediction: int | None = None  # tokens of it in the reply; None: there was none
+    dropped_predictions: int = 0  # canvases that were drawn again without it
     constraint: ConstraintReport | None = None  # None: the reply had no constraint
     total_s: float = 0.0  # from first to last event, with what the consumer did in between
 

@@ -316,4 +316,5 @@ class Sequence:
     def _draw_again(self) -> None:
         """The canvas under way begins anew with another draw."""
         self._attempt, self.drawn_again = self._attempt + 1, self.drawn_again + 1
+        self.stats.dropped_predictions += self._is_predicted
         self._spent_steps = self.stats.steps[self.stats.canvases]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import threading
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -173,10 +174,16 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
 
 
+def to_line(fields: dict[str, Any]) -> bytes:
+    """What the file has of these fields."""
+    return json.dumps(fields, separators=(",", ":"), default=str).encode() + b"\n"
+
+
 class AuditLog:
     """A file of lines, rotated by size: path is the newest, path.1 the one before it.
 
-    Every line is written in one call. Where another program has moved the file away, a new one is
+    Every line is written in one call. The first one goes to a line of its own, even where a crash
+    has left half a line, which stays. Where another program has moved the file away, a new one is
     begun. What cannot be written (a full
     disk) is lost, with one warning; requests do not suffer. Any thread may write.
     """
@@ -196,6 +203,7 @@ class AuditLog:
         self._lost = 0  # lines, since the last that could be written
         self.lost = 0  # lines, since the start
         self._file: BinaryIO | None = None
+        self._is_torn = False  # whether the file ends within a line, that of a crash
         self._closed = False
         try:
             self._file = self._opened()
@@ -207,7 +215,10 @@ class AuditLog:
 
     def write(self, line: dict[str, Any]) -> None:
         """Adds a line; never raises for what the file or the disk does."""
-        data = json.dumps(line, separators=(",", ":"), default=str).encode() + b"\n"
+        self.append(to_line(line))
+
+    def append(self, data: bytes) -> None:
+        """Adds what `to_line` gives; never raises for what the file or the disk does."""
         with self._lock:
             if self._closed:
                 return
@@ -241,7 +252,9 @@ class AuditLog:
                 self._file.close()
 
     def _opened(self) -> BinaryIO:
-        return open(self.path, "ab", buffering=0)
+        file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (open as long as the log)
+        self._is_torn = _ends_within_a_line(self.path, os.fstat(file.fileno()))
+        return file
 
     def _append(self, data: bytes) -> None:
         if self._file is not None and self._moved(self._file):
@@ -254,10 +267,16 @@ class AuditLog:
         if self._max_bytes and size and size + len(data) > self._max_bytes:
             self._rotate()
             size = 0
+        if self._is_torn:  # half a line would spoil the next one
+            data = b"\n" + data
         written = self._file.write(data)
-        if written != len(data):  # half a line would spoil the next one
-            os.ftruncate(self._file.fileno(), size)
-            raise OSError(f"{written or 0} of {len(data)} bytes written")
+        if written == len(data):
+            self._is_torn = False
+            return
+        was_torn, self._is_torn = self._is_torn, True
+        os.ftruncate(self._file.fileno(), size)  # raises for a pipe
+        self._is_torn = was_torn
+        raise OSError(f"{written or 0} of {len(data)} bytes written")
 
     def _moved(self, file: BinaryIO) -> bool:
         """Whether the path names another file by now, or none, as after logrotate."""
@@ -278,3 +297,15 @@ class AuditLog:
             if newer.exists():
                 newer.replace(older)
         self._file = self._opened()
+
+
+def _ends_within_a_line(path: Path, held: os.stat_result) -> bool:
+    """Whether a file has no line end at its end; a pipe or a terminal has none to look for."""
+    if not stat.S_ISREG(held.st_mode) or not held.st_size:
+        return False
+    try:
+        with path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except OSError:  # it may be written and not read; an empty line spoils none
+        return True

@@ -87,5 +87,6 @@ MEASURING = (
            "write a row for each combination; for -, instead of the table", None, "FILE", REPORT),
     Option("plot", PATH, BENCH,
            "draw a PNG or SVG (needs sfumato[plot]); implies --where", None, "FILE", REPORT),
+    Option("force", FLAG, BENCH, "replace files that exist", False, "", REPORT),
 )
 # fmt: on

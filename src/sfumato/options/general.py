@@ -58,6 +58,7 @@ GENERAL = (
     Option("from", PATH, ("train",), "begin a later stage with this one", metavar="DIR"),
     Option("stage", Whole(2, 3), ("train",), "the stage that --from begins", 2, "N"),
     Option("threads", THREADS, ("train",), "CPU threads; default: all", metavar="N"),
+    Option("force", FLAG, ("train",), "replace a checkpoint that is at --out", False),
     Option("count", FROM_1, ("eval",), "tasks of each set at most", 200, "N"),
     # convert and pull
     Option("to", Choice((*FORMATS, "nearest")), ("convert",), _TO, metavar="FORMAT"),
@@ -119,6 +120,7 @@ VISIBLE = (
            "plain lines instead of the live canvas", False),
     Option("replay", PATH, ("run",),
            "save how the reply was denoised, as a page that plays by itself", None, "FILE.html"),
+    Option("force", FLAG, ("run",), "replace the file of --replay", False),
     Option("slow", FLAG, ("run", *FILL, *EDIT),
            "show the noise first, and hold the frame of each step for 0.4 s", False),
     Option("verbose", FLAG, (*LOAD, "demo", "doctor", "eval", "bench"),

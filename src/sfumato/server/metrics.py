@@ -174,6 +174,9 @@ class _AuditCollector(Collector):
         )
         yield _gauge("sfumato_audit_lines_waiting", "Lines to be written.", counts.waiting)
         yield _gauge(
+            "sfumato_audit_waiting_bytes", "Bytes of lines to be written.", counts.waiting_bytes
+        )
+        yield _gauge(
             "sfumato_audit_writer_alive", "1 while the thread that writes runs.", counts.alive
         )
 

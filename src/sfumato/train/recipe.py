@@ -23,7 +23,7 @@ from sfumato.train import decision_stage, fill_stage
 from sfumato.train.embedded_data import Mixture, batches
 from sfumato.train.objective import ENCODER_WEIGHT, loss
 from sfumato.train.save import save_checkpoint
-from sfumato.train.vocabulary import BOS, END_OF_TURN, EOS, PAD, TOKENS, write_text_side
+from sfumato.train.vocabulary import BOS, END_OF_TURN, EOS, PAD, TOKENS
 
 STEPS = 8_700
 BATCH = 32
@@ -170,7 +170,6 @@ def run(
             of_stage(network, count, seed, report, progress=shown)
         done += count
         save_checkpoint(network, out)
-        write_text_side(out)
         # What a stage begins with is what the checkpoint of the one before holds.
         network = load_weights(out)
     report(f"wrote {out}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -36,7 +36,7 @@ def atomic_path(
     check_writable(path, force, check_folder)
     if (free := shutil.disk_usage(path.parent).free) < nbytes:
         raise ValueError(
-            f"{path}: takes {nbytes / 1e9:.1f} GB, and its disk has {free / 1e9:.1f} GB free; "
+            f"{path}: takes {nbytes / 1e6:,.1f} MB, and its disk has {free / 1e6:,.1f} MB free; "
             "make room, or write elsewhere"
         )
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -58,11 +58,14 @@ def check_writable(
 ) -> None:
     """Raises ValueError if `path` may not be written.
 
-    With `force`, plain files may be replaced, and folders for which `check_folder` does not raise.
+    With `force`, plain files may be replaced, and folders for which `check_folder` does not raise;
+    an empty folder always.
     """
     if not path.parent.is_dir():
         raise ValueError(f"{path}: the folder {path.parent} does not exist; make it first")
-    if not path.exists():
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ValueError(f"{path}: the folder {path.parent} cannot be written; name another")
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not force:
         raise ValueError(f"{path}: exists already; name another, or replace it with --force")
@@ -70,6 +73,29 @@ def check_writable(
         check_folder(path)
     elif not path.is_file():
         raise ValueError(f"{path}: is neither a file nor a folder; name another")
+    elif not os.access(path, os.W_OK):
+        raise ValueError(f"{path}: is read-only; name another, or make it writable first")
+
+
+def create_file(path: Path, data: bytes, like: os.stat_result | None = None) -> None:
+    """Writes a file that does not exist, whole or not at all. Raises OSError; FileExistsError for
+    anything that has the name, and so a link is not followed.
+
+    like: of the file whose owner and permissions the new one has."""
+    # Only its owner may read it before it has its permissions.
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if like is None else 0o600)
+    try:
+        with open(file, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            if like is not None:
+                with suppress(OSError):  # only root may give a file away
+                    os.chown(path, like.st_uid, like.st_gid)
+                os.chmod(path, like.st_mode & 0o7777)
+            os.fsync(file)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _flush(part: Path) -> None:

@@ -65,6 +65,20 @@ def test_a_file_that_was_made_otherwise_is_kept(tmp_path: Path) -> None:
     assert path.read_text() == "a\n1\n"
 
 
+def test_what_stands_beside_a_table_is_kept(tmp_path: Path) -> None:
+    about = tmp_path / "o.csv.about.json"
+    for mine in ("notes", '{"mine": 1}', "[]"):
+        about.write_text(mine)
+        with pytest.raises(ValueError, match="is not what `sfumato decide` writes"):
+            Target(tmp_path / "o.csv", ["a"], {}, False)
+        assert about.read_text() == mine and not (tmp_path / "o.csv").exists()
+    with Target(tmp_path / "o.csv", ["a"], {}, True) as target:
+        target.append({"a": "1"})
+    (tmp_path / "o.csv").rename(tmp_path / "moved.csv")
+    with Target(tmp_path / "o.csv", ["a"], {"model": "n"}, False) as target:
+        assert target.count == 0
+
+
 def test_a_write_that_fails_leaves_no_part_of_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,7 @@ class Target:
         self.count = 0  # rows that are there already
         self.last: Mapping[str, Any] = {}  # the last of them
         made = {**made, "columns": self._columns}
-        if not force and self.path.exists() and self._goes_on(made):
+        if not force and (self.path.exists() or self._about.exists()) and self._goes_on(made):
             self._take_up()
         else:
             self._begin(made)
@@ -62,14 +62,16 @@ class Target:
     def _goes_on(self, made: Mapping[str, Any]) -> bool:
         """Whether the file was made so; False where it was not, but has no rows yet."""
         advice = "name another file with --out, or replace it with --force"
-        if not self.path.is_file() or not self._about.is_file():
+        if self.path.exists() and not (self.path.is_file() and self._about.is_file()):
             raise ValueError(f"{self.path}: exists, and `sfumato decide` did not make it; {advice}")
         try:
             before = json.loads(self._about.read_text(encoding="utf-8"))
         except (ValueError, RecursionError):
             before = None
-        if not isinstance(before, dict):
+        if not isinstance(before, dict) or "columns" not in before:
             raise ValueError(f"{self._about}: is not what `sfumato decide` writes; {advice}")
+        if not self.path.exists():  # moved away
+            return False
         other = [key for key in made if before.get(key) != made[key]]
         with self.path.open("rb") as file:
             _, records = _whole_records(file, self._delimiter is not None)
