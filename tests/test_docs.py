@@ -88,13 +88,13 @@ def test_every_page_is_on_the_site_and_in_the_readme() -> None:
 def test_the_site_links_to_the_reference() -> None:
     hooks: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "site_hooks.py"))
     modules = set(re.findall(r"^::: (\S+)$", "".join(hooks["reference_pages"]().values()), re.M))
-    assert {"sfumato", "sfumato.diffusion.loop", "sfumato.ops.cpu"} <= modules
+    assert {"sfumato", "sfumato.tasks.alone", "sfumato.ops.cpu"} <= modules
 
     def rewritten(text: str, page: str) -> str:
         return hooks["site_links"](text, ROOT / "docs" / "a.md", page)
 
-    loop = "[loop](../src/sfumato/diffusion/loop.py)"
-    assert rewritten(loop, "a.md") == "[loop](reference/diffusion.md#sfumato.diffusion.loop)"
+    loop = "[loop](../src/sfumato/tasks/alone.py)"
+    assert rewritten(loop, "a.md") == "[loop](reference/tasks.md#sfumato.tasks.alone)"
     assert rewritten("[d](engine.md#a-step)", "a.md") == "[d](engine.md#a-step)"
     assert rewritten("[r](../README.md)", "reference/a.md") == "[r](../index.md)"
     assert rewritten("[m](../Makefile), [t](https://a.example)", "a.md") == (

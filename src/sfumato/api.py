@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Never, TypeVar, Unpack, overload
@@ -27,13 +27,13 @@ from sfumato.decisions import (
     state_text,
 )
 from sfumato.decisions.options import DecideOptions
-from sfumato.diffusion.canvas import Draft
+from sfumato.device_trial import try_device
+from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
 from sfumato.diffusion.checks import check_tensor
+from sfumato.diffusion.constraints.answers import Answer
 from sfumato.diffusion.constraints.beside_grammar import check_beside_grammar
-from sfumato.diffusion.constraints.decide import decide
 from sfumato.diffusion.constraints.decision_plan import DecisionPlan, plan_decision
-from sfumato.diffusion.constraints.decision_progress import DecisionProgress
 from sfumato.diffusion.constraints.decision_settings import DecisionSettings
 from sfumato.diffusion.constraints.filled import Filled
 from sfumato.diffusion.constraints.grammar_cache import Source
@@ -41,9 +41,7 @@ from sfumato.diffusion.constraints.grammar_source import schema_of_type, schema_
 from sfumato.diffusion.constraints.hole import Part
 from sfumato.diffusion.constraints.questions import Question
 from sfumato.diffusion.constraints.template import ReadTemplate
-from sfumato.diffusion.device_trial import try_device
 from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
-from sfumato.diffusion.loop import run
 from sfumato.diffusion.outcome import Stats
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.diffusion.sampler_config import SamplerConfig, check_sampler
@@ -60,6 +58,10 @@ from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantize_on_load import quantized_on_load
 from sfumato.ops.registry import has_twins
 from sfumato.options.limits import MOST_STEPS
+from sfumato.tasks.alone import alone, finish
+from sfumato.tasks.decide import Answers, DecideTask
+from sfumato.tasks.reply import ReplyTask
+from sfumato.tasks.works import Prompt
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.stops import Stop
 from sfumato.text_side import TextSide, end_ids, load_text, read_template
@@ -153,8 +155,9 @@ class Model:
             len(ids), max_tokens, seed, sampler, stop, cancelled, source=source, thinking=thinking
         )
         plan = self.fills.with_prediction(plan, prediction, thinking)
-        prefix = torch.tensor(ids, dtype=torch.int64)
-        return reply_events(run(self.network, prefix, plan), transcript)
+        make = partial(Canvas.of, network=self.network)
+        task = ReplyTask(plan, Prompt(ids, ()), make, text=transcript)
+        return reply_events(alone(self.network, task, cancelled))
 
     def plan_reply(
         self,
@@ -217,7 +220,7 @@ class Model:
         None: the text stands by itself, and may be a part of a longer one. The given texts come
         back unchanged. End tokens and markers never stand in a hole. What comes after the last
         hole is cut where it does not fit the canvas, which a warning says. cancelled: called
-        before every step; True raises `sfumato.diffusion.constraints.fill.Cancelled`.
+        before every step; True raises `sfumato.fills.Cancelled`.
         Raises ValueError, naming the argument, for what cannot be done.
         """
         for event in self.stream_fill(
@@ -308,11 +311,11 @@ class Model:
             calibration = read_calibration(calibration)
         if calibration is not None:  # what it does not hold for is refused before it is read
             calibration.check(schema.questions, self.identity, reading)
-        progress = decide(self.network, plan)
-        answers = progress.answers()
+        read: Answers = finish(alone(self.network, DecideTask(plan)))
+        answers = read.answers
         if calibration is not None:
             answers = calibration.apply(answers, schema.questions, self.identity, reading)
-        usage = DecisionUsage(len(plan.prefix) + plan.question_tokens, 0, progress.canvases)
+        usage = DecisionUsage(len(plan.prefix) + plan.question_tokens, 0, read.reads)
         return schema.decision(answers, usage)
 
     @cached_property
@@ -342,10 +345,12 @@ class Model:
         state: str,
         questions: Mapping[str, Question],
         settings: DecisionSettings | None = None,
-    ) -> DecisionProgress:
-        """Reads questions about a state, without an engine: `answers()` of what it returns gives
-        the answers by id. Raises as `plan_decision` does."""
-        return decide(self.network, self.plan_decision(state, questions, settings))
+    ) -> Mapping[str, Answer]:
+        """The answers to questions about a state, by id, without an engine. Raises as
+        `plan_decision` does."""
+        plan = self.plan_decision(state, questions, settings)
+        read: Answers = finish(alone(self.network, DecideTask(plan)))
+        return read.answers
 
     def new_cache(self, rows: int = 1, capacity: int = 4096) -> KVCache:
         """An empty cache: a slot of `capacity` positions for each row. Raises ValueError where

@@ -7,25 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
-from sfumato.diffusion.canvas import Draft
-from sfumato.diffusion.constraints.fill import fill
+import torch
+from torch import Tensor
+
+from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.constraints.fill_plan import Closing, Encode, FillPlan, make_template
-from sfumato.diffusion.constraints.fill_progress import FillOutcome
-from sfumato.diffusion.constraints.filled import Filled, make_filled
+from sfumato.diffusion.constraints.filled import Filled, FillOutcome, make_filled
 from sfumato.diffusion.constraints.hole import Hole, Part, check_parts
-from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
+from sfumato.diffusion.limits import Limits, ReplyPlan, StopReason, plan_reply
 from sfumato.diffusion.prediction import PredictedText, Prediction
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.model.families import Family
 from sfumato.model.network import Network
 from sfumato.options.limits import MOST_STEPS
+from sfumato.tasks.alone import alone
+from sfumato.tasks.fill import FillTask, Ids
+from sfumato.tasks.works import Prompt
 from sfumato.text.prompt import prompt_ids
+from sfumato.text.stops import Stop, StopCut, StopGate, StopStrings
 from sfumato.text.user_turn import empty_thought_ids
 from sfumato.text_side import TextSide
+from sfumato.transcript import Reply, Settled
 from sfumato.weights.errors import quoted
 
 EDIT_ROOM = 64  # tokens that an edited text may have beyond twice those that it had
@@ -165,20 +171,96 @@ class Fills:
         return replace(plan, prediction=predicted)
 
     def stream(self, plan: FillPlan, cancelled: Callable[[], bool]) -> Iterator[Draft | Filled]:
-        """Drafts, and at last the filled text. Raises as `fill` does."""
-        run = fill(self._network, plan, cancelled)
-        while True:
-            try:
-                draft = next(run)
-            except StopIteration as end:
-                yield self.filled(plan, end.value)
-                return
-            yield self.readable(draft)
+        """Drafts, and at last the filled text. Raises Cancelled where `cancelled` says so, and
+        FloatingPointError where the model's scores are no numbers."""
+        task = FillTask(plan, self._make, _Drafts(self._text))
+        outcome: FillOutcome = yield from alone(self._network, task, cancelled)
+        if outcome.cancelled:
+            raise Cancelled
+        yield self._filled(plan, outcome)
 
-    def readable(self, draft: Draft) -> Draft:
-        """The draft with its text."""
-        return replace(draft, decode=self._text.tokenizer.decode)
+    def task(self, plan: FillPlan, stop: Stop, prompt: Prompt | None = None) -> FillTask:
+        """A fill whose outcome is a `Reply`: the text of its holes, up to a stop string."""
+        text = _FillReply(self._text, plan, StopStrings(stop), partial(self._filled, plan))
+        return FillTask(plan, self._make, text, prompt, self._family.name)
 
-    def filled(self, plan: FillPlan, outcome: FillOutcome) -> Filled:
+    @property
+    def _make(self) -> Callable[..., Canvas]:
+        return partial(Canvas.of, network=self._network)
+
+    def _filled(self, plan: FillPlan, outcome: FillOutcome) -> Filled:
         """The text of an outcome."""
         return make_filled(plan.template.parts, outcome, self._text.tokenizer.decode)
+
+
+class Cancelled(Exception):
+    """The caller has ended a fill, which has no result."""
+
+
+class _Drafts(Ids):
+    """A fill whose drafts have a text."""
+
+    def __init__(self, text: TextSide) -> None:
+        self._decode = text.tokenizer.decode
+
+    def readable(self, draft: Draft) -> Draft:
+        return replace(draft, decode=self._decode)
+
+
+class _FillReply(_Drafts):
+    """A fill that is read as a reply of one canvas."""
+
+    def __init__(
+        self,
+        text: TextSide,
+        plan: FillPlan,
+        stops: StopStrings,
+        filled: Callable[[FillOutcome], Filled],
+    ) -> None:
+        super().__init__(text)
+        self._plan, self._stops, self._filled = plan, stops, filled
+        self._markers = text.template.markers
+        self._stop: str | None = None  # the stop string that was found
+        self._cut = StopCut(text.tokenizer, stops, self._markers)
+
+    def finish(self, outcome: FillOutcome) -> Reply:
+        if outcome.cancelled:
+            return Reply("", None, (), [], "cancelled", outcome.stats)
+        filled = self._filled(outcome)
+        text, ids, reason = self._end(filled, outcome)
+        outcome.stats.output_tokens = len(ids)
+        stop = self._stop if reason == "stop" else None
+        notes = filled.warnings
+        return Reply(text, None, (), ids, reason, outcome.stats, notes, filled, stop)
+
+    def settled(self, outcome: FillOutcome) -> Sequence[Settled]:
+        """What filled the holes, as a canvas that has settled."""
+        text, _, _ = self._end(self._filled(outcome), outcome)
+        ids = [token for hole in outcome.holes for token in hole]
+        convergence = outcome.stats.convergence
+        last = convergence[-1] if convergence else "converged"
+        top_ids, top_probs = _top(outcome)
+        return [Settled(0, text, "", ids, last, top_ids=top_ids, top_probs=top_probs)]
+
+    def _end(self, filled: Filled, outcome: FillOutcome) -> tuple[str, list[int], StopReason]:
+        """The text of all holes before the first stop string that is complete, its tokens, and why
+        it ends there: the rule of other replies."""
+        text = "".join(hole.text for hole in filled.holes)
+        ids = [token for hole in outcome.holes for token in hole]
+        gate = StopGate(self._stops, self._markers)
+        pieces = [piece for piece in (*gate.feed([text]), *gate.flush()) if isinstance(piece, str)]
+        if gate.stop is not None:
+            kept = self._cut([], ids)
+            self._stop = gate.stop
+            return "".join(pieces), ids if kept is None else ids[:kept], "stop"
+        holes = zip(self._plan.template.holes, outcome.holes, strict=True)
+        is_full = any(hole.at_most == len(own) > 1 for hole, own in holes)
+        return text, ids, "max_tokens" if is_full else "eos"
+
+
+def _top(outcome: FillOutcome) -> tuple[Tensor | None, Tensor | None]:
+    """The most probable tokens of all holes and their probabilities, [tokens, top]."""
+    top = [each for each in outcome.top if each is not None]
+    if len(top) < len(outcome.top):
+        return None, None
+    return torch.cat([ids for ids, _ in top]), torch.cat([probs for _, probs in top])

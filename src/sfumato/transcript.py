@@ -137,18 +137,8 @@ class Transcript:
 
 
 def reply_events(
-    run: Generator[Draft | SettledCanvas, None, Outcome], transcript: Transcript
+    run: Generator[Draft | Settled, None, Reply],
 ) -> Iterator[Draft | Settled | Done]:
-    """What `Model.stream` yields, from what a reply's loop yields."""
-    last = None
-    while True:
-        try:
-            event = next(run)
-        except StopIteration as end:
-            yield Done(transcript.finish(end.value))
-            return
-        if isinstance(event, Draft):
-            last = transcript.readable(event)
-            yield last
-        else:
-            yield transcript.add(event, last)
+    """What `Model.stream` yields, from what the driver of a reply yields."""
+    reply = yield from run
+    yield Done(reply)

@@ -17,7 +17,7 @@ from sfumato.bench.subject import Subject, loaded
 from sfumato.bench.workload import Case, Work, cases, conversation
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.sampler_config import SamplerConfig, fixed_steps
-from sfumato.diffusion.sequence import Sequence
+from sfumato.tasks.reply import ReplyTask
 
 ON_DEVICES = {"peak_device", "peak_device_used", "step_floor_ms", "step_predicted_ms"}
 LOCAL = {metric.key for metric in METRICS if metric.group != "where"} - {"load_s"} - ON_DEVICES
@@ -82,18 +82,18 @@ def test_requests_at_a_time(tiny: Subject) -> None:
 def test_a_request_that_fails_is_counted_as_such(
     tiny: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stepped, calls = Sequence.stepped, iter(range(100))
+    stepped, calls = ReplyTask.stepped, iter(range(100))
 
-    def failing(self: Sequence, *step: Any) -> None:
+    def failing(self: ReplyTask, *step: Any) -> None:
         if next(calls) in fail:
             raise FloatingPointError("no numbers")
         stepped(self, *step)
 
-    monkeypatch.setattr(Sequence, "stepped", failing)
+    monkeypatch.setattr(ReplyTask, "stepped", failing)
     fail = {1}
     (result,) = measured(tiny, Work([4], 0, 2), Case(32)).cases
     assert (result.requests, result.failures) == (1, ["internal: no numbers"])
-    assert len(result.values["step_ms"]) == 1 + 3 and len(result.values["total_s"]) == 1
+    assert len(result.values["step_ms"]) == 2 + 3 and len(result.values["total_s"]) == 1
     fail = set(range(100))
     with pytest.raises(ValueError, match="all 2 requests failed, the first: internal: no numbers"):
         measured(tiny, Work([4], 0, 2), Case(32))
@@ -129,9 +129,9 @@ def test_the_timed_pass_does_what_a_request_does(
 ) -> None:
     requested: list[list[int]] = []
     timed: list[list[int]] = []
-    stepped, learn = Sequence.stepped, Canvas.learn
+    stepped, learn = ReplyTask.stepped, Canvas.learn
 
-    def of_request(self: Sequence, draft: Draft, *seconds: float) -> None:
+    def of_request(self: ReplyTask, draft: Draft, *seconds: float) -> None:
         requested.append(draft.token_ids.tolist())
         stepped(self, draft, *seconds)
 
@@ -142,7 +142,7 @@ def test_the_timed_pass_does_what_a_request_does(
     subject = replace(tiny, model=copy(tiny.model))
     subject.model.end_ids = (7,)
     sampler = SamplerConfig(top_k=5, min_tokens=min_tokens, max_steps=3)
-    monkeypatch.setattr(Sequence, "stepped", of_request)
+    monkeypatch.setattr(ReplyTask, "stepped", of_request)
     measured(subject, Work([6], 0, 1), Case(32), sampler=sampler)
     monkeypatch.setattr(Canvas, "learn", of_timed_pass)
     config = replace(sampler.over(tiny.defaults), canvas_length=32)
@@ -166,18 +166,18 @@ def test_ctrl_c_keeps_what_was_measured(tiny: Subject) -> None:
 def test_ctrl_c_in_a_request_keeps_its_steps(
     tiny: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stepped, calls = Sequence.stepped, iter(range(1, 100))
+    stepped, calls = ReplyTask.stepped, iter(range(1, 100))
 
-    def pressed(self: Sequence, *step: Any) -> None:
+    def pressed(self: ReplyTask, *step: Any) -> None:
         if next(calls) == 8:  # in the third canvas of three
             raise KeyboardInterrupt
         stepped(self, *step)
 
-    monkeypatch.setattr(Sequence, "stepped", pressed)
+    monkeypatch.setattr(ReplyTask, "stepped", pressed)
     report = measured(tiny, Work([4], 0, 1), Case(96))
     (result,) = report.cases
     assert (report.interrupted, result.requests) == (True, 0)
-    assert len(result.values["step_ms"]) == 7
+    assert len(result.values["step_ms"]) == 8
     assert result.values["first_commit_s"] > result.values["first_draft_s"]
     assert not {"total_s", "visible_tps", "last_token_s"} & set(result.values)
 

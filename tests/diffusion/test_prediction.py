@@ -22,7 +22,8 @@ from sfumato.diffusion.prediction import (
     predicted_steps,
 )
 from sfumato.diffusion.sampler_config import REFERENCE, fixed_steps
-from sfumato.diffusion.sequence import Sequence
+from sfumato.tasks.reply import ReplyTask
+from sfumato.tasks.works import Prompt
 
 TOKENS = st.lists(st.integers(0, 3), max_size=12)
 NOISE = Noise(7, 0)
@@ -78,18 +79,20 @@ def test_the_share_of_noise_is_the_strength() -> None:
 def test_a_prediction_that_does_not_settle_is_left_out() -> None:
     config = replace(REFERENCE, canvas_length=4)
     plan = ReplyPlan(3, config, Limits(8, (1,)), 5, 2, 64)
-    reply = Sequence(replace(plan, prediction=Prediction((), (7, 8, 9), (1, 0), 0.0)))
+    plan = replace(plan, prediction=Prediction((), (7, 8, 9), (1, 0), 0.0))
+    make: Any = None  # no canvas is made here
+    reply = ReplyTask(plan, Prompt([5] * 3, ()), make)
     canvas = reply.next_canvas()
     assert (canvas.begins, canvas.config.max_steps) == ((7, 8, 9, 1), 6)
     none = torch.zeros(0)
-    reply.stepped(Draft(0, 6, none, none, none, 6, none, none), 0.1, 0.1)
+    reply.stepped(Draft(0, 6, none, none, none, 6, none, none))
     assert reply.add_canvas([7, 8, 9, 1], "step_cap") is None
     canvas = reply.next_canvas()
     assert (canvas.begins, canvas.config.max_steps, canvas.noise.attempt) == (None, 48, 1)
-    reply.stepped(Draft(0, 3, none, none, none, 48, none, none), 0.1, 0.1)
+    reply.stepped(Draft(0, 3, none, none, none, 48, none, none))
     settled = reply.add_canvas([7, 8, 5, 1], "step_cap")
     assert settled and reply.reason == "eos" and reply.stats.steps == [9]
-    outcome = reply.outcome("eos", 1.0)
+    outcome = reply.outcome("eos")
     assert outcome.warnings == ("canvas 0: the prediction did not settle and was left out",)
     assert outcome.stats.accepted_prediction == 2
     assert (

@@ -12,10 +12,11 @@ from tests.support.scripted_engine import run
 from torch import Tensor
 
 from sfumato import Engine, EngineConfig, Hole, Model, Request, SamplerConfig
-from sfumato.diffusion import causal
 from sfumato.diffusion.constraints.grammar_source import schema_source
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.engine import Draft, Failed, Finished, Settled
+from sfumato.model.network import Network
+from sfumato.tasks.wants import NextScores
 
 SCHEMAS: tuple[dict[str, Any] | None, ...] = (
     {"type": "object", "properties": {"a": {"type": "integer", "maximum": 99}}, "required": ["a"]},
@@ -98,16 +99,16 @@ def test_a_fault_in_writing_starts_over_and_ends_no_other_row(
 ) -> None:
     """Memory that runs out once; the text is the same."""
     faults = iter([True, False, True])
-    original = causal.row_next_scores
+    original = Network.encode_hidden
 
-    def failing(network: Any, slots: Any, rows: Any) -> list[Tensor | Exception]:
+    def failing(network: Any, rows: Any, slots: Any) -> list[Tensor]:
         if next(faults, False):
             for slot in slots:
                 slot.reset()
             raise torch.OutOfMemoryError("none left")
-        return original(network, slots, rows)
+        return original(network, rows, slots)
 
-    monkeypatch.setattr("sfumato.engine.runner.row_next_scores", failing)
+    monkeypatch.setattr(Network, "encode_hidden", failing)
     engine = Engine(model, EngineConfig(slots=3, context=256))
     as_in_the_loop(model, engine, 2)
     engine.close()
@@ -122,22 +123,28 @@ def test_rows_that_write_together(
     how: dict[str, Any] = {"sampler": SamplerConfig(max_steps=1), "max_tokens": 24, "seed": 0}
     schema = {"type": "string", "minLength": 16, "maxLength": 16}
     texts = [model.generate(prompt, schema=schema, **how).text for prompt in ("x", "yy")]
-    original, bad = causal.row_next_scores, list[Any]()
+    original, bad = Network.encode_hidden, list[Any]()
     counts: list[int] = []
+    add, added = NextScores.add, list[int]()
 
-    def spied(network: Any, slots: Any, rows: Any) -> list[Tensor | Exception]:
+    def spied(network: Any, rows: Any, slots: Any) -> list[Tensor]:
         counts.append(len(slots))
+        added.clear()
         if fault == "forward" and (len(slots) > 1 or slots[0] in bad or not bad):
             bad[:] = slots if len(slots) == 1 else ()
             for slot in slots:
                 slot.reset()
             raise RuntimeError("a fault")
-        results = original(network, slots, rows)
-        if fault == "scores" and len(slots) > 1:
-            results[0] = FloatingPointError("no numbers")
-        return results
+        return original(network, rows, slots)
 
-    monkeypatch.setattr("sfumato.engine.runner.row_next_scores", spied)
+    def scored(want: NextScores, *given: Any) -> None:
+        added.append(1)
+        if fault == "scores" and counts[-1] > 1 and len(added) == 1:
+            raise FloatingPointError("no numbers")
+        add(want, *given)
+
+    monkeypatch.setattr(Network, "encode_hidden", spied)
+    monkeypatch.setattr(NextScores, "add", scored)
     engine = Engine(model, EngineConfig(slots=2, context=256))
     grammar = schema_source(schema)
     handles = [engine.submit(Request(prompt, grammar=grammar, **how)) for prompt in ("x", "yy")]

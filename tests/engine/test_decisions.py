@@ -63,7 +63,7 @@ def test_answers_are_the_plain_paths_whatever_runs_beside(model: Model, how: Any
     # Eight reads of a question at most: two questions then.
     names = ("team", "anger") if "orders" in how else QUESTIONS
     questions = {name: QUESTIONS[name] for name in names}
-    plain = model.read_questions(STATE, questions, DecisionSettings(**how)).answers()
+    plain = model.read_questions(STATE, questions, DecisionSettings(**how))
     serving = engine(model, prefill_chunk=40)
     handles = [serving.decide(DecisionRequest(STATE, questions, **how))]
     run(serving)
@@ -80,11 +80,11 @@ def test_answers_are_the_plain_paths_whatever_runs_beside(model: Model, how: Any
 
 
 def test_a_question_keeps_its_answer_without_the_others_and_under_any_name(model: Model) -> None:
-    together = model.read_questions(STATE, QUESTIONS).answers()
+    together = model.read_questions(STATE, QUESTIONS)
     for name, question in QUESTIONS.items():
-        alone = model.read_questions(STATE, {"x": question}).answers()
+        alone = model.read_questions(STATE, {"x": question})
         assert alone["x"] == together[name]
-    turned = model.read_questions(STATE, dict(reversed(QUESTIONS.items()))).answers()
+    turned = model.read_questions(STATE, dict(reversed(QUESTIONS.items())))
     assert turned == together and list(turned) == list(QUESTIONS)[::-1]
 
 
@@ -100,8 +100,8 @@ def test_that_holds_in_other_dtypes_and_by_other_kernels(
 ) -> None:
     monkeypatch.setattr(library, "kernels", kernels)
     other = sfumato.load(device="cpu", **load)
-    together = other.read_questions(STATE, QUESTIONS).answers()
-    assert other.read_questions(STATE, {"x": QUESTIONS["team"]}).answers()["x"] == together["team"]
+    together = other.read_questions(STATE, QUESTIONS)
+    assert other.read_questions(STATE, {"x": QUESTIONS["team"]})["x"] == together["team"]
     serving = engine(other, prefill_chunk=37)
     handles = [serving.decide(DecisionRequest(STATE, QUESTIONS))]
     handles += [serving.decide(DecisionRequest("Hello!", {"x": QUESTIONS["team"]}))]
@@ -151,14 +151,14 @@ def test_reads_take_no_more_of_a_step_than_its_canvases(model: Model) -> None:
 def test_long_questions_are_encoded_one_at_a_time(model: Model) -> None:
     """In pieces, and beside short ones, which do not wait for them."""
     long: dict[str, Question] = {"long": YesNoQuestion("Is it " + "very " * 110 + "long?")}
-    wanted = [model.read_questions(state, long).answers() for state in ("One.", "Two.")]
+    wanted = [model.read_questions(state, long) for state in ("One.", "Two.")]
     serving = engine(model)
     handles = [serving.decide(DecisionRequest(state, long)) for state in ("One.", "Two.")]
     short = serving.decide(DecisionRequest("Three.", many(1)))
     for _ in range(2):
         serving.step()
     assert isinstance(short.terminal, Decided)
-    assert [row.progress.holds_long for row in serving._scheduler.running] == [True, False]
+    assert [row.score.holds_long for row in serving._scheduler.running] == [True, False]
     run(serving)
     assert [handle.result().answers for handle in handles] == wanted
 
@@ -197,7 +197,7 @@ def failing(
 def test_a_read_that_raises_ends_its_decision_alone(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = model.read_questions(STATE, QUESTIONS).answers()
+    wanted = model.read_questions(STATE, QUESTIONS)
     failing(model.network, monkeypatch, lambda count, prefix: ValueError() if prefix < 99 else None)
     serving = engine(model)
     good = serving.decide(DecisionRequest(STATE, QUESTIONS))
@@ -212,7 +212,7 @@ def test_where_memory_runs_out_fewer_are_read_at_once(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions = {name: QUESTIONS[name] for name in ("urgent", "team")}
-    wanted = model.read_questions(STATE, questions).answers()
+    wanted = model.read_questions(STATE, questions)
     error = torch.OutOfMemoryError("CUDA out of memory")
     failing(model.network, monkeypatch, lambda count, prefix: error if count > 1 else None)
     serving = engine(model)
@@ -225,7 +225,7 @@ def test_where_memory_runs_out_as_results_are_fetched_they_are_read_again(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And no sample of the first time counts."""
-    wanted = model.read_questions(STATE, QUESTIONS).answers()
+    wanted = model.read_questions(STATE, QUESTIONS)
     errors: list[Exception] = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("once")]
 
     def fetched(results: Any) -> Any:
@@ -249,7 +249,7 @@ def test_where_memory_runs_out_one_turn_is_read_in_parts(
 ) -> None:
     """Samples, or the canvases of labels of two tokens, down to one canvas."""
     plain = model.read_questions("Hm.", {"q": question}, DecisionSettings(samples=samples))
-    wanted, counts = plain.answers(), []
+    wanted, counts = plain, []
     error = torch.OutOfMemoryError("CUDA out of memory")
 
     def fails(count: int, prefix: int) -> Exception | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from tests.engine.faults import LONG, no_slot_is_leaked, outcome, raising, three
 from tests.support.scripted_engine import Script, engine, run
 
+from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import (
@@ -19,7 +21,6 @@ from sfumato.engine import (
     RequestFailed,
     TooLarge,
 )
-from sfumato.engine.row import Row
 
 
 class Broken:
@@ -244,15 +245,15 @@ def test_what_fails_in_a_rows_preparation_ends_that_row_alone(
 ) -> None:
     """The others lose neither their step nor a run in one batch."""
     serving, network, scripts, handles = three()
-    bad = serving.submit(scripts[0].request())
-    opens = Row.open
+    bad = serving.submit(replace(scripts[0].request(), seed=99))
+    prepares = Canvas.prepare
 
-    def fails(self: Row, *how: Any) -> Any:
-        if self.request.id == bad.id:
+    def fails(self: Canvas) -> Any:
+        if self.noise.seed == 99:
             raise error
-        return opens(self, *how)
+        return prepares(self)
 
-    monkeypatch.setattr(Row, "open", fails)
+    monkeypatch.setattr(Canvas, "prepare", fails)
     run(serving)
     assert [outcome(h) for h in (*handles, bad)] == ["eos"] * 3 + [kind]
     assert network.denoised()[0] == [40, 41, 42]

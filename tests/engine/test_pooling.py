@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 import sfumato
 from sfumato import Engine, EngineConfig, Model, Request
 from sfumato.engine import Finished, Pooling, PromptScoring
-from sfumato.engine.pooling import HiddenPooler
+from sfumato.tasks.wants import PooledState
 
 HEAD: Any = None  # which a pooler does not use
 
@@ -43,13 +43,13 @@ def test_parity_with_transformers(kind: str) -> None:
     ids = torch.randint(0, 101, (53,), generator=torch.Generator().manual_seed(1))
     hidden = oracle_hidden(oracle, ids)
     expected = normalize(hidden[-1] if kind == "last" else hidden.mean(dim=0), dim=0)
-    slot, pooler = network.new_slot(64), HiddenPooler(Pooling(kind), len(ids))
+    slot, pooler = network.new_slot(64), PooledState(Pooling(kind), len(ids))
+    pooler.begin(len(ids))
     for start in range(0, len(ids), 20):
-        assert pooler.vector() is None
         (part,) = network.encode_hidden([ids[start : start + 20]], [slot])
         pooler.add(HEAD, start, part, 8)
-    vector = pooler.vector()
-    assert vector is not None and vector.dtype == torch.float32
+    vector = pooler.result()
+    assert vector.dtype == torch.float32
     torch.testing.assert_close(vector, expected, atol=1e-4, rtol=0)
     torch.testing.assert_close(vector.norm(), torch.tensor(1.0))
 
@@ -84,10 +84,11 @@ def test_what_does_not_go_with_a_vector(model: Model) -> None:
         engine.submit(Request("a", pooling=some, scoring=PromptScoring(), max_tokens=0))
     with pytest.raises(ValueError, match="pooling: must be 'mean' or 'last', got 'max'"):
         Pooling("max")
-    pooler = HiddenPooler(Pooling("last"), 1)
+    pooler = PooledState(Pooling("last"), 1)
+    pooler.begin(1)
     pooler.add(HEAD, 0, torch.full((1, 4), torch.nan), 8)
     with pytest.raises(FloatingPointError, match="no finite numbers"):
-        pooler.vector()
+        pooler.result()
     wrong: Any = SimpleNamespace(kind="mean")
     with pytest.raises(ValueError, match="must be a Pooling"):
         engine.submit(Request("a", pooling=wrong, max_tokens=0))

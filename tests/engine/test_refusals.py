@@ -55,7 +55,7 @@ def test_each_refusal_is_told_once_and_raised() -> None:
 
 def test_after_its_death_an_engine_tells_so() -> None:
     serving, ended = recording_engine()
-    serving._scheduler.plan = lambda: 1 / 0  # type: ignore[assignment, return-value]
+    serving._scheduler.encode = lambda: 1 / 0  # type: ignore[assignment, return-value]
     with pytest.raises(ZeroDivisionError):
         serving.step()
     with pytest.raises(EngineDead):

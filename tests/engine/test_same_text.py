@@ -13,14 +13,13 @@ from tests.support.scripted_engine import run
 import sfumato
 from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
 from sfumato.api import Reply
-from sfumato.diffusion import loop
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.outcome import SettledCanvas
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import FixedCount, Threshold
 from sfumato.engine import Draft, Event, Finished, Settled
-from sfumato.engine.request import prepare, snapshot_points_of
+from sfumato.engine.prepare import prepare, snapshot_points_of
+from sfumato.tasks.alone import alone
 
 PROMPTS = (
     "Who are you?",
@@ -177,18 +176,15 @@ THOUGHT = "<|channel>thought\nThe sea is"
 def by_the_loop(model: Model, request: Request) -> tuple[Reply, list[Draft]]:
     """The reply that the plain loop gives under the policies and the opening of a request."""
     limit = model.config.context_length
-    prepared = prepare(model, request, limit, snapshot_points_of(model))
-    prompt = torch.tensor(prepared.prompt.ids)
-    steps = loop.run(model.network, prompt, prepared.plan, prepared.policies, prepared.opening)
+    job = prepare(model, request, limit, snapshot_points_of(model))
+    steps = alone(model.network, job.task)
     drafts: list[Draft] = []
     while True:
         try:
             event = next(steps)
         except StopIteration as end:
-            return prepared.transcript.finish(end.value), drafts
-        if isinstance(event, SettledCanvas):
-            prepared.transcript.add(event, drafts[-1])
-        else:
+            return end.value, drafts
+        if isinstance(event, Draft):
             drafts.append(event)
 
 

@@ -155,7 +155,7 @@ def test_decisions_are_read_as_the_product_reads_them(model):
     for case, reading in zip(cases, readings, strict=True):
         number = numbers.setdefault(case.state, len(numbers))
         settings = DecisionSettings(seed=4 * 1_000_003 + number)
-        answer = model.read_questions(case.state, {"it": case.question}, settings).answers()["it"]
+        answer = model.read_questions(case.state, {"it": case.question}, settings)["it"]
         assert reading.given == pytest.approx(answer.probabilities, abs=1e-6)
         assert sum(reading.moved) == pytest.approx(1)
     score = decision_figures(cases, readings)

@@ -23,7 +23,7 @@ from sfumato.bench.workload import Case, Prompt, Work
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import Engine, EngineConfig, EngineError, Request
 from sfumato.engine import Prompt as PromptTokens
-from sfumato.engine.request import prepare, snapshot_points_of
+from sfumato.engine.prepare import prepare, snapshot_points_of
 from sfumato.options.limits import MOST_STEPS
 
 Progress = Callable[[int, int], None]
@@ -142,7 +142,8 @@ def _needed_context(subject: Subject, work: Work, case: Case, config: SamplerCon
     points = snapshot_points_of(model)
     for prompt in work.prompts:
         request = _request(subject, prompt, work.seed, case, config, 0.0)
-        need = max(need, prepare(model, request, model.config.context_length, points).need)
+        job = prepare(model, request, model.config.context_length, points)
+        need = max(need, job.task.claim.positions)
     return need
 
 

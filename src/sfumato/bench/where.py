@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,12 +20,13 @@ from sfumato.bench.metrics import PARTS, Values
 from sfumato.bench.subject import Subject
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.diffusion.sequence import Sequence
 from sfumato.diffusion.step import Denoiser
 from sfumato.model.attention import Attention
 from sfumato.model.experts import Experts, Router
 from sfumato.model.layers import GatedMLP
 from sfumato.model.network import Network
+from sfumato.tasks.reply import ReplyTask
+from sfumato.tasks.works import Prompt
 
 _MODULES: dict[type[nn.Module], str] = {
     Attention: "attention_ms",
@@ -45,7 +47,8 @@ def where_it_goes(subject: Subject, ids: Tensor, config: SamplerConfig, seed: in
     plan, _ = subject.model.plan_reply(len(ids), config.canvas_length or 1, seed, config)
     slot = network.new_slot(max(1, len(ids)))
     network.encode([ids], [slot])
-    canvas = Canvas.of(Sequence(plan).next_canvas(), network)
+    make = partial(Canvas.of, network=network)
+    canvas = make(ReplyTask(plan, Prompt(ids.tolist(), ()), make).next_canvas())
     values: Values = {key: [] for key in ("where_step_ms", *PARTS)}
     denoiser = Denoiser(network, rows=1)
     with _module_timers(network) as spent, _forward_timer(network) as forwards:

@@ -21,7 +21,7 @@ from sfumato.cli import machine
 from sfumato.cli.estimate import least_seconds, step_seconds
 from sfumato.cli.probes import Measured, dtype_name, measure, quantized_dtype
 from sfumato.cli.units import size, table
-from sfumato.diffusion.device_trial import try_device
+from sfumato.device_trial import try_device
 from sfumato.engine.accelerators import accelerators
 from sfumato.engine.device_memory import Budget, budget
 from sfumato.model.placement import SMALL, device_memory, pick_device

@@ -27,8 +27,7 @@ from sfumato.cli.view.canvas import CanvasDrawing
 from sfumato.cli.view.display import Display, Live, Plain, Silent, is_visual
 from sfumato.diffusion.noise import Noise
 from sfumato.engine import Engine, EngineConfig, EngineError, Failed, Finished, Request, TooLarge
-from sfumato.engine.fill_request import prepare_fill
-from sfumato.engine.request import prepare, snapshot_points_of
+from sfumato.engine.prepare import prepare, snapshot_points_of
 from sfumato.model.cache import snapshot_bytes
 from sfumato.model.families import open_checkpoint
 from sfumato.options import DEVICES, MOST_STEPS
@@ -166,9 +165,7 @@ def engine(model: Model, first: Request, context: int = 1, kept: int = 0) -> Eng
 def _need(model: Model, first: Request) -> int:
     """Positions that a request takes. Raises ValueError where it cannot be done."""
     longest, points = model.config.context_length, snapshot_points_of(model)
-    if first.parts is not None:
-        return len(prepare_fill(model, first, longest, points, MOST_STEPS).prompt.ids)
-    return prepare(model, first, longest, points).need
+    return prepare(model, first, longest, points).task.claim.positions
 
 
 def answer(engine: Engine, request: Request, display: Display) -> Answer:

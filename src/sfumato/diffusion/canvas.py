@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,12 +22,23 @@ from sfumato.model.to_device import to_device
 from sfumato.options.limits import MIN_TEMPERATURE
 
 if TYPE_CHECKING:
-    from sfumato.diffusion.sequence import CanvasPlan
-    from sfumato.diffusion.step.batch import StepBatch
-    from sfumato.diffusion.step.denoiser import Denoiser
     from sfumato.model.network import Network
 
 Convergence = Literal["converged", "step_cap"]
+
+
+@dataclass(frozen=True)
+class CanvasPlan:
+    """What a canvas begins with."""
+
+    config: SamplerConfig  # complete, canvas_length included
+    noise: Noise
+    reply: Sequence[int] = ()  # tokens of the reply before this canvas
+    pinned: Mapping[int, int] = field(default_factory=dict)  # position → its fixed token
+    given: GivenCanvas | None = None  # whose tokens it begins as
+    begins: tuple[int, ...] | None = None  # what it begins as, -1 for noise; None: all noise
+    guidance: Guidance | None = None  # of its first step, by a constraint
+    bare_pins: bool = False  # whether pinned positions have no soft embedding
 
 
 @dataclass(frozen=True)
@@ -114,8 +125,9 @@ class Canvas:
         rules = (config.sampler, config.stopping)
         depth = max(1, *(getattr(rule, "history", 1) for rule in rules))
         self.history_rows = min(depth, config.max_steps)
-        self.place: tuple[StepBatch, int] | None = None  # where the state is; None before a step
-        self.denoiser: Denoiser | None = None  # of `denoise_step`
+        # A `StepBatch` and a row of it, where the state is; None before a step.
+        self.place: tuple[Any, int] | None = None  # where the state is; None before a step
+        self.denoiser: Any = None  # of `denoise_step`
         self._start: RowStart | None = None
         self._soft_top_k: list[int] = []
 
@@ -125,7 +137,8 @@ class Canvas:
         vocab, device = network.config.vocab_size, network.device
         pinned = dict(plan.pinned)
         start = plan.given, plan.begins
-        canvas = cls(plan.config, plan.noise, vocab, device, plan.reply, pinned, *start)
+        before = plan.reply, pinned, *start, plan.bare_pins
+        canvas = cls(plan.config, plan.noise, vocab, device, *before)
         canvas.guidance = plan.guidance
         return canvas
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sfumato.engine.errors import EngineDead, EngineError, NotReady, QueueFull, RequestFailed
     from sfumato.engine.events import (
         Account,
+        Completed,
         Decided,
         Draft,
         Event,
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
         Terminal,
     )
     from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle
-    from sfumato.engine.pooling import Pooling
-    from sfumato.engine.prompt_scores import PromptScores, PromptScoring
-    from sfumato.engine.request import Prompt, Request, new_id
+    from sfumato.engine.request import Request, TaskRequest, new_id
     from sfumato.engine.stats import EngineState, Health
+    from sfumato.tasks.wants import Pooling, PromptScores, PromptScoring
+    from sfumato.tasks.works import Prompt
 
 _HOMES = {
     "TooLarge": "sfumato.diffusion.limits",
@@ -53,17 +54,20 @@ _HOMES = {
     "Settled": "sfumato.engine.events",
     "Terminal": "sfumato.engine.events",
     "Handle": "sfumato.engine.handle",
-    "Pooling": "sfumato.engine.pooling",
-    "PromptScores": "sfumato.engine.prompt_scores",
-    "PromptScoring": "sfumato.engine.prompt_scores",
-    "Prompt": "sfumato.engine.request",
+    "Pooling": "sfumato.tasks.wants",
+    "PromptScores": "sfumato.tasks.wants",
+    "PromptScoring": "sfumato.tasks.wants",
+    "Prompt": "sfumato.tasks.works",
     "Request": "sfumato.engine.request",
+    "TaskRequest": "sfumato.engine.request",
+    "Completed": "sfumato.engine.events",
     "new_id": "sfumato.engine.request",
     "EngineState": "sfumato.engine.stats",
     "Health": "sfumato.engine.stats",
 }
 __all__ = [
     "Account",
+    "Completed",
     "Decided",
     "DecisionHandle",
     "DecisionRequest",
@@ -91,6 +95,7 @@ __all__ = [
     "RequestFailed",
     "ServedModel",
     "Settled",
+    "TaskRequest",
     "Terminal",
     "TooLarge",
     "new_id",

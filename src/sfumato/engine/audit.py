@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sfumato.api import Model
-from sfumato.diffusion.constraints.hole import Part
-from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.device_memory import Budget, used_memory
-from sfumato.engine.events import Account, Decided, Failed, Finished, Terminal, outcome_of
+from sfumato.engine.events import Account, Failed, Terminal, outcome_of
 from sfumato.engine.request import AnyRequest
 
 logger = logging.getLogger(__name__)
@@ -91,15 +89,14 @@ def entry(
     if account is not None and account.questions is not None:
         fields["decision"] = {"questions": account.questions, "reads": account.reads}
     if text:
-        fields["text"] = _text(request, event)
+        fields["text"] = request.texts() | event.texts()
     return fields
 
 
 def _tokens(request: AnyRequest, account: Account | None) -> dict[str, int | None]:
     if account is None:
         unknown = dict.fromkeys(("prompt", "cached", "output", "thought", "canvas"))
-        requested = 0 if isinstance(request, DecisionRequest) else request.max_tokens
-        return unknown | {"requested": requested}
+        return unknown | {"requested": request.max_tokens}
     return {
         "prompt": account.prompt_tokens,
         "cached": account.cached_tokens,
@@ -132,42 +129,6 @@ def _speed(account: Account) -> dict[str, float | None]:
         "ms_per_step": _rounded(account.ms_per_step),
         "tokens_per_forward": _rounded(account.tokens_per_forward),
     }
-
-
-def _text(request: AnyRequest, event: Terminal) -> dict[str, Any]:
-    if isinstance(request, DecisionRequest):
-        return _decision_text(request, event)
-    texts = {
-        "prompt": request.prompt,
-        "messages": None if request.messages is None else list(request.messages),
-        "ids": None if request.ids is None else list(request.ids),
-        "continued": request.continued,
-        "opening": request.opening,
-        "parts": None if request.parts is None else [_part(part) for part in request.parts],
-        "prediction": None if request.prediction is None else request.prediction.text,
-    }
-    fields = {name: value for name, value in texts.items() if value is not None}
-    if isinstance(event, Failed):
-        return fields | {"error": event.message}
-    assert isinstance(event, Finished)
-    return fields | {"answer": event.reply.text, "thought": event.reply.thought}
-
-
-def _part(part: Part) -> str | dict[str, Any]:
-    """A text, or what a hole has."""
-    if isinstance(part, str):
-        return part
-    return {name: value for name, value in asdict(part).items() if value is not None}
-
-
-def _decision_text(request: DecisionRequest, event: Terminal) -> dict[str, Any]:
-    questions = {str(name): asdict(each) for name, each in request.questions.items()}
-    fields: dict[str, Any] = {"state": request.state, "questions": questions}
-    if isinstance(event, Failed):
-        return fields | {"error": event.message}
-    assert isinstance(event, Decided)
-    answers = event.answers.items()
-    return fields | {"probabilities": {name: each.probabilities for name, each in answers}}
 
 
 def _rounded(value: float | None) -> float | None:

@@ -17,11 +17,11 @@ import torch
 
 from sfumato.api import Model
 from sfumato.diffusion.limits import Limits
-from sfumato.diffusion.loop import generate
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine.errors import FailuresLast
-from sfumato.engine.events import Decided, Failed, Terminal
+from sfumato.engine.events import Failed, Terminal, outcome_of
 from sfumato.model.out_of_memory import is_out_of_memory
+from sfumato.tasks.alone import generate
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Circuit:
         """Records how a request has ended."""
         if isinstance(terminal, Failed):
             self._failures += terminal.kind == "internal"
-        elif isinstance(terminal, Decided) or terminal.reply.stop_reason != "cancelled":
+        elif outcome_of(terminal) != "cancelled":
             self._failures = 0
 
     def check(self) -> bool:

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from sfumato.engine.engine_config import EngineConfig
     from sfumato.engine.events import Failed
     from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle, Sink
-    from sfumato.engine.request import Prompt, Request
+    from sfumato.engine.request import Request
     from sfumato.engine.stats import EngineState, Health
     from sfumato.model.model_config import ModelConfig
+    from sfumato.tasks.works import Prompt
     from sfumato.text.template import ChatTemplate
     from sfumato.text.tokenizer import Tokenizer
 

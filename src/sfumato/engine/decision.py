@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from sfumato.diffusion.constraints.questions import Question
@@ -36,3 +36,9 @@ class DecisionRequest:
     id: str = field(default_factory=new_decision_id)
     endpoint: str = "api"  # where it came in, for the audit
     user: str | None = None  # whose it is, for the audit
+    max_tokens: ClassVar[int] = 0  # nothing is written
+
+    def texts(self) -> dict[str, Any]:
+        """What it asks, as plain values, for the audit."""
+        questions = {str(name): asdict(each) for name, each in self.questions.items()}
+        return {"state": self.state, "questions": questions}

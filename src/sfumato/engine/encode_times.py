@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sfumato.engine.any_row import AnyRow
+from sfumato.engine.row import Row
 
 Stamp = torch.cuda.Event | float
 
@@ -17,7 +17,7 @@ Stamp = torch.cuda.Event | float
 class EncodeTime:
     """What an encode took, and the rows that had a part in it."""
 
-    rows: tuple[AnyRow, ...]
+    rows: tuple[Row, ...]
     seconds: float
 
 
@@ -26,7 +26,7 @@ class EncodeTimes:
 
     def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
         self._device, self._clock = device, clock
-        self._launched: list[tuple[tuple[AnyRow, ...], Stamp, Stamp]] = []
+        self._launched: list[tuple[tuple[Row, ...], Stamp, Stamp]] = []
 
     def stamp(self) -> Stamp:
         """When the device has done what was launched so far."""
@@ -37,7 +37,7 @@ class EncodeTimes:
             event.record()
         return event
 
-    def add(self, rows: Sequence[AnyRow], began: Stamp) -> None:
+    def add(self, rows: Sequence[Row], began: Stamp) -> None:
         """Notes an encode, all of which has been launched since `began`."""
         self._launched.append((tuple(dict.fromkeys(rows)), began, self.stamp()))
 

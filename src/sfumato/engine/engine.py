@@ -9,25 +9,27 @@ from contextlib import AbstractContextManager
 
 from sfumato.api import Model, Reply
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.engine.any_row import AnyRow
 from sfumato.engine.circuit import Circuit, probe
 from sfumato.engine.client import ServedModel
 from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.device_memory import used_memory
 from sfumato.engine.engine_config import TURN, EngineConfig
-from sfumato.engine.events import Failed
+from sfumato.engine.events import Completed, Failed
 from sfumato.engine.failures import late
 from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle, Sink
 from sfumato.engine.inbox import Inbox
+from sfumato.engine.job import Job
 from sfumato.engine.lifecycle import Lifecycle
 from sfumato.engine.memory_guard import MemoryGuard
 from sfumato.engine.output_processor import OnFinish, OutputProcessor
-from sfumato.engine.request import AnyRequest, Prompt, Request
+from sfumato.engine.request import AnyRequest, Request, TaskRequest
+from sfumato.engine.row import Row
 from sfumato.engine.runner import Runner
-from sfumato.engine.scheduler import Plan, Scheduler
+from sfumato.engine.scheduler import Scheduler
 from sfumato.engine.slots import make_pool
 from sfumato.engine.stats import EngineState, Health, Statistics, slot_states
 from sfumato.engine.submission import Submission
+from sfumato.tasks.works import Prompt, Task
 
 JOIN_S = 30.0  # how long a step under way may hold up `close`
 
@@ -88,9 +90,17 @@ class Engine:
     def decide(self, request: DecisionRequest, sink: DecisionSink | None = None) -> DecisionHandle:
         return self._submission.decide(request, sink)
 
+    def run(
+        self, task: Task, request: TaskRequest | None = None, sink: Sink | None = None
+    ) -> Handle:
+        """Queues a task of any kind, which ends in `Completed` or `Failed`; its other events go to
+        the sink as they are. Raises what `submit` raises."""
+        job = Job(task, Completed, wants_drafts=True)
+        return self._submission.run(request or TaskRequest(), job, sink)
+
     def check(self, request: Request) -> None:
         with self.refusals(request):
-            self._submission.prepared(request)
+            self._submission.job(request)
 
     def drop(self, request: Request, terminal: Failed) -> None:
         self._outputs.report(request, terminal)
@@ -177,21 +187,34 @@ class Engine:
             self._publish()
 
     def step(self) -> bool:
-        """One step of all rows; False where there is nothing to do. Not after `start`."""
-        with self._lifecycle.fatal(after=self._publish):
-            plan = self._schedule()
-            results = self._runner.run(plan, self._is_wanted)
-            self._outputs.process(results)
-            self._publish()
-            self._runner.between_steps()
-            work = plan.encode, plan.denoise, plan.write, plan.draw, plan.read, plan.fill
-            return any(work) or self._runner.is_ahead
+        """One step of all rows; False where there is nothing to do. Not after `start`.
 
-    def _schedule(self) -> Plan:
+        Each of its phases is scheduled, run, and its results processed, so that tasks go on between
+        phases: a commit and the first step of the next canvas share a step."""
+        with self._lifecycle.fatal(after=self._publish):
+            schedule, runner, outputs = self._scheduler, self._runner, self._outputs
+            self._admit()
+            pieces = schedule.encode()
+            encoded = runner.encode(pieces)
+            outputs.encoded(encoded)
+            canvases = schedule.denoise(self._is_wanted)
+            outputs.denoised(runner.denoise(canvases, encoded.commits))
+            rows = schedule.draw(self._is_wanted)
+            outputs.drawn(runner.draw(rows))
+            share = schedule.score(self._is_wanted, sum(c.length for _, c in canvases))
+            outputs.scored(runner.score(share))
+            self._publish()
+            runner.between_steps()
+            return bool(pieces or canvases or rows or share.rows or runner.is_ahead)
+
+    def _admit(self) -> None:
+        """Takes in what was submitted, and begins the tasks for which there is a slot."""
         self._take_in()
         for row, error in self._scheduler.admit():
-            self._outputs.end_with(row, error)
-        return self._scheduler.plan()
+            if error is None:
+                self._outputs.begun(row)
+            else:
+                self._outputs.end_with(row, error)
 
     def _take_in(self) -> None:
         """Takes in what was submitted, and ends what has been cancelled or is late."""
@@ -203,7 +226,7 @@ class Engine:
             elif why := late(row.submitted, row.limit_s, self._clock()):
                 self._outputs.fail(row, "timeout", why)
 
-    def _is_wanted(self, row: AnyRow) -> bool:
+    def _is_wanted(self, row: Row) -> bool:
         return not (row.handle.cancelled or late(row.submitted, row.limit_s, self._clock()))
 
     def _publish(self) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sfumato.api import Reply, Settled
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.constraints.constrained_reply import ConstraintReport
-from sfumato.engine.prompt_scores import PromptScores
+from sfumato.tasks.wants import PromptScores
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 DECIDED = "decided"
 """The outcome of a decision that has answers, among the stop reasons of replies."""
+
+COMPLETED = "completed"
+"""The same of a task that its caller has made."""
 
 FailureKind = Literal[
     "invalid",
@@ -102,6 +105,22 @@ class Finished:
     # The prompt's hidden states as one vector float32 [hidden], where the request wants it.
     vector: Tensor | None = field(default=None, compare=False)
 
+    def texts(self) -> dict[str, Any]:
+        """What it says, as plain values, for the audit."""
+        return {"answer": self.reply.text, "thought": self.reply.thought}
+
+
+@dataclass(frozen=True)
+class Completed:
+    """The outcome of a task that its caller has made."""
+
+    outcome: Any
+    account: Account
+
+    def texts(self) -> dict[str, Any]:
+        """Nothing: the task's caller knows what the outcome means."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Decided:
@@ -110,6 +129,11 @@ class Decided:
     answers: Mapping[str, Answer]
     usage: DecisionUsage
     account: Account
+
+    def texts(self) -> dict[str, Any]:
+        """What it says, as plain values, for the audit."""
+        answers = self.answers.items()
+        return {"probabilities": {name: each.probabilities for name, each in answers}}
 
 
 @dataclass(frozen=True)
@@ -121,15 +145,21 @@ class Failed:
     account: Account | None = None
     context: int | None = None  # of what is too large: the tokens that there is room for
 
+    def texts(self) -> dict[str, Any]:
+        """What it says, as plain values, for the audit."""
+        return {"error": self.message}
 
-Terminal = Finished | Decided | Failed
+
+Terminal = Finished | Decided | Completed | Failed
 
 
 def outcome_of(terminal: Terminal) -> str:
-    """In one word: a reply's stop reason, "decided", or the kind of failure."""
+    """In one word: a reply's stop reason, "decided", "completed", or the kind of failure."""
     if isinstance(terminal, Failed):
         return terminal.kind
-    return DECIDED if isinstance(terminal, Decided) else terminal.reply.stop_reason
+    if isinstance(terminal, Finished):
+        return terminal.reply.stop_reason
+    return DECIDED if isinstance(terminal, Decided) else COMPLETED
 
 
 Event = Draft | Settled | Finished | Failed

@@ -11,7 +11,7 @@ from typing import Any
 
 from sfumato.api import Reply
 from sfumato.engine.errors import RequestFailed
-from sfumato.engine.events import Decided, Event, Failed, Finished, Terminal
+from sfumato.engine.events import Completed, Decided, Event, Failed, Finished, Terminal
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,9 @@ class AnyHandle:
         self.cancelled = True
         self._wake()
 
-    def deliver(self, event: Event | Decided, first: Callable[[], None] | None = None) -> bool:
+    def deliver(
+        self, event: Event | Decided | Completed, first: Callable[[], None] | None = None
+    ) -> bool:
         """False where the request has ended already, and the event goes nowhere. first: called
         before the client hears of the event, where it does.
 
@@ -66,7 +68,7 @@ class AnyHandle:
                     self._ended.set()
             return True
 
-    def _success(self) -> Finished | Decided:
+    def _success(self) -> Finished | Decided | Completed:
         """Waits for the end. Raises RequestFailed where the request failed."""
         self._ended.wait()
         if isinstance(self.terminal, Failed):
@@ -93,6 +95,13 @@ class Handle(AnyHandle):
         end = self._success()
         assert isinstance(end, Finished)
         return end.reply
+
+    def outcome(self) -> Any:
+        """Waits for the end of a task that its caller has made. Raises RequestFailed where it has
+        no outcome."""
+        end = self._success()
+        assert isinstance(end, Completed)
+        return end.outcome
 
 
 class DecisionHandle(AnyHandle):

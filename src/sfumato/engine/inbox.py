@@ -8,8 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Condition
 
-from sfumato.engine.any_row import AnyRow
 from sfumato.engine.errors import EngineDead, QueueFull
+from sfumato.engine.row import Row
 
 Resets = list[Future[int]]
 
@@ -19,7 +19,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._changed = Condition()
-        self._rows: list[AnyRow] = []  # submitted, not yet seen by the engine's thread
+        self._rows: list[Row] = []  # submitted, not yet seen by the engine's thread
         self._resets: Resets = []
         self.closed: str | None = None  # why nothing is taken any more
         self.stopped = False  # whether the engine's thread is to end
@@ -28,7 +28,7 @@ class Inbox:
         """Rows that were submitted and not taken yet."""
         return len(self._rows)
 
-    def put(self, row: AnyRow, has_room: Callable[[], bool], limit: int) -> None:
+    def put(self, row: Row, has_room: Callable[[], bool], limit: int) -> None:
         """Submits a row. has_room: whether the queue takes one more; limit: rows that may wait, for
         the message. Raises EngineDead and QueueFull."""
         with self._changed:
@@ -52,7 +52,7 @@ class Inbox:
             self._changed.notify_all()
         return done
 
-    def take(self, queue: deque[AnyRow]) -> Resets:
+    def take(self, queue: deque[Row]) -> Resets:
         """Moves the rows into a queue, so that each is always in one of both; returns the resets
         that are requested and not cancelled."""
         with self._changed:

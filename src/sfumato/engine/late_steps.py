@@ -17,7 +17,6 @@ from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.commit import Commit
 from sfumato.diffusion.step.results import Pending
-from sfumato.engine.any_row import AnyRow
 from sfumato.engine.recovery import BatchRecovery
 from sfumato.engine.row import Row
 from sfumato.engine.scheduler import Piece
@@ -26,14 +25,16 @@ from sfumato.model.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
+Item = tuple[Row, Canvas]
+Denoised = tuple[Row, Canvas, Draft | Exception]
+
 
 @dataclass(frozen=True)
 class Launched:
-    """Rows of a step that has been launched, and what each of them denoises."""
+    """Canvases of a step that has been launched, and whose they are."""
 
     pending: Pending
-    rows: tuple[Row, ...]
-    canvases: tuple[Canvas, ...]
+    items: tuple[Item, ...]
     began: float
 
 
@@ -50,8 +51,8 @@ class CommitRow:
 class Failures:
     """What failed in a launch, with the errors; the slots of commits that did are empty."""
 
-    rows: list[tuple[Row, Draft | Exception]]
-    commits: dict[AnyRow, Exception]
+    items: list[Denoised]
+    commits: dict[Row, Exception]
 
 
 class LateSteps:
@@ -62,7 +63,7 @@ class LateSteps:
     ) -> None:
         """free: gives back unused memory, after an error for want of it."""
         self._denoiser, self._free, self._clock = denoiser, free, clock
-        self._batches = BatchRecovery(self._launch, free)
+        self._batches = BatchRecovery(self._launch, free, lambda item: item[0])
         self._launched: list[Launched] = []  # in this step
         self._before: list[Launched] = []  # in the last one, whose results are to be read
         self._last_read = 0.0
@@ -76,76 +77,64 @@ class LateSteps:
         """The pieces that may be rows of a step: settled canvases, at the end of a prefix."""
         return [commit for piece in pieces if (commit := self._commit(piece)) is not None]
 
-    def serves(self, rows: Sequence[Row], commits: Sequence[CommitRow]) -> bool:
-        """Whether commits can be rows of the step in which these rows, which are open, are
-        denoised."""
-        return self._denoiser.served_groups(*self._members(rows, commits)) is not None
+    def serves(self, items: Sequence[Item], commits: Sequence[CommitRow]) -> bool:
+        """Whether commits can be rows of the step in which these canvases are denoised."""
+        return self._denoiser.served_groups(*_members(items, commits)) is not None
 
-    def launch(self, rows: Sequence[Row], commits: Sequence[CommitRow]) -> Failures:
-        """Launches a step of rows that are open, and of commits that it serves."""
-        going = [
-            row for row in rows if not (_at_last_step(self._canvas(row)) or row.waits_for_host())
-        ]
+    def launch(self, items: Sequence[Item], commits: Sequence[CommitRow]) -> Failures:
+        """Launches a step of canvases that are prepared, and of commits that it serves."""
+        going = [(row, canvas) for row, canvas in items if row.may_launch(canvas)]
         failures = Failures([], {})
-        for group in self._denoiser.groups(*self._members(going, commits)):
+        for group in self._denoiser.groups(*_members(going, commits)):
             members = [going[i] for i in group if i < len(going)]
             own = [commits[i - len(going)] for i in group if i >= len(going)]
             if own and self._launch_with(members, own, failures.commits):
                 continue
             results = self._batches.run(members)
-            failures.rows.extend((row, error) for row, error in results if error is not None)
+            failures.items.extend((*item, error) for item, error in results if error is not None)
         return failures
 
-    def _members(
-        self, rows: Sequence[Row], commits: Sequence[CommitRow]
-    ) -> tuple[list[Canvas], list[Slot]]:
-        canvases = [self._canvas(row) for row in rows]
-        slots = [_slot(row) for row in (*rows, *(commit.row for commit in commits))]
-        return [*canvases, *(commit.canvas for commit in commits)], slots
-
-    def results(self) -> tuple[list[tuple[Row, Draft | Exception]], float]:
-        """What the step before the last one gave, of rows that still denoise what they did then;
-        and when it began, by the clock. Waits for that step, and not for the last."""
+    def results(self) -> tuple[list[Denoised], float]:
+        """What the step before the last one gave, of canvases that their tasks still denoise; and
+        when it began, by the clock. Waits for that step, and not for the last."""
         before, self._before = self._before, self._launched
         self._launched = []
-        denoised: list[tuple[Row, Draft | Exception]] = []
+        denoised: list[Denoised] = []
         began = self._clock()
         for launched in before:
             began = min(began, max(launched.began, self._last_read))
             results = launched.pending.results()
-            for row, canvas, result in zip(launched.rows, launched.canvases, results, strict=False):
-                # A row may have ended, or been given another canvas, since the launch.
-                if result is not None and row.lease is not None and row.canvas is canvas:
-                    denoised.append((row, result))
+            for (row, canvas), result in zip(launched.items, results, strict=False):
+                # A row may have ended, or gone on with something else, since the launch.
+                if result is not None and row.lease is not None and canvas in row.unanswered:
+                    denoised.append((row, canvas, result))
         if before:
             self._last_read = self._clock()
         return denoised, began
 
-    def _canvas(self, row: Row) -> Canvas:
-        return row.open(self._denoiser.network)
-
     def _commit(self, piece: Piece) -> CommitRow | None:
         """A piece as a row of the step; None where it is no settled canvas at a prefix's end."""
-        row, count = piece.row, piece.count
-        if not isinstance(row, Row) or row.is_causal or row.encodes_alone or row.lease is None:
+        row, count, config = piece.row, piece.count, piece.row.last_config
+        if config is None or row.want is not None or row.encodes_alone or row.lease is None:
             return None
+        assert config.canvas_length
         end = row.encoded + count
-        settled = row.encoded >= row.prompt_tokens and count <= row.canvas_length
+        settled = row.encoded >= row.prompt_tokens and count <= config.canvas_length
         marked = any(row.encoded < mark < end for mark in row.lease.marks)
         fits = count <= row.lease.slot.room()  # else an encode raises, and says so
         if not settled or marked or not fits or count != row.pending:
             return None
-        config, ids = row.sequence.config, row.prefix[row.encoded : end].tolist()
+        ids = row.prefix[row.encoded : end].tolist()
         return CommitRow(row, piece, Commit(ids, config, self._denoiser.network))
 
     def _launch_with(
-        self, rows: Sequence[Row], commits: Sequence[CommitRow], failed: dict[AnyRow, Exception]
+        self, items: Sequence[Item], commits: Sequence[CommitRow], failed: dict[Row, Exception]
     ) -> bool:
-        """Launches rows together with commits; whether the rows have been. Where the commits fail,
-        notes the error of each, and their slots are empty."""
+        """Launches canvases together with commits; whether the canvases have been. Where the
+        commits fail, notes the error of each, and their slots are empty."""
         started = False
         try:
-            self._start(rows, commits)
+            self._start(items, commits)
             started = True
             for commit in commits:
                 _slot(commit.row).advance(commit.canvas.length)
@@ -160,25 +149,25 @@ class LateSteps:
                     _slot(commit.row).reset()
         return started
 
-    def _launch(self, rows: Sequence[Row]) -> list[None]:
-        self._start(rows, ())
-        return [None] * len(rows)
+    def _launch(self, items: Sequence[Item]) -> list[None]:
+        self._start(items, ())
+        return [None] * len(items)
 
-    def _start(self, rows: Sequence[Row], commits: Sequence[CommitRow]) -> None:
+    def _start(self, items: Sequence[Item], commits: Sequence[CommitRow]) -> None:
         began = self._clock()
-        members, slots = self._members(rows, commits)
-        pending = self._denoiser.launch(members, slots)
-        canvases = tuple(members[: len(rows)])
-        for canvas in canvases:
+        pending = self._denoiser.launch(*_members(items, commits))
+        for _, canvas in items:
             canvas.launched += 1
-        self._launched.append(Launched(pending, tuple(rows), canvases, began))
+        self._launched.append(Launched(pending, tuple(items), began))
 
 
-def _at_last_step(canvas: Canvas) -> bool:
-    assert canvas.config.max_steps
-    return canvas.launched >= canvas.config.max_steps
+def _members(
+    items: Sequence[Item], commits: Sequence[CommitRow]
+) -> tuple[list[Canvas], list[Slot]]:
+    slots = [_slot(row) for row in (*(row for row, _ in items), *(c.row for c in commits))]
+    return [*(canvas for _, canvas in items), *(commit.canvas for commit in commits)], slots
 
 
-def _slot(row: AnyRow) -> Slot:
+def _slot(row: Row) -> Slot:
     assert row.lease
     return row.lease.slot

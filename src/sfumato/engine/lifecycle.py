@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Thread
 
-from sfumato.engine.any_row import AnyRow
 from sfumato.engine.errors import EngineDead, FailuresLast
 from sfumato.engine.events import FailureKind
 from sfumato.engine.inbox import Inbox
 from sfumato.engine.output_processor import OutputProcessor
+from sfumato.engine.row import Row
 from sfumato.engine.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -108,9 +108,9 @@ class Lifecycle:
         self._fail_all("internal", self._death, self._outputs.fail)
 
     def _fail_all(
-        self, kind: FailureKind, message: str, fail: Callable[[AnyRow, FailureKind, str], None]
+        self, kind: FailureKind, message: str, fail: Callable[[Row, FailureKind, str], None]
     ) -> None:
-        submitted: deque[AnyRow] = deque()
+        submitted: deque[Row] = deque()
         for reset in self._inbox.take(submitted):
             reset.set_exception(EngineDead(message))
         for row in (*self._scheduler.running, *self._scheduler.waiting, *submitted):

@@ -1,9 +1,9 @@
-"""What an engine does about faults, and about running out of memory in a step.
+"""What an engine does about faults of canvases, and about running out of memory in a step.
 
-Denoising: a batch that raises is run again row by row, so that only those rows fail that raise
-alone. Where memory runs out, unused memory is freed and half of the rows are tried; where that
-fails too, the newest row ends. Encoding: rows whose slot a fault has emptied start over in a fresh
-one; where memory runs out, fewer tokens are encoded in a step. Runs nothing itself.
+A batch that raises is run again item by item, so that only those rows fail of which an item raises
+alone. Where memory runs out, unused memory is freed and half of the items are tried; where that
+fails too, the newest row ends, or, where all items are of one row, fewer are tried. Runs nothing
+itself.
 """
 
 from __future__ import annotations
@@ -36,10 +36,14 @@ class BatchRecovery(Generic[Item, Result]):
     """Runs batches, and finds the items at fault where one raises."""
 
     def __init__(
-        self, run: Callable[[Sequence[Item]], list[Result]], free: Callable[[Exception], None]
+        self,
+        run: Callable[[Sequence[Item]], list[Result]],
+        free: Callable[[Exception], None],
+        owner: Callable[[Item], object],
     ) -> None:
-        """run: a result for each item; changes nothing where it raises."""
-        self._run, self._free = run, free
+        """run: a result for each item; changes nothing where it raises. owner: whose an item is;
+        items of one owner stand side by side."""
+        self._run, self._free, self._owner = run, free, owner
         self._limit: int | None = None  # items that fit the memory, once more did not
 
     def run(self, items: Sequence[Item]) -> list[tuple[Item, Result | Exception]]:
@@ -75,6 +79,8 @@ class BatchRecovery(Generic[Item, Result]):
         except Exception as second_error:
             if not is_out_of_memory(second_error):
                 return self._group(half)
+            if len(half) > 1 and self._owner(items[0]) is self._owner(items[-1]):
+                return self._half(half, second_error)
             self._free(second_error)
             return [(items[-1], second_error)]
         if len(half) < len(items):

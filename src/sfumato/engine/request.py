@@ -1,49 +1,35 @@
-"""A request to the engine, and how it is prepared before it waits in the queue.
+"""A request for a reply, or for a text with holes: its fields, their checks, and its prompt's ids.
 
-`prepare` refuses, naming the field, what cannot be done, and turns text into ids.
-It knows no slots and no threads.
+Knows no slots and no threads.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sfumato.api import Messages, Model, Transcript
+from sfumato.api import Messages, Model
 from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS, is_number, is_whole
 from sfumato.diffusion.constraints.beside_grammar import check_beside_grammar
 from sfumato.diffusion.constraints.grammar_cache import Source
 from sfumato.diffusion.constraints.hole import Part
 from sfumato.diffusion.given_canvas import GivenCanvas
-from sfumato.diffusion.limits import ReplyPlan, TooLarge
+from sfumato.diffusion.limits import TooLarge
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.diffusion.sampler_config import SamplerConfig, check_sampler
-from sfumato.diffusion.sequence import Policies, committed_tokens
 from sfumato.engine.decision import DecisionRequest
-from sfumato.engine.pooling import Pooling
-from sfumato.engine.prompt_scores import PromptScoring
 from sfumato.engine.snapshot_points import SnapshotPoints
-from sfumato.engine.thinking import ThinkingBudget
-from sfumato.options.limits import MOST_STEPS
+from sfumato.tasks.wants import Pooling, PromptScoring
+from sfumato.tasks.works import Prompt
 from sfumato.text.prompt import prompt_ids
-from sfumato.text.reply import parse_reply
 from sfumato.text.stops import Stop
 from sfumato.weights.errors import quoted
 
 
 def new_id() -> str:
     return f"req-{secrets.token_hex(8)}"
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What a prompt comes to."""
-
-    ids: list[int]
-    marks: tuple[int, ...]  # lengths of it that later ones are likely to share
 
 
 @dataclass(frozen=True)
@@ -79,132 +65,45 @@ class Request:
     endpoint: str = "api"  # where it came in, for the audit
     user: str | None = None  # whose it is, for the audit
 
+    def texts(self) -> dict[str, Any]:
+        """What it asks, as plain values, for the audit."""
+        texts = {
+            "prompt": self.prompt,
+            "messages": None if self.messages is None else list(self.messages),
+            "ids": None if self.ids is None else list(self.ids),
+            "continued": self.continued,
+            "opening": self.opening,
+            "parts": None if self.parts is None else [_part(part) for part in self.parts],
+            "prediction": None if self.prediction is None else self.prediction.text,
+        }
+        return {name: value for name, value in texts.items() if value is not None}
 
-AnyRequest = Request | DecisionRequest
+
+def _part(part: Part) -> str | dict[str, Any]:
+    """A text, or what a hole has."""
+    if isinstance(part, str):
+        return part
+    return {name: value for name, value in asdict(part).items() if value is not None}
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A request that can be done."""
+class TaskRequest:
+    """A request for a task that its caller has made, of any kind."""
 
-    prompt: Prompt
-    plan: ReplyPlan
-    policies: Policies
-    transcript: Transcript
-    opening: list[int]
-    thinking: ThinkingBudget
-    need: int  # cache positions
-    writes: bool  # False: only the prompt's scores, or its vector, are wanted
-    family: str  # with `adapter` and the tokens, decides what a slot holds
-    adapter: str | None = None
+    seed: int = 0  # for the audit, as the next four
+    max_tokens: int = 0
+    id: str = field(default_factory=new_id)
+    endpoint: str = "api"
+    user: str | None = None
+    timeout_s: float | None = None  # from `since`; None: the engine's own
+    since: float | None = None  # by `Engine.now`; None: at its submission
 
-
-def snapshot_points_of(model: Model) -> SnapshotPoints:
-    """Where the prompts of a model's template part."""
-
-    def ids_of(messages: Messages, thinking: bool) -> list[int]:
-        return prompt_ids(model.template, model.tokenizer, messages, thinking=thinking)
-
-    return SnapshotPoints(ids_of, model.tokenizer.special_ids)
+    def texts(self) -> dict[str, Any]:
+        """Nothing: the task knows what it asks."""
+        return {}
 
 
-def prepare(
-    model: Model,
-    request: Request,
-    longest: int,
-    points: SnapshotPoints,
-    most_steps: int = MOST_STEPS,
-) -> Prepared:
-    """longest: tokens that a slot here can have at most; most_steps: per canvas, which bounds the
-    checkpoint's own choice too. Raises ValueError, naming the field, for what cannot be done;
-    TooLarge for texts that no slot holds."""
-    check_request(request, most_steps)
-    prompt = request.made or make_prompt(model, request, longest, points)
-    # 53 bits: what survives a client that reads JSON numbers as floats.
-    seed = secrets.randbits(53) if request.seed is None else request.seed
-    writes = request.max_tokens != 0 or (request.scoring is None and request.pooling is None)
-    max_tokens = _max_tokens(model, request) if writes else 1
-    plan, transcript = model.plan_reply(
-        len(prompt.ids),
-        max_tokens,
-        seed,
-        request.sampler,
-        request.stop,
-        most_steps=most_steps,
-        source=request.grammar,
-        thinking=request.thinking,
-    )
-    check_length(model, request.opening or "", longest, "opening")
-    opening = [] if request.opening is None else model.tokenizer.encode(request.opening)
-    if len(opening) >= max_tokens:
-        raise ValueError(
-            f"opening: takes {len(opening)} tokens and max_tokens is {request.max_tokens}, which "
-            "leaves none for the reply; raise max_tokens"
-        )
-    plan = _with_canvas(plan, request, model.config.vocab_size)
-    plan = _with_prediction(plan, request, model, longest)
-    assert plan.config.canvas_length
-    is_causal = plan.config.mode == "causal"
-    budget = ThinkingBudget.of(
-        model.tokenizer,
-        model.template.markers,
-        request.max_thinking_tokens,
-        max_tokens,
-        model.config.canvas_length if is_causal else plan.config.canvas_length,
-        plan.config.ignore_eos,
-    )
-    empty = partial(is_empty, transcript) if request.retry_empty else None
-    # A read has no answer to make room for; a given canvas is drawn once.
-    is_read = request.canvas is not None and request.canvas.read_only
-    draws_again = request.canvas is None and request.grammar is None
-    policies = Policies(None if is_read else budget, empty if draws_again else None)
-    need = len(prompt.ids) + committed_tokens(plan, policies)
-    family = model.family.name
-    return Prepared(prompt, plan, policies, transcript, opening, budget, need, writes, family)
-
-
-def _max_tokens(model: Model, request: Request) -> int:
-    """Tokens of the reply at most; a read is one canvas."""
-    if request.canvas is None or not request.canvas.read_only:
-        return request.max_tokens
-    own = request.sampler.canvas_length if request.sampler else None
-    return min(request.max_tokens, own or model.config.canvas_length)
-
-
-def _with_canvas(plan: ReplyPlan, request: Request, vocab_size: int) -> ReplyPlan:
-    """The plan with the request's canvas. Raises ValueError."""
-    canvas = request.canvas
-    if canvas is None:
-        return plan
-    assert plan.config.canvas_length
-    if request.opening is not None:
-        raise ValueError("canvas, opening: give at most one of them; both say how a reply begins")
-    if plan.config.mode == "causal":
-        raise ValueError("canvas: causal replies have no canvas; leave it out, or the mode")
-    try:
-        canvas.check(plan.config.canvas_length, vocab_size)
-    except ValueError as error:
-        raise ValueError(f"canvas: {error}") from None
-    limits = replace(plan.limits, end_ids=()) if canvas.read_only else plan.limits
-    return replace(plan, limits=limits, given=canvas)
-
-
-def _with_prediction(plan: ReplyPlan, request: Request, model: Model, longest: int) -> ReplyPlan:
-    """The plan with the request's prediction. Raises ValueError."""
-    if request.prediction is None:
-        return plan
-    if request.canvas is not None:
-        raise ValueError("canvas, prediction: give at most one; both say how a canvas begins")
-    check_length(model, request.prediction.text, longest, "prediction")
-    begun = request.continued is not None
-    return model.fills.with_prediction(plan, request.prediction, request.thinking, begun)
-
-
-def is_empty(transcript: Transcript, ids: list[int]) -> bool:
-    """Whether a reply of these tokens has neither answer nor tool call; a broken call counts as
-    one, and text around thoughts does too."""
-    parsed = parse_reply(transcript.pieces(ids), transcript.markers)
-    return not (parsed.text.strip() or parsed.tool_calls or parsed.warnings)
+AnyRequest = Request | DecisionRequest | TaskRequest
 
 
 def check_request(request: Request, most_steps: int) -> None:

@@ -1,265 +1,244 @@
-"""One reply in the engine: what it has said, what its slot holds, and what comes next.
+"""A task in the engine: its place in the queue, its lease, its work under way, and its account.
 
-All state of a request is here and nothing of any other's. Knows no batches and no threads.
+The row of any kind of request is the same: only its task knows what it is for. Knows no batches and
+no threads.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from array import array
+from collections.abc import Generator
+from typing import Any
 
-from torch import Tensor
-
-from sfumato.api import Reply, Settled
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.constraints.causal_writing import CausalWriting
-from sfumato.diffusion.limits import StopReason
-from sfumato.diffusion.outcome import SettledCanvas
-from sfumato.diffusion.sequence import Sequence
-from sfumato.engine.any_row import AnyRow
+from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine.events import Account
-from sfumato.engine.handle import Handle
-from sfumato.engine.pooling import HiddenPooler
-from sfumato.engine.prompt_scores import PromptScorer
-from sfumato.engine.request import Prepared, Request
+from sfumato.engine.handle import AnyHandle
+from sfumato.engine.job import Job
+from sfumato.engine.request import AnyRequest
 from sfumato.engine.slots import CacheKey, Lease
 from sfumato.engine.stats import Phase, RowState
-from sfumato.model.network import Network
+from sfumato.tasks.score_progress import ScoreProgress
+from sfumato.tasks.times import Times
+from sfumato.tasks.works import Denoise, Draw, Encode, Prompt, Score, Want, Work
+
+_PHASES: dict[type, Phase] = {Draw: "causal", Denoise: "denoise", Score: "read"}
 
 
-class Row(AnyRow):
-    """A request for a reply from submission to its terminal event."""
-
-    request: Request
-    handle: Handle
+class Row:
+    """A task from submission to its terminal event. Times are readings of the engine's clock."""
 
     def __init__(
         self,
-        request: Request,
-        prepared: Prepared,
-        handle: Handle,
+        request: AnyRequest,
+        job: Job,
+        handle: AnyHandle,
         submitted: float,
         limit_s: float | None,
     ) -> None:
-        need, holds = prepared.need, (prepared.family, prepared.adapter)
-        self.prepared = prepared
-        self.sequence = Sequence(prepared.plan, prepared.policies, prepared.opening)
-        super().__init__(request, handle, prepared.prompt, need, holds, submitted, limit_s)
-        self.first_commit_s: float | None = None
-        self.canvas: Canvas | None = None
-        self._last: Draft | None = None  # of the canvas that is written token by token
-        self.stats = self.sequence.stats
-        self.is_causal = prepared.plan.config.mode == "causal"
-        self.hidden: Tensor | None = None  # [1, hidden] of the prefix's last token, in causal mode
-        self.scorer: PromptScorer | None = None
-        self.pooler: HiddenPooler | None = None
-        if request.scoring is not None:
-            self.scorer = PromptScorer(request.scoring, prepared.prompt.ids)
-        elif request.pooling is not None:
-            self.pooler = HiddenPooler(request.pooling, len(prepared.prompt.ids))
+        self.request, self.handle, self.limit_s = request, handle, limit_s
+        self.task, self.job, self.submitted = job.task, job, submitted
+        self.claim = job.task.claim
+        self.first_in_queue: float | None = None
+        self.admitted: float | None = None
+        self.leader: Row | None = None  # whose encoding this one waits for, in the queue
+        self.shared = 0  # tokens that both prompts begin with
+        self.lease: Lease | None = None
+        self.cached = 0  # tokens of the prompt that the slot held already
+        # All that the task has asked to encode; before it has, its prompt.
+        self.prefix = array("i", self.claim.prompt.ids)
+        self.encoded = 0  # how much of it the slot holds
+        self.encodes_alone = False  # after its encoding failed together with others
+        self.turn = -1  # of the last score that this row had a part in, of all rows' turns
+        self.reads = 0  # canvases that were read
+        self.times = Times()
+        self.run: Generator[Any, Any, Any] | None = None  # once it has a slot
+        self.work: Work | None = None
+        self.last_config: SamplerConfig | None = None  # of the canvas that was denoised last
+        self._asked = 0  # tokens that the task has asked to encode
+        self._drafts: dict[Canvas, Draft] = {}  # of the `Denoise` under way
+        self._score: ScoreProgress | None = None
+
+    # The queue and the slot.
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.claim.prompt
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.claim.prompt.ids)
 
     @property
     def cache_key(self) -> CacheKey:
-        """Without the tokens whose hidden states are wanted: a slot holds none."""
-        reader = self._reader
-        if reader is None and not self.is_causal:
-            return super().cache_key
-        end = len(self.prefix) - (1 if reader is None else reader.least_encoded)
-        return CacheKey(*self._holds, self.prefix[:end], media=())
+        """What a slot must hold for this row to reuse it: without the tokens whose hidden states
+        are wanted, for a slot holds none."""
+        fresh = self.claim.fresh
+        if self.run is not None:
+            fresh = 0 if self.want is None else self.want.least
+        ids = self.prefix[: max(0, len(self.prefix) - fresh)] if fresh else self.prefix
+        return CacheKey(self.claim.family, self.claim.adapter, ids, media=())
 
     def leased(self, lease: Lease, now: float) -> None:
-        super().leased(lease, now)
-        self.hidden = None
-        if self._reader is not None:
-            self._reader.reset()
+        """Takes a slot, which may hold a part of the prefix already. What was gathered from another
+        slot begins anew."""
+        if self.admitted is None:
+            self.admitted, self.cached = now, lease.cached
+        self.lease, self.encoded = lease, lease.cached
+        if self.want is not None:
+            self.want.begin(len(self.prefix))
+        if isinstance(self.work, Score):
+            self._score = ScoreProgress(self.work)
+
+    # The work under way.
+
+    def take(self, work: Work) -> None:
+        """Takes what the task asks for next."""
+        self.work, self._drafts, self._score = work, {}, None
+        if isinstance(work, Encode):
+            self._asked += len(work.ids)
+            missing = self._asked - len(self.prefix)
+            self.prefix.extend(work.ids[len(work.ids) - missing :] if missing > 0 else ())
+            if work.want is not None:
+                work.want.begin(len(self.prefix))
+        elif isinstance(work, Denoise):
+            self.last_config = work.canvases[-1].config
+        elif isinstance(work, Score):
+            self._score = ScoreProgress(work)
 
     @property
-    def wants_hidden(self) -> bool:
-        return self.is_causal or (self._reader is not None and not self._reader.done)
+    def pending(self) -> int:
+        """Tokens to encode before anything else can be done."""
+        return len(self.prefix) - self.encoded
 
     @property
-    def _reader(self) -> PromptScorer | HiddenPooler | None:
-        """What reads the hidden states of the prompt."""
-        return self.pooler if self.scorer is None else self.scorer
+    def want(self) -> Want | None:
+        """What gathers hidden states of the tokens that are encoded now."""
+        return self.work.want if isinstance(self.work, Encode) else None
 
-    def take_hidden(self, network: Network, start: int, hidden: Tensor) -> None:
-        if self._reader is not None:
-            self._reader.add(network.head, start, hidden, network.config.canvas_length)
-        if self.is_causal and start + len(hidden) == len(self.prefix):
-            self.hidden = hidden[-1:].clone()  # the others' memory is given back
-
-    @property
-    def last_hidden(self) -> Tensor:
-        """[1, hidden], of the last token of the prefix, in causal mode and once that is encoded."""
-        assert self.hidden is not None
-        return self.hidden
+    def took(self, tokens: int) -> None:
+        """Tokens of the prefix have been encoded."""
+        self.encoded += tokens
+        self.encodes_alone = self.encodes_alone and self.pending > 0
 
     @property
-    def is_scored(self) -> bool:
-        """Whether only the prompt's scores, or its vector, are wanted, and all is encoded."""
-        return not self.prepared.writes and not self.pending
+    def score(self) -> ScoreProgress:
+        """The `Score` under way."""
+        assert self._score is not None
+        return self._score
+
+    @property
+    def unanswered(self) -> list[Canvas]:
+        """The canvases of the `Denoise` under way that have not had their step, those that were
+        launched least often first."""
+        canvases = self.work.canvases if isinstance(self.work, Denoise) else ()
+        left = [canvas for canvas in canvases if canvas not in self._drafts]
+        return sorted(left, key=lambda canvas: canvas.launched)
+
+    def may_launch(self, canvas: Canvas) -> bool:
+        """Whether a canvas may take another step although the host may not know its last one.
+        Canvases side by side go on together, once all have answered."""
+        assert isinstance(self.work, Denoise) and canvas.config.max_steps
+        is_ahead = self.work.ahead and len(self.work.canvases) == 1
+        return canvas.launched < canvas.config.max_steps and (
+            is_ahead or canvas.launched == canvas.step
+        )
+
+    def answer(self, canvas: Canvas, draft: Draft) -> None:
+        """Takes the draft of a canvas of the `Denoise` under way."""
+        self._drafts[canvas] = draft
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the work under way is done."""
+        if isinstance(self.work, Encode):
+            return not self.pending
+        if isinstance(self.work, Denoise):
+            return len(self._drafts) == len(self.work.canvases)
+        return isinstance(self.work, Score) and self.score.done
+
+    @property
+    def answers(self) -> Any:
+        """The result of the work, once it is done."""
+        work = self.work
+        if isinstance(work, Encode):
+            return None if work.want is None else work.want.result()
+        if isinstance(work, Denoise):
+            return [self._drafts[canvas] for canvas in work.canvases]
+        return self.score.results
+
+    # Figures.
+
+    def waited(self, seconds: float) -> None:
+        """A step's encode work took so long, some of this row's in it."""
+        if self.encoded <= self.prompt_tokens:
+            self.times.prefill_s += seconds
+        else:
+            self.times.commit_s += seconds
+
+    def waits_s(self, now: float) -> tuple[float, float]:
+        """Seconds from submission to a slot, and the part of these as the first in the queue."""
+        began = now if self.admitted is None else self.admitted
+        first = began if self.first_in_queue is None else self.first_in_queue
+        return began - self.submitted, began - first
 
     @property
     def phase(self) -> Phase:
         if self.lease is None:
             return "queued"
-        if self.pending:
-            return "commit" if self.sequence.reply else "prefill"
-        return "causal" if self.is_causal else "denoise"
-
-    @property
-    def writing(self) -> CausalWriting | None:
-        """The canvas that is finished token by token; None where one is denoised."""
-        return self.sequence.writing
-
-    @property
-    def pending(self) -> int:
-        """Of a canvas that is written, the last token is encoded with its step."""
-        pending = super().pending
-        return pending if self.writing is None else max(0, pending - 1)
-
-    def took(self, tokens: int) -> None:
-        alone = self.encodes_alone
-        super().took(tokens)
-        if self.writing is not None:  # each token is encoded: it goes alone up to the last
-            self.encodes_alone = alone
-
-    def waited(self, seconds: float) -> None:
-        if self.encoded <= self.stats.prompt_tokens:
-            self.stats.prefill_s += seconds
-        else:
-            self.stats.commit_s += seconds
-
-    @property
-    def canvas_length(self) -> int:
-        return self.sequence.canvas_length
-
-    @property
-    def settled(self) -> bool:
-        """Whether the canvas is done, and to be collected."""
-        return self.canvas is not None and self.canvas.done
-
-    @property
-    def reason(self) -> StopReason | None:
-        """Why the reply has ended; None while another canvas follows."""
-        return self.sequence.reason
-
-    def open(self, network: Network) -> Canvas:
-        """The canvas to denoise, a fresh one where none is under way."""
-        if self.canvas is None:
-            self.canvas = Canvas.of(self.sequence.next_canvas(), network)
-        return self.canvas
-
-    def waits_for_host(self) -> bool:
-        """Whether the next step needs to know what the last one gave: a grammar looks at it."""
-        canvas = self.canvas
-        is_held = self.sequence.constrained is not None
-        return is_held and canvas is not None and canvas.launched > canvas.step
-
-    def guide(self, draft: Draft) -> None:
-        """Sets what a constraint asks of the next step."""
-        if self.canvas is not None:
-            self.sequence.guide(self.canvas, draft)
-
-    def readable(self, draft: Draft) -> Draft:
-        """The draft with its text."""
-        return self.prepared.transcript.readable(draft)
-
-    def collect(self, ids: list[int], draft: Draft) -> Settled | None:
-        """What a canvas that has settled on these ids adds, `draft` being its last; None where it
-        is drawn again, or written from here on."""
-        assert self.canvas and self.canvas.convergence and self.lease
-        settled = self.sequence.add_canvas(ids, self.canvas.convergence)
-        self.canvas = None
-        if self.writing is not None:
-            self._last = draft
-            self._extend_prefix(self.writing.ids)
-        return None if settled is None else self._added(settled, draft)
-
-    def write(self, scores: Tensor) -> Settled | None:
-        """Writes one more token, by the scores float32 [vocabulary] of what follows the prefix; the
-        settled canvas once it is done."""
-        writing, sequence = self.writing, self.sequence
-        assert writing is not None and self._last is not None
-        writing.write(scores, sequence.config.processors, sequence.reply)
-        if not writing.done:
-            self._extend_prefix(writing.ids)
-            return None
-        settled, last = sequence.add_written(), self._last
-        self._last = None
-        assert settled is not None
-        return self._added(settled, last)
-
-    def _extend_prefix(self, canvas: list[int]) -> None:
-        """Makes the prefix end in what the canvas under way has."""
-        begun = len(self.prefix) - self.prompt_tokens - len(self.sequence.reply)
-        self.prefix.extend(canvas[begun:])
-
-    def _added(self, settled: SettledCanvas, last: Draft) -> Settled:
-        self.hidden = None
-        if settled.stop_reason is None:  # only a canvas that another follows goes into the cache
-            before = self.prompt_tokens + len(self.sequence.reply) - len(settled.token_ids)
-            self.prefix.extend(settled.token_ids[len(self.prefix) - before :])
-        draft = self.sequence.as_settled(last, settled)
-        return self.prepared.transcript.add(settled, self.readable(draft))
-
-    def finish(self, reason: StopReason, now: float) -> Reply:
-        """The reply as it stands."""
-        outcome = self.sequence.outcome(reason, now - self.submitted)
-        return self.prepared.transcript.finish(outcome)
+        if self.encoded < self.prompt_tokens or self.work is None:
+            return "prefill"
+        return "commit" if self.pending else _PHASES.get(type(self.work), "commit")
 
     def state(self, now: float) -> RowState:
-        canvas, lease = self.canvas, self.lease  # once: the engine's thread clears them
+        """What others see of it, from any thread."""
+        lease, figures = self.lease, self.task.figures  # once: the engine's thread changes them
         return RowState(
             self.request.id,
             self.request.endpoint,
             self.phase,
-            self.stats.canvases,
-            canvas.step if canvas else 0,
-            self.prepared.plan.config.max_steps or 0,
+            figures.canvas if figures.questions is None else self.reads,
+            figures.step,
+            figures.max_steps,
             self.prompt_tokens,
-            len(self.sequence.reply),
+            figures.output_tokens,
             lease.index if lease else -1,
             now - self.submitted,
             self.cached,
             min(self.encoded, self.prompt_tokens),
         )
 
-    def _steps(self) -> tuple[int, ...]:
-        """Of each canvas; those of a causal reply, which are single tokens, count as one."""
-        steps = self.stats.steps
-        return (sum(steps),) if self.is_causal and steps else tuple(steps)
-
     def account_at(self, now: float) -> Account:
-        stats, lease, sequence = self.stats, self.lease, self.sequence
+        figures, times, lease = self.task.figures, self.times, self.lease
         queue_s, slot_wait_s = self.waits_s(now)
-        accepted, prediction = sequence.accepted_prediction, sequence.plan.prediction
-        rejected = len(prediction.ids) - (accepted or 0) if prediction else None
         return Account(
             request_id=self.request.id,
             endpoint=self.request.endpoint,
-            seed=self.prepared.plan.seed,
-            prompt_tokens=stats.prompt_tokens,
+            seed=figures.seed,
+            prompt_tokens=self.prompt_tokens + figures.question_tokens,
             cached_tokens=self.cached,
-            requested_tokens=self.request.max_tokens,
-            output_tokens=len(sequence.reply),
-            thought_tokens=self.prepared.thinking.count(sequence.reply),
-            canvas_tokens=(stats.canvases + sequence.drawn_again) * sequence.canvas_length,
-            steps=self._steps(),
-            convergence=() if self.is_causal else tuple(stats.convergence),
-            retries=sequence.retries,
-            step_s=tuple(sequence.step_s),
+            requested_tokens=figures.requested_tokens,
+            output_tokens=figures.output_tokens,
+            thought_tokens=figures.thought_tokens,
+            canvas_tokens=figures.canvas_tokens,
+            steps=figures.steps,
+            convergence=figures.convergence,
+            retries=figures.retries,
             queue_s=queue_s,
             slot_wait_s=slot_wait_s,
-            prefill_s=stats.prefill_s,
-            denoise_s=stats.denoise_s,
-            commit_s=stats.commit_s,
-            first_draft_s=stats.first_draft_s,
-            first_commit_s=self.first_commit_s,
+            prefill_s=times.prefill_s,
+            denoise_s=times.denoise_s,
+            commit_s=times.commit_s,
+            first_draft_s=times.first_draft_s,
+            first_commit_s=times.first_commit_s,
             total_s=now - self.submitted,
             slot=lease.index if lease else None,
             context=lease.context if lease else None,
             allocated=lease.allocated if lease else False,
-            accepted_prediction=accepted,
-            rejected_prediction=rejected,
-            constraint=None if stats.constraint is None else replace(stats.constraint),
+            step_s=tuple(times.step_s),
+            constraint=figures.constraint,
+            questions=figures.questions,
+            reads=None if figures.questions is None else self.reads,
+            accepted_prediction=figures.accepted_prediction,
+            rejected_prediction=figures.rejected_prediction,
         )

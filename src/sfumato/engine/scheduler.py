@@ -1,9 +1,9 @@
-"""Which rows wait, which have a slot, and what each step does: bookkeeping, no tensors.
+"""Which rows wait, which have a slot, and what each phase of a step does: bookkeeping, no tensors.
 
 Requests are admitted strictly in the order in which they came, so that no large one is overtaken
 by small ones for ever; only those that wait for what another one encodes let others pass (see
-sharing.py). Each step encodes some tokens (prompts and commits alike) and then denoises every row
-whose prefix is complete.
+sharing.py). A step has four phases, and tasks go on between them: some tokens are encoded (prompts
+and commits alike), canvases are denoised, tokens are drawn, and scores are taken.
 """
 
 from __future__ import annotations
@@ -12,36 +12,31 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from sfumato.engine.any_row import AnyRow
-from sfumato.engine.decision_row import DecisionRow
-from sfumato.engine.fill_row import FillRow
+from sfumato.diffusion.canvas import Canvas
 from sfumato.engine.row import Row
 from sfumato.engine.sharing import Sharing
 from sfumato.engine.slots import SlotPool
+from sfumato.tasks.works import Denoise, Draw, Score
+
+Wanted = Callable[[Row], bool]
+"""Whether a row has neither been cancelled nor is past its deadline."""
 
 
 @dataclass(frozen=True)
 class Piece:
     """Encode work of one step: the next `count` tokens of a row's prefix."""
 
-    row: AnyRow
+    row: Row
     count: int
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One step: the pieces are encoded, then the rows denoised in one batch; then rows write a
-    token each under a grammar, tokens are drawn in causal mode, questions are read, and the
-    canvases of fills denoised in another batch."""
+class Share:
+    """Who takes scores in a step, and how much of it."""
 
-    encode: tuple[Piece, ...]
-    denoise: tuple[Row, ...]
-    write: tuple[Row, ...] = ()  # rows whose canvas is finished token by token
-    draw: tuple[Row, ...] = ()  # causal rows, each of which gets a token
-    read: tuple[DecisionRow, ...] = ()
-    fill: tuple[FillRow, ...] = ()
-    decisions: int = 0  # that share the reads of a step, those with them that still encode
-    read_tokens: int = 0  # of all of them
+    rows: tuple[Row, ...]
+    sharers: int  # rows that share the tokens, those with them that still encode
+    tokens: int  # of all of them
 
 
 class PrefillChunk:
@@ -50,21 +45,21 @@ class PrefillChunk:
     def __init__(self, tokens: int) -> None:
         self.tokens = self._full = tokens
         self._has_failed = False  # the memory did not suffice for the last encode work
-        self._rows_then: set[AnyRow] = set()  # that ran when it last did not
+        self._rows_then: set[Row] = set()  # that ran when it last did not
 
-    def shrink(self, tokens: int, running: Iterable[AnyRow]) -> bool:
+    def shrink(self, tokens: int, running: Iterable[Row]) -> bool:
         """Halves the chunk, since the memory did not suffice for so many tokens. Whether the last
         encode work had failed in the same way."""
         before, self._has_failed, self._rows_then = self._has_failed, True, set(running)
         self.tokens = max(1, min(self.tokens, tokens) // 2)
         return before
 
-    def succeeded(self, running: Sequence[AnyRow]) -> None:
+    def succeeded(self, running: Sequence[Row]) -> None:
         """Some encode work was done."""
         self._has_failed = False
         self.restore(running)
 
-    def restore(self, running: Sequence[AnyRow]) -> None:
+    def restore(self, running: Sequence[Row]) -> None:
         """Restores the full chunk after a memory shortage, once one of the rows that ran at the
         time has ended and no row has tokens left to encode: sooner, a long prompt might fail and
         start over for ever."""
@@ -80,21 +75,21 @@ class Scheduler:
         pool: SlotPool,
         prefill_chunk: int,
         clock: Callable[[], float],
-        most_read: int | None = None,
+        most_scored: int | None = None,
     ) -> None:
-        """prefill_chunk: tokens encoded in a step at most, all rows together; most_read: tokens of
-        a step's reads, None as many."""
-        self.waiting: deque[AnyRow] = deque()
-        self.running: list[AnyRow] = []  # oldest first
+        """prefill_chunk: tokens encoded in a step at most, all rows together; most_scored: tokens
+        of a step's scores, None as many."""
+        self.waiting: deque[Row] = deque()
+        self.running: list[Row] = []  # oldest first
         self.pool, self.chunk = pool, PrefillChunk(prefill_chunk)
         self._sharing, self._clock = Sharing(pool), clock
-        self._most_read = prefill_chunk if most_read is None else most_read
+        self._most_scored = prefill_chunk if most_scored is None else most_scored
 
-    def admit(self) -> list[tuple[AnyRow, Exception]]:
+    def admit(self) -> list[tuple[Row, Exception | None]]:
         """Gives slots to waiting rows, strictly in order, as long as there are any. A row that
-        waits for what another row encodes needs none yet. Returns the rows for which there can be
-        no slot, and why."""
-        refused: list[tuple[AnyRow, Exception]] = []
+        waits for what another row encodes needs none yet. Returns the rows that have one now, and
+        those for which there can be none, with the reason."""
+        admitted: list[tuple[Row, Exception | None]] = []
         for row in tuple(self.waiting):
             if self._sharing.waits(row, self.running):
                 continue
@@ -104,18 +99,19 @@ class Scheduler:
                 if not self._lease(row):
                     break
             except Exception as error:
-                refused.append((row, error))
+                admitted.append((row, error))
             else:
                 self.running.append(row)  # first: others count both, and it is never in neither
                 self.waiting.remove(row)
-        return refused
+                admitted.append((row, None))
+        return admitted
 
-    def restart(self, row: AnyRow) -> bool:
+    def restart(self, row: Row) -> bool:
         """Another slot for a running row, whose own an encode has emptied. Whether there is one."""
         self._release(row, keep=False)
         return self._lease(row)
 
-    def remove(self, row: AnyRow) -> None:
+    def remove(self, row: Row) -> None:
         """Removes a row that has ended, and ends the lease of its slot."""
         if row in self.running:
             self.running.remove(row)
@@ -124,40 +120,21 @@ class Scheduler:
         self.chunk.restore(self.running)
         self._release(row, keep=True)
 
-    def _lease(self, row: AnyRow) -> bool:
+    def _lease(self, row: Row) -> bool:
         """Whether there is a slot for a row now, which then has it."""
-        lease = self.pool.lease(row.cache_key, row.need, row.prompt.marks)
+        lease = self.pool.lease(row.cache_key, row.claim.positions, row.prompt.marks)
         if lease is not None:
             row.leased(lease, self._clock())
         return lease is not None
 
-    def _release(self, row: AnyRow, keep: bool) -> None:
+    def _release(self, row: Row, keep: bool) -> None:
         lease, row.lease = row.lease, None
         if lease is not None:
             self.pool.release(lease, keep)
 
-    def plan(self) -> Plan:
-        """The step to come."""
-        pieces = self._pieces()
-        done = {piece.row for piece in pieces if piece.count == piece.row.pending}
-        ready = [row for row in self.running if not row.pending or row in done]
-        replies = [row for row in ready if isinstance(row, Row) and row.prepared.writes]
-        draw = tuple(row for row in replies if row.is_causal)
-        write = tuple(row for row in replies if row.writing is not None)
-        denoise = tuple(row for row in replies if not row.is_causal and row.writing is None)
-        read = tuple(row for row in ready if isinstance(row, DecisionRow))
-        fill = tuple(row for row in ready if isinstance(row, FillRow))
-        decisions = sum(isinstance(row, DecisionRow) for row in self.running)
-        tokens = self._read_tokens(denoise)
-        return Plan(pieces, denoise, write, draw, read, fill, decisions, tokens)
+    # The phases of a step.
 
-    def _read_tokens(self, denoise: Sequence[Row]) -> int:
-        """How many tokens all reads of a step have: as many as the canvases that are denoised in
-        it, for the step not to take more than twice as long."""
-        most = min(self.chunk.tokens, self._most_read)
-        return min(most, sum(row.canvas_length for row in denoise)) if denoise else most
-
-    def _pieces(self) -> tuple[Piece, ...]:
+    def encode(self) -> tuple[Piece, ...]:
         """Shares the chunk: half of it is the oldest row's, so that a long prompt always moves; the
         rest goes to those that need least, so that a commit never waits behind a long prompt. What
         others leave is the oldest row's too. Shared equally, it would have all finish late."""
@@ -173,3 +150,34 @@ class Scheduler:
             left -= counts[row]
         counts[oldest] += min(left, oldest.pending - counts[oldest])
         return tuple(Piece(row, counts[row]) for row in rows if counts[row])
+
+    def denoise(self, wanted: Wanted) -> list[tuple[Row, Canvas]]:
+        """The canvases of a step: one of each row, and of the rows that have several side by side
+        as many more as there are rows, for the step of the others not to take more than twice as
+        long; all of them where no other row denoises."""
+        rows = self._ready(Denoise, wanted)
+        canvases = [row.unanswered for row in rows]
+        more, most = len(rows) if len(rows) > 1 else None, max(map(len, canvases), default=0)
+        chosen = {row: own[:1] for row, own in zip(rows, canvases, strict=True)}
+        for place in range(1, most):  # in turn, so that all have a part
+            for row, own in zip(rows, canvases, strict=True):
+                if place < len(own) and more != 0:
+                    chosen[row].append(own[place])
+                    more = None if more is None else more - 1
+        return [(row, canvas) for row, own in chosen.items() for canvas in own]
+
+    def draw(self, wanted: Wanted) -> list[Row]:
+        """Rows that get a token by the head alone."""
+        return self._ready(Draw, wanted)
+
+    def score(self, wanted: Wanted, denoised: int) -> Share:
+        """Scores have as many tokens of a step as the canvases that are denoised in it, for the
+        step not to take more than twice as long. denoised: positions of these."""
+        most = min(self.chunk.tokens, self._most_scored)
+        sharers = sum(row.claim.beside > 0 or isinstance(row.work, Score) for row in self.running)
+        tokens = min(most, denoised) if denoised else most
+        return Share(tuple(self._ready(Score, wanted)), sharers, tokens)
+
+    def _ready(self, kind: type, wanted: Wanted) -> list[Row]:
+        rows = (row for row in self.running if isinstance(row.work, kind) and not row.pending)
+        return [row for row in rows if wanted(row)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sfumato.engine.any_row import AnyRow
+from sfumato.engine.row import Row
 from sfumato.engine.slots import SlotPool
 
 SHARED = 256  # tokens: encoding fewer costs less than the step that a follower starts later
@@ -21,7 +21,7 @@ class Sharing:
     def __init__(self, pool: SlotPool) -> None:
         self._pool = pool
 
-    def waits(self, row: AnyRow, running: Iterable[AnyRow]) -> bool:
+    def waits(self, row: Row, running: Iterable[Row]) -> bool:
         """Whether a waiting row should wait for what one of the running rows encodes.
 
         Asked anew before each step: where the row that it followed has ended, it follows another
@@ -48,7 +48,7 @@ class Sharing:
         return True
 
 
-def _shared(row: AnyRow, other: AnyRow) -> int:
+def _shared(row: Row, other: Row) -> int:
     """The tokens that two prompts begin with alike; 0 where they are too few to wait for."""
     common = row.cache_key.common(other.cache_key)
     shared = min(common, row.prompt_tokens, other.prompt_tokens)

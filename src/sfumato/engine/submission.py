@@ -7,38 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 
 from sfumato.api import Model
-from sfumato.diffusion.constraints.decision_settings import DecisionSettings
 from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.limits import TooLarge
-from sfumato.engine.any_row import AnyRow
 from sfumato.engine.circuit import Circuit
 from sfumato.engine.decision import DecisionRequest
-from sfumato.engine.decision_row import DecisionRow, PreparedDecision
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import REFUSALS, EngineDead, NotReady, QueueFull
 from sfumato.engine.events import Failed, Terminal
 from sfumato.engine.failures import explain, late
-from sfumato.engine.fill_request import PreparedFill, prepare_fill
-from sfumato.engine.fill_row import FillRow
-from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle, Sink
+from sfumato.engine.handle import AnyHandle, DecisionHandle, DecisionSink, Handle, Sink
 from sfumato.engine.inbox import Inbox
+from sfumato.engine.job import Job
+from sfumato.engine.prepare import prepare, prepare_decision, snapshot_points_of
 from sfumato.engine.request import (
     AnyRequest,
-    Prepared,
-    Prompt,
     Request,
+    TaskRequest,
     check_length,
     check_timeout,
     make_prompt,
-    prepare,
-    snapshot_points_of,
 )
 from sfumato.engine.row import Row
 from sfumato.engine.scheduler import Scheduler
 from sfumato.engine.slots import Lacks
+from sfumato.tasks.works import Prompt
 
 
 class Submission:
@@ -79,41 +73,45 @@ class Submission:
     def decide(self, request: DecisionRequest, sink: DecisionSink | None) -> DecisionHandle:
         with self.refusals(request):
             since = self._ready_since(request)
-            prepared = self._prepared_decision(request)
+            job = prepare_decision(self._model, request, self._longest)
             handle = DecisionHandle(request.id, sink, self._inbox.wake)
-            row = DecisionRow(request, prepared, handle, since, self._limit_s(request))
-            self._inbox.put(row, self._has_room, self._config.queue)
+            self._put(request, job, handle, since)
             return handle
 
-    def _prepared_decision(self, request: DecisionRequest) -> PreparedDecision:
-        """Raises ValueError and TooLarge for a decision that cannot be done."""
-        check_timeout(request.timeout_s)
-        names = (field.name for field in fields(DecisionSettings))
-        settings = DecisionSettings(**{name: getattr(request, name) for name in names})
-        plan = self._model.plan_decision(request.state, request.questions, settings, self._longest)
-        pool, longest = self._scheduler.pool, max((len(read.ids) for read in plan.reads), default=0)
-        pool.check(len(plan.prefix))
+    def run(self, request: TaskRequest, job: Job, sink: Sink | None) -> Handle:
+        with self.refusals(request):
+            check_timeout(request.timeout_s)
+            since = self._ready_since(request)
+            handle = Handle(request.id, sink, self._inbox.wake)
+            self._put(request, job, handle, since)
+            return handle
+
+    def job(self, request: Request) -> Job:
+        """Raises ValueError and TooLarge for a request that cannot be done."""
+        given = self._model, request, self._longest, self._snapshot_points
+        job = prepare(*given, self._config.max_steps)
+        self._check_room(job)
+        return job
+
+    def _check_room(self, job: Job) -> None:
+        """Raises TooLarge where no slot can ever hold what a task claims, or its questions."""
+        claim = job.task.claim
+        try:
+            self._scheduler.pool.check(claim.positions)
+        except TooLarge as error:
+            error.prompt_tokens = len(claim.prompt.ids)
+            raise
+        longest = claim.beside
         if longest > PIECE and (lack := self._lacks([longest], None)) is not None:
             raise TooLarge(
                 f"questions: the longest has {longest:,} tokens, and what is kept of them {lack}; "
                 "shorten it, or lower --slots or --context"
             )
-        return PreparedDecision(plan, self._model.family.name)
 
-    def prepared(self, request: Request) -> Prepared | PreparedFill:
-        """Raises ValueError and TooLarge for a request that cannot be done."""
-        most = self._config.max_steps
-        if request.parts is not None:
-            fill = prepare_fill(self._model, request, self._longest, self._snapshot_points, most)
-            self._scheduler.pool.check(len(fill.prompt.ids))
-            return fill
-        prepared = prepare(self._model, request, self._longest, self._snapshot_points, most)
-        try:
-            self._scheduler.pool.check(prepared.need)
-        except TooLarge as error:
-            error.prompt_tokens = len(prepared.prompt.ids)
-            raise
-        return prepared
+    def _put(self, request: AnyRequest, job: Job, handle: AnyHandle, since: float) -> None:
+        self._check_room(job)
+        row = Row(request, job, handle, since, self._limit_s(request))
+        self._inbox.put(row, self._has_room, self._config.queue)
 
     def prompt(self, request: Request) -> Prompt:
         return make_prompt(self._model, request, self._longest, self._snapshot_points)
@@ -158,12 +156,6 @@ class Submission:
 
     def _submit(self, request: Request, sink: Sink | None) -> Handle:
         since = self._ready_since(request)
-        prepared, handle = self.prepared(request), Handle(request.id, sink, self._inbox.wake)
-        row: AnyRow
-        if isinstance(prepared, PreparedFill):
-            fills, limit = self._model.fills, self._limit_s(request)
-            row = FillRow(request, prepared, fills, handle, since, limit)
-        else:
-            row = Row(request, prepared, handle, since, self._limit_s(request))
-        self._inbox.put(row, self._has_room, self._config.queue)
+        job, handle = self.job(request), Handle(request.id, sink, self._inbox.wake)
+        self._put(request, job, handle, since)
         return handle

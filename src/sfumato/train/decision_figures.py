@@ -87,7 +87,7 @@ def read_cases(
         for i, (case, order) in enumerate(zip(some, orders, strict=True)):
             questions[f"moved {i}"] = in_order(case, order).question
         settings = DecisionSettings(seed=seed * 1_000_003 + number)
-        answers = model.read_questions(state, questions, settings).answers()
+        answers = model.read_questions(state, questions, settings)
         for i, (case, order) in enumerate(zip(some, orders, strict=True)):
             given, moved = answers[f"given {i}"], answers[f"moved {i}"].probabilities
             if not isinstance(case.question, ScoreQuestion):

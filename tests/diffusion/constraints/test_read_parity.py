@@ -136,7 +136,7 @@ def test_the_embedded_model_and_the_whole_way_from_text() -> None:
     }
     settings = DecisionSettings(seed=7)
     plan = model.plan_decision(f"  {state}\n", questions, settings)
-    answers = model.read_questions(state, questions, settings).answers()
+    answers = model.read_questions(state, questions, settings)
     for read, (name, answer) in zip(plan.reads, answers.items(), strict=True):
         assert read.targets[0].question == name
         slot = model.network.new_slot(1)

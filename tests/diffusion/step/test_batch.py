@@ -280,7 +280,9 @@ def test_a_step_that_is_tried_again_is_one_step(
     canvas, slot = begin(network, 1)
     denoiser = Denoiser(network, 1)
     recovery = BatchRecovery(
-        lambda rows: denoiser.advance(denoiser.forward(rows, [slot])), lambda error: None
+        lambda rows: denoiser.advance(denoiser.forward(rows, [slot])),
+        lambda error: None,
+        lambda canvas: canvas,
     )
     module, name = place.split(".")
     module = importlib.import_module(f"sfumato.diffusion.step.{module}")

@@ -19,6 +19,7 @@ from tests.support.answering_model import answering_model
 
 from sfumato.engine import ServedModel
 from sfumato.text.template import ChatTemplate
+from sfumato.text_side import TextSide
 
 
 @pytest.fixture
@@ -120,5 +121,5 @@ def test_whether_a_model_decides_is_found_out_when_it_is_served() -> None:
     model = answering_model()
     assert ServedModel.of(model).undecided is None
     model = answering_model()
-    model.template = ChatTemplate("no message is shown")
+    model.text = TextSide(model.tokenizer, ChatTemplate("no message is shown"))
     assert "gives the same prompt" in str(ServedModel.of(model).undecided)

@@ -8,12 +8,25 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sfumato.diffusion.constraints.fill_progress import FillOutcome
 from sfumato.diffusion.constraints.hole import Hole, Part
 from sfumato.diffusion.constraints.hole_search import Tried
 from sfumato.diffusion.outcome import Stats
 
 Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class FillOutcome:
+    """What the holes of a text were filled with, as ids."""
+
+    holes: tuple[list[int], ...]
+    # Of each hole, the most probable tokens of the step that settled it, and their probabilities:
+    # int64 and float32 [tokens, top]; None where no position of the canvas was open.
+    top: tuple[tuple[Tensor, Tensor] | None, ...]
+    tried: tuple[tuple[Tried, ...], ...]  # of each hole; none where nothing was scored
+    stats: Stats
+    warnings: tuple[str, ...]
+    cancelled: bool = False  # no hole is filled then
 
 
 @dataclass(frozen=True)

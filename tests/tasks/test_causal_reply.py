@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,14 +10,15 @@ import torch
 from tests.diffusion.tiny import inverse_cdf
 from tests.support.oracle import network_of, oracle_encode_logits, random_oracle, tiny_config
 
-from sfumato.diffusion.canvas import Draft
+from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.limits import Limits, plan_reply
-from sfumato.diffusion.loop import generate, run
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.outcome import Outcome, SettledCanvas
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
-from sfumato.diffusion.sequence import Policies
+from sfumato.tasks.alone import alone, generate
+from sfumato.tasks.reply import Policies, ReplyTask
+from sfumato.tasks.works import Prompt
 
 PROMPT = torch.tensor([5, 17, 80, 3, 44])
 END = 7
@@ -47,6 +49,11 @@ def reply(network: Any, seed: int = 0, limits: Limits | None = None, **config: A
     chosen = SamplerConfig(mode="causal", **config).over(REFERENCE)
     limits = limits or Limits(12, (END,))
     return ended(generate(network, PROMPT, chosen, limits, seed))
+
+
+def run(network: Any, plan: Any, policies: Policies, opening: tuple[int, ...] = ()) -> Any:
+    make = partial(Canvas.of, network=network)
+    return alone(network, ReplyTask(plan, Prompt(PROMPT.tolist(), ()), make, policies, opening))
 
 
 def reference(oracle: Any, ids: list[int]) -> torch.Tensor:
@@ -115,10 +122,10 @@ def test_openings_and_empty_answers(network: Any) -> None:
     """Tokens that the reply begins with are pinned; an empty answer is drawn again."""
     config = SamplerConfig(mode="causal", processors=(LogitBias({END: 100.0}),)).over(REFERENCE)
     plan = plan_reply(network, len(PROMPT), config, Limits(6, (END,)), 0)
-    drafts, _, outcome = ended(run(network, PROMPT, plan, Policies(), [20, 21]))
+    drafts, _, outcome = ended(run(network, plan, Policies(), (20, 21)))
     assert (outcome.token_ids, len(drafts)) == ([20, 21], 3)
     policies = Policies(is_empty=lambda ids: not ids)
-    _, _, outcome = ended(run(network, PROMPT, plan, policies))
+    _, _, outcome = ended(run(network, plan, policies))
     assert len(outcome.token_ids) == 1 and outcome.stats.steps == [3, 1]
     assert "the answer was empty" in outcome.warnings[0]
 

@@ -1,24 +1,22 @@
-"""The life of one reply: canvases follow each other until the reply ends.
+"""A reply: canvases follow each other until it ends.
 
-The plain loop, the engine and the benchmarks all use `Sequence`, and no other place has rules about
-end tokens, `max_tokens`, stop strings, the end of a thought, empty answers and repetition. Knows
-only ids: `Policies` say what a thought and an empty answer are. Runs nothing.
+All rules of replies stand here: end tokens, `max_tokens`, stop strings, the end of a thought, empty
+answers, repetition, predictions, and how a constraint holds canvases. Knows ids: `Policies` say
+what a thought and an empty answer are, and a `ReplyText` makes text of tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from sfumato.diffusion.canvas import Canvas, Convergence, Draft
+from sfumato.diffusion.canvas import Canvas, CanvasPlan, Convergence, Draft
 from sfumato.diffusion.constraints.causal_writing import CausalWriting
 from sfumato.diffusion.constraints.constrained_reply import ConstrainedReply
-from sfumato.diffusion.constraints.guidance import Guidance
 from sfumato.diffusion.constraints.written_draft import written_draft
-from sfumato.diffusion.given_canvas import GivenCanvas
 from sfumato.diffusion.guards import repetition
 from sfumato.diffusion.limits import Limits, ReplyPlan, StopReason
 from sfumato.diffusion.noise import Noise
@@ -26,22 +24,20 @@ from sfumato.diffusion.outcome import Outcome, SettledCanvas, Stats
 from sfumato.diffusion.prediction import predicted_steps
 from sfumato.diffusion.processors import MinTokens
 from sfumato.diffusion.sampler_config import SamplerConfig
+from sfumato.tasks.wants import LastState, NextScores, Together
+from sfumato.tasks.works import (
+    Claim,
+    Denoise,
+    Draw,
+    Encode,
+    Figures,
+    MakeCanvas,
+    Prompt,
+    Want,
+)
 
 RETRIES = 2
 """Times that an empty answer is drawn again; the last time it may not end where it did."""
-
-
-@dataclass(frozen=True)
-class CanvasPlan:
-    """What a canvas begins with."""
-
-    config: SamplerConfig  # complete, canvas_length included
-    noise: Noise
-    reply: list[int] = field(default_factory=list)  # tokens of the reply before this canvas
-    pinned: Mapping[int, int] = field(default_factory=dict)  # position → its fixed token
-    given: GivenCanvas | None = None  # whose tokens it begins as
-    begins: tuple[int, ...] | None = None  # what it begins as, -1 for noise; None: all noise
-    guidance: Guidance | None = None  # of its first step, by a constraint
 
 
 class ThoughtLimit(Protocol):
@@ -56,6 +52,39 @@ class ThoughtLimit(Protocol):
         """How many tokens of a settled canvas stay before its thought is closed; None where the
         canvas stays as it is."""
         ...
+
+    def count(self, ids: Sequence[int]) -> int:
+        """The tokens of a reply that are thought."""
+        ...
+
+
+class ReplyText(Protocol):
+    """What the caller of a reply reads in place of ids."""
+
+    def readable(self, draft: Draft) -> Draft:
+        """The draft with its text."""
+        ...
+
+    def add(self, settled: SettledCanvas, last: Draft) -> Any:
+        """The event of a settled canvas; last: the draft of its last step."""
+        ...
+
+    def finish(self, outcome: Outcome) -> Any:
+        """The outcome of the task; called once."""
+        ...
+
+
+class Ids:
+    """A reply that is read as ids."""
+
+    def readable(self, draft: Draft) -> Draft:
+        return draft
+
+    def add(self, settled: SettledCanvas, last: Draft) -> SettledCanvas:
+        return settled
+
+    def finish(self, outcome: Outcome) -> Outcome:
+        return outcome
 
 
 @dataclass(frozen=True)
@@ -99,25 +128,33 @@ def truncate_canvas(
     return added, reason
 
 
-class Sequence:
-    """One reply, from its first canvas to its end.
-
-    `next_canvas` says what to denoise, `stepped` counts each step, `add_canvas` adds a canvas that
-    has finished; while `reason` is None another canvas follows. Where there is a constraint,
-    `guide` goes before every step but a canvas's first, and `writing` is a canvas that is finished
-    token by token, for which `add_written` then stands in place of `add_canvas`.
-    """
+class ReplyTask:
+    """One reply. In causal mode each of its canvases is one token."""
 
     def __init__(
-        self, plan: ReplyPlan, policies: Policies = Policies(), opening: list[int] | None = None
+        self,
+        plan: ReplyPlan,
+        prompt: Prompt,
+        make: MakeCanvas,
+        policies: Policies = Policies(),
+        opening: Sequence[int] = (),
+        text: ReplyText = Ids(),  # noqa: B008  (stateless)
+        want: Want | None = None,
+        family: str = "",
     ) -> None:
-        """opening: tokens that the reply begins with."""
+        """opening: tokens that the reply begins with; want: of the prompt, whose result `wanted`
+        has once it is encoded; family: of the network."""
         self.plan, self.policies = plan, policies
+        self._make, self._text, self._want = make, text, want
+        self.wanted: Any = None
+        self.is_causal = plan.config.mode == "causal"
+        least = max(0 if want is None else want.least, int(self.is_causal))
+        need = len(prompt.ids) + committed_tokens(plan, policies)
+        self.claim = Claim(prompt, need, family, fresh=least)
         self.config = plan.config  # of the canvas under way; a last attempt adds a processor
         self.reply: list[int] = []
         self.reason: StopReason | None = None
         self.stats = Stats(prompt_tokens=plan.prompt_tokens)
-        self.step_s: list[float] = []  # seconds of each denoising step
         self.warnings: list[str] = []
         self.retries = 0  # canvases drawn again: the answer was empty, or the prediction wrong
         self.drawn_again = 0  # these, and those whose rest a constraint has denoised again
@@ -128,10 +165,96 @@ class Sequence:
             self.constrained = ConstrainedReply(plan.constraint)
             self.stats.constraint = self.constrained.report
             self.warnings += plan.constraint.grammar.notes
-        self._opening = opening or []
+        self._opening = list(opening)
         self._attempt = self._spent_steps = 0  # of the canvas under way, before this attempt
         self._convergence: Convergence = "converged"  # of the canvas that `writing` finishes
         self._scored: Mapping[int, Tensor] = {}  # of its tokens that were written one by one
+        most = plan.config.max_steps or 0
+        self.figures = Figures(plan.seed, plan.limits.max_tokens, max_steps=most)
+        self._show(step=0)
+
+    def run(self) -> Generator[Any, Any, Any]:
+        """Yields a `Draft` for every step, and what `ReplyText.add` makes of every canvas."""
+        state = yield from self._encoded_prompt()
+        while self.reason is None:
+            canvas = self._make(self.next_canvas())
+            ids, last = yield from self._drafted(canvas, state)
+            assert canvas.convergence
+            settled, held = self.add_canvas(ids, canvas.convergence), 0
+            if self.writing is not None:
+                held = yield from self._write(self.writing)
+                settled = self.add_written()
+            self._show(step=0)
+            if settled is None:  # drawn again
+                continue
+            yield self._text.add(settled, self.as_settled(last, settled))
+            if self.reason is None:  # only a canvas that another follows goes into the cache
+                want = LastState() if self.is_causal else None
+                state = yield Encode(settled.token_ids[held:], want)
+        return self._text.finish(self.outcome(self.reason))
+
+    def stopped(self) -> Any:
+        return self._text.finish(self.outcome("cancelled"))
+
+    def _encoded_prompt(self) -> Generator[Any, Any, Tensor | None]:
+        """Encodes the prompt; returns the hidden state of its last token, in causal mode."""
+        wants = [*([] if self._want is None else [self._want])]
+        wants += [LastState()] if self.is_causal else []
+        results = yield Encode(self.claim.prompt.ids, Together(*wants) if wants else None)
+        if self._want is not None:
+            self.wanted = results[0]
+        return results[-1] if self.is_causal else None
+
+    def _drafted(
+        self, canvas: Canvas, state: Tensor | None
+    ) -> Generator[Any, Any, tuple[list[int], Draft]]:
+        """Steps a canvas until it is done; returns its ids and the draft of its last step."""
+        while True:
+            if state is None:
+                (draft,) = yield Denoise((canvas,), ahead=self.constrained is None)
+            else:
+                draft = yield Draw(state, canvas)
+            self.stepped(draft)
+            ids = self.ids_of(draft)  # before a caller can write into the draft
+            self.guide(canvas, draft)
+            readable = self._text.readable(draft)
+            yield readable
+            if canvas.done:
+                return ids, readable
+
+    def _write(self, writing: CausalWriting) -> Generator[Any, Any, int]:
+        """Finishes a canvas token by token; returns how many of its tokens are encoded then."""
+        held = 0
+        while not writing.done:
+            new = writing.ids[held:]
+            held = len(writing.ids)
+            scores = yield Encode(new, NextScores())
+            writing.write(scores, self.config.processors, self.reply)
+        return held
+
+    def _show(self, step: int) -> None:
+        """Publishes how far the reply has come."""
+        stats, thought, thoughts = self.stats, self.policies.thought, self.figures.thought_tokens
+        accepted, prediction = self.accepted_prediction, self.plan.prediction
+        steps = tuple(stats.steps)
+        # Counting reads the whole reply: once in causal mode, and not for every token.
+        if thought is not None and (self.reason is not None or not self.is_causal):
+            thoughts = thought.count(self.reply)
+        self.figures = replace(
+            self.figures,
+            canvas=stats.canvases,
+            step=step,
+            output_tokens=len(self.reply),
+            thought_tokens=thoughts,
+            canvas_tokens=(stats.canvases + self.drawn_again) * self.canvas_length,
+            # The canvases of a causal reply are single tokens, and count as one.
+            steps=(sum(steps),) if self.is_causal and steps else steps,
+            convergence=() if self.is_causal else tuple(stats.convergence),
+            retries=self.retries,
+            accepted_prediction=accepted,
+            rejected_prediction=len(prediction.ids) - (accepted or 0) if prediction else None,
+            constraint=None if stats.constraint is None else replace(stats.constraint),
+        )
 
     @property
     def canvas_length(self) -> int:
@@ -172,14 +295,12 @@ class Sequence:
         if guidance is not None:
             canvas.guide(guidance)
 
-    def stepped(self, draft: Draft, seconds: float, since_start: float) -> None:
-        """Counts a denoising step; since_start: seconds since the request began."""
+    def stepped(self, draft: Draft) -> None:
+        """Counts a denoising step."""
         stats = self.stats
         stats.steps[stats.canvases :] = [self._spent_steps + draft.step]
-        stats.denoise_s += seconds
-        self.step_s.append(seconds)
-        if stats.first_draft_s is None:
-            stats.first_draft_s = since_start
+        steps = (sum(stats.steps),) if self.is_causal else tuple(stats.steps)
+        self.figures = replace(self.figures, canvas=stats.canvases, step=draft.step, steps=steps)
 
     @property
     def _is_read(self) -> bool:
@@ -271,9 +392,9 @@ class Sequence:
         self._attempt = self._spent_steps = 0
         return SettledCanvas(number, added, convergence, reason, end_id)
 
-    def outcome(self, reason: StopReason, total_s: float) -> Outcome:
+    def outcome(self, reason: StopReason) -> Outcome:
         """The reply as it stands."""
-        self.stats.output_tokens, self.stats.total_s = len(self.reply), total_s
+        self.stats.output_tokens = len(self.reply)
         self.stats.accepted_prediction = self.accepted_prediction
         return Outcome(self.reply, reason, self.stats, tuple(self.warnings))
 

@@ -22,12 +22,12 @@ from tests.support.scripted_model import (
 
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.limits import Limits, resolve
-from sfumato.diffusion.loop import generate
 from sfumato.diffusion.outcome import Outcome, SettledCanvas
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig, fixed_steps
 from sfumato.diffusion.schedule import LinearTemperature
-from sfumato.diffusion.sequence import visible
 from sfumato.diffusion.stopping import SettledToEnd, StableAndConfident
+from sfumato.tasks.alone import generate
+from sfumato.tasks.reply import visible
 
 LENGTH = 8
 PROMPT = [2, 5, 6]

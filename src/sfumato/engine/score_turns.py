@@ -1,7 +1,7 @@
-"""Turns of decisions: whose questions are read in a step, and how much of a step they take.
+"""Scores of a step: whose items are scored, and how much of the step they take.
 
-Reads share a step with replies that denoise, so that a decision of a thousand questions must stop
-none of these, nor another decision of one question.
+Scores share a step with canvases that denoise, so that a task of a thousand questions must stop
+none of these, nor another task of one question.
 """
 
 from __future__ import annotations
@@ -13,31 +13,34 @@ from dataclasses import dataclass
 from sfumato.diffusion.constraints.read import Turn, take_turns
 from sfumato.diffusion.step.batch import WIDTHS
 from sfumato.diffusion.step.read_forwards import ReadForwards
-from sfumato.engine.decision_row import DecisionRow
+from sfumato.engine.row import Row
+from sfumato.engine.scheduler import Share
+from sfumato.model.cache import Slot
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
-_Owned = tuple[DecisionRow, Turn]
+_Owned = tuple[Row, Turn]
 
 
 @dataclass(frozen=True)
-class ReadResult:
-    """What a step's turns gave a row: nothing, or an error."""
+class Scored:
+    """What a step's scores gave a row: nothing, or an error."""
 
-    row: DecisionRow
+    row: Row
     tokens: int  # that went through the network
+    is_read: bool  # whether questions were among what was scored
     error: Exception | None
 
 
-class ReadTurns:
+class ScoreTurns:
     """Takes the turns of rows.
 
-    A batch that raises is taken again in halves, so that only those decisions fail of which one
+    A batch of reads that raises is taken again in halves, so that only those rows fail of which one
     turn raises by itself. Where memory ran out, a turn that is left alone goes through the network
     in smaller forwards, down to one canvas of one sample, and the steps that follow read half as
-    many tokens, until no decision is left.
+    many tokens, until no row is left.
     """
 
     def __init__(
@@ -52,38 +55,52 @@ class ReadTurns:
         self._turns = 0  # of all rows
         self._limit: int | None = None  # tokens, after a memory shortage
 
-    def run(self, rows: Sequence[DecisionRow], tokens: int, decisions: int) -> list[ReadResult]:
-        """Reads for the rows whose last turn is longest ago, each an equal share of so many tokens
-        or one read. decisions: how many share them, those with them that still encode."""
-        if not decisions:
+    def run(self, share: Share) -> list[Scored]:
+        """Scores for the rows whose last turn is longest ago, each an equal share of the tokens or
+        one item."""
+        if not share.sharers:
             self._limit = None
-        if self._limit is not None:
-            tokens = min(tokens, self._limit)
-        turns: dict[DecisionRow, list[Turn]] = {}
-        used = 0
+        tokens = share.tokens if self._limit is None else min(share.tokens, self._limit)
+        turns: dict[Row, list[Turn]] = {}
+        sizes: dict[Row, int] = {}
         # One long question is open at a time, since it takes the memory of a slot of its length.
-        has_long = any(row.progress.holds_long for row in rows)
-        for row in sorted(rows, key=lambda row: row.turn_number):
-            if turns and used >= tokens:
+        has_long = any(row.score.holds_long for row in share.rows)
+        for row in sorted(share.rows, key=lambda row: row.turn):
+            if turns and sum(sizes.values()) >= tokens:
                 break
-            if row.progress.begins_long:
+            if row.score.begins_long:
                 if has_long:
                     continue
                 has_long = True
-            turns[row] = row.turns(tokens // max(1, decisions))
-            row.turn_number, self._turns = self._turns, self._turns + 1
-            used += sum(turn.tokens for turn in turns[row])
-        errors: dict[DecisionRow, Exception] = {}
-        self._take([(row, turn) for row, own in turns.items() for turn in own], errors)
-        return [
-            ReadResult(row, sum(turn.tokens for turn in own), errors.get(row))
-            for row, own in turns.items()
-        ]
+            turns[row] = row.score.turns(_slot(row), tokens // max(1, share.sharers))
+            row.turn, self._turns = self._turns, self._turns + 1
+            sizes[row] = sum(turn.tokens for turn in turns[row]) + row.score.line_tokens
+        errors: dict[Row, Exception] = {}
+        reads = [(row, turn) for row, own in turns.items() for turn in own]
+        if reads:
+            self._take(reads, errors)
+        for row in turns:
+            if row not in errors and (error := self._score_lines(row)) is not None:
+                errors[row] = error
+        return [Scored(row, sizes[row], bool(own), errors.get(row)) for row, own in turns.items()]
+
+    def _score_lines(self, row: Row) -> Exception | None:
+        """Scores the likelihoods of a row's turn; returns what kept it from that."""
+        if not row.score.line_tokens:
+            return None
+        try:
+            row.score.score_lines(self._network, _slot(row), row.prefix)
+            self._network.synchronize()
+        except Exception as error:
+            if is_out_of_memory(error):
+                self._free(error)
+            return error
+        return None
 
     def _take(
         self,
         items: Sequence[_Owned],
-        errors: dict[DecisionRow, Exception],
+        errors: dict[Row, Exception],
         together: int = PREFILL_CHUNK,
     ) -> None:
         """Takes the turns, and adds what one raised by itself to the errors. together: tokens of a
@@ -110,3 +127,8 @@ class ReadTurns:
         half = len(items) // 2
         for part in (items[:half], items[half:]):
             self._take([item for item in part if item[0] not in errors], errors)
+
+
+def _slot(row: Row) -> Slot:
+    assert row.lease
+    return row.lease.slot

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import sfumato
-from sfumato import api
-from sfumato.diffusion import device_trial
+from sfumato import api, device_trial
 from sfumato.ops import registry
 from sfumato.ops.registry import ANY
 

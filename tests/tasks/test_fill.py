@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import sfumato
 from sfumato import Draft, Filled, Hole, Model, SamplerConfig
 from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.constraints.fill import Cancelled
 from sfumato.diffusion.constraints.fill_plan import Closing, make_template
 from sfumato.diffusion.constraints.hole_search import (
     HoleSearch,
@@ -25,6 +24,7 @@ from sfumato.diffusion.constraints.template import NOISE
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.step import denoise_step
 from sfumato.diffusion.stopping import Never
+from sfumato.fills import Cancelled
 from sfumato.options.limits import TRIALS
 from sfumato.train import sudoku
 

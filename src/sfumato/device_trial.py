@@ -16,7 +16,6 @@ from torch import Tensor
 
 from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
 from sfumato.diffusion.limits import Limits
-from sfumato.diffusion.loop import generate
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.model.families import open_checkpoint
 from sfumato.model.label_scores import vocabulary_mass
@@ -25,6 +24,7 @@ from sfumato.model.network import Network
 from sfumato.model.read_rows import Scratch
 from sfumato.ops.device_check import Call, check, copied
 from sfumato.ops.registry import BLOCKS, PANELS, watched
+from sfumato.tasks.alone import generate
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
 log = logging.getLogger(__name__)

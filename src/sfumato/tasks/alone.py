@@ -1,0 +1,172 @@
+"""The plain driver: one task, one slot, one work after another.
+
+It is the library's path, and the oracle of the engine, which runs many tasks in batches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sfumato.diffusion.canvas import Canvas, Draft
+from sfumato.diffusion.causal_step import draw_next
+from sfumato.diffusion.constraints.read import take_turns
+from sfumato.diffusion.limits import Limits, plan_reply
+from sfumato.diffusion.outcome import Outcome, SettledCanvas
+from sfumato.diffusion.sampler_config import SamplerConfig
+from sfumato.diffusion.step import Denoiser
+from sfumato.model.network import PREFILL_CHUNK, Network
+from sfumato.tasks.reply import Policies, ReplyTask
+from sfumato.tasks.score_progress import ScoreProgress
+from sfumato.tasks.times import Times
+from sfumato.tasks.works import Denoise, Draw, Encode, Prompt, Score, Task, Work
+
+
+def alone(
+    network: Network, task: Task, cancelled: Callable[[], bool] = lambda: False
+) -> Generator[Any, None, Any]:
+    """Yields the events of a task; returns its outcome.
+
+    cancelled: called before every step, every score and every chunk of an encode; where it returns
+    True, the outcome is that of `Task.stopped`. Raises what a work raises, ValueError at the call
+    where the device has no memory for the slot."""
+    return _Alone(network, task, cancelled).run()
+
+
+def finish(run: Generator[Any, None, Any]) -> Any:
+    """The outcome of a task, whose events are left aside."""
+    while True:
+        try:
+            next(run)
+        except StopIteration as end:
+            return end.value
+
+
+class _Cancelled(Exception):
+    """The caller has ended the task."""
+
+
+class _Alone:
+    def __init__(self, network: Network, task: Task, cancelled: Callable[[], bool]) -> None:
+        self._network, self._task, self._cancelled = network, task, cancelled
+        self._slot = network.new_slot(max(1, task.claim.positions))
+        self._prefix: list[int] = []
+        self._denoiser: Denoiser | None = None  # made when it is needed
+        self._times = Times()
+
+    def run(self) -> Generator[Any, None, Any]:
+        start = time.perf_counter()
+        run, result = self._task.run(), None
+        while True:
+            try:
+                yielded = run.send(result)
+                if not isinstance(yielded, Work):
+                    if isinstance(yielded, Draft) and self._times.first_draft_s is None:
+                        self._times.first_draft_s = time.perf_counter() - start
+                    yield yielded
+                    result = None
+                    continue
+                result = self._answer(yielded)
+            except StopIteration as end:
+                outcome = end.value
+                break
+            except _Cancelled:
+                outcome = self._task.stopped()
+                break
+        self._times.total_s = time.perf_counter() - start
+        self._times.write(self._task.stats)
+        return outcome
+
+    def _answer(self, work: Work) -> Any:
+        began, times = time.perf_counter(), self._times
+        if isinstance(work, Encode):
+            is_prompt = not self._prefix
+            try:
+                result = self._encode(work)
+                self._network.synchronize()
+                return result
+            finally:  # a part of it was done where it was cancelled
+                seconds = time.perf_counter() - began
+                if is_prompt:
+                    times.prefill_s += seconds
+                else:
+                    times.commit_s += seconds
+        self._check()
+        result = self._steps(work)
+        times.denoise_s += time.perf_counter() - began
+        return result
+
+    def _steps(self, work: Draw | Denoise | Score) -> Any:
+        if isinstance(work, Score):
+            return self._score(work)
+        if isinstance(work, Draw):
+            (draft,) = draw_next(self._network, [work.canvas], work.state)
+            if isinstance(draft, Exception):
+                raise draft
+            return draft
+        if self._denoiser is None:
+            self._denoiser = Denoiser(self._network, len(work.canvases))
+        return self._denoiser.step(work.canvases, [self._slot] * len(work.canvases))
+
+    def _encode(self, work: Encode) -> Any:
+        ids, want = torch.tensor(work.ids, dtype=torch.int64), work.want
+        self._prefix += work.ids
+        if want is None:
+            self._append(ids)
+            return None
+        want.begin(len(self._prefix))
+        unseen = len(ids) - min(len(ids), want.least)
+        self._append(ids[:unseen])
+        for piece in ids[unseen:].split(PREFILL_CHUNK):
+            self._see(piece, work)
+        return want.result()
+
+    def _append(self, ids: Tensor) -> None:
+        if not self._network.encode([ids], [self._slot], cancelled=self._cancelled):
+            raise _Cancelled
+
+    def _see(self, piece: Tensor, work: Encode) -> None:
+        assert work.want
+        start, network = self._slot.length, self._network
+        (hidden,) = network.encode_hidden([piece], [self._slot])
+        work.want.add(network.head, start, hidden, network.config.canvas_length)
+
+    def _score(self, work: Score) -> Any:
+        progress = ScoreProgress(work)
+        while not progress.done:
+            take_turns(self._network, progress.turns(self._slot, PREFILL_CHUNK))
+            progress.score_lines(self._network, self._slot, self._prefix)
+            progress.collect()
+            if not progress.done:
+                self._check()
+        return progress.results
+
+    def _check(self) -> None:
+        if self._cancelled():
+            raise _Cancelled
+
+
+def generate(
+    network: Network,
+    prompt: Tensor,
+    config: SamplerConfig,
+    limits: Limits,
+    seed: int,
+    policies: Policies = Policies(),  # noqa: B008  (frozen)
+    opening: list[int] | None = None,
+) -> Generator[Draft | SettledCanvas, None, Outcome]:
+    """A reply as ids: yields every draft and every settled canvas; returns the outcome.
+
+    prompt int64 [n]; config complete (see `SamplerConfig.over`); seed 0..2⁶⁴-1; policies and
+    opening as in `ReplyTask`.  Raises ValueError, at the call and not at the first draft, for what
+    this network cannot do.
+    """
+    plan = plan_reply(network, len(prompt), config, limits, seed)
+    make = partial(Canvas.of, network=network)
+    task = ReplyTask(plan, Prompt(prompt.tolist(), ()), make, policies, opening or ())
+    return alone(network, task, limits.cancelled)

@@ -1,0 +1,50 @@
+"""A decision: questions about a state that are read rather than written."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sfumato.diffusion.constraints.answers import Answer
+from sfumato.diffusion.constraints.decision_plan import DecisionPlan
+from sfumato.tasks.works import Claim, Encode, Figures, Prompt, Read, Score, Unfinished
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The outcome of a decision."""
+
+    answers: Mapping[str, Answer]  # by the question's id, in the order of the questions
+    reads: int  # canvases that were read
+
+
+class DecideTask:
+    """Encodes the state once, and reads all questions behind it."""
+
+    stats = None
+
+    def __init__(self, plan: DecisionPlan, family: str = "") -> None:
+        self.plan = plan
+        longest = max((len(read.ids) for read in plan.reads), default=0)
+        # Later decisions are likely to share the whole prefix.
+        prompt = Prompt(plan.prefix, (len(plan.prefix),))
+        self.claim = Claim(prompt, len(plan.prefix), family, beside=longest)
+        self.figures = Figures(
+            plan.settings.seed,
+            max_steps=plan.settings.steps,
+            question_tokens=plan.question_tokens,
+            questions=len(plan.questions),
+        )
+
+    def run(self) -> Generator[Any, Any, Answers]:
+        plan = self.plan
+        if plan.reads:
+            yield Encode(plan.prefix)
+        reads = (Read(reading, plan.key, plan.settings) for reading in plan.reads)
+        samples = yield Score(tuple(reads))
+        counts = (len(s) * len(r.canvases) for s, r in zip(samples, plan.reads, strict=True))
+        return Answers(plan.answers(samples), sum(counts))
+
+    def stopped(self) -> Answers:
+        raise Unfinished("the request was cancelled")

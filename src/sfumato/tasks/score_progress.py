@@ -1,0 +1,114 @@
+"""A `Score` under way: which of its items are done, which are open, and what goes next.
+
+Both drivers take its turns: as many tokens of a step as they can spare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sfumato.diffusion.causal import row_log_likelihoods
+from sfumato.diffusion.constraints.read import PIECE, OpenRead, Turn, next_turn
+from sfumato.model.cache import Slot
+from sfumato.model.network import Network
+from sfumato.tasks.works import Likelihood, Read, Score
+
+
+class ScoreProgress:
+    """The items of a score, taken in order."""
+
+    def __init__(self, work: Score) -> None:
+        self._items = work.items
+        self._results: list[Any] = [None] * len(self._items)
+        self._begun = 0  # items
+        self._open: dict[int, OpenRead] = {}  # by number
+        self._lines: dict[int, Likelihood] = {}  # that the last turns score, by number
+
+    @property
+    def holds_long(self) -> bool:
+        """Whether a read is open whose question has more than one piece: these are worth memory."""
+        return any(len(read.ids) > PIECE for read in self._open.values())
+
+    @property
+    def begins_long(self) -> bool:
+        """Whether such a read is next."""
+        following = self._items[self._begun : self._begun + 1]
+        return not self._open and any(_tokens(item) > PIECE for item in following)
+
+    @property
+    def done(self) -> bool:
+        return self._begun == len(self._items) and not (self._open or self._lines)
+
+    @property
+    def results(self) -> list[Any]:
+        """Of each item, once all are done."""
+        assert self.done
+        return self._results
+
+    def turns(self, slot: Slot, tokens: int) -> list[Turn]:
+        """What is read next, of at most so many tokens or of one item. slot: holds the prefix."""
+        turns: list[Turn] = []
+        left = tokens
+        for begun in self._open.values():
+            if not turns or left > 0:
+                turns.append(next_turn(begun, left))
+                left -= turns[-1].tokens
+        while self._begun < len(self._items) and (not (turns or self._lines) or left > 0):
+            number, item = self._begun, self._items[self._begun]
+            size = _tokens(item)
+            is_first = not (turns or self._lines)
+            if isinstance(item, Likelihood):
+                if not is_first and size > left:
+                    break
+                self._lines[number], left = item, left - size
+            else:
+                if not is_first and (size > PIECE or size + item.reading.canvas_tokens > left):
+                    break
+                read = OpenRead(item.reading, slot, item.key, item.settings)
+                self._open[number] = read
+                turns.append(next_turn(read, left))
+                left -= turns[-1].tokens
+            self._begun += 1
+        return turns
+
+    @property
+    def line_tokens(self) -> int:
+        """Of the likelihoods that belong to the last turns."""
+        return sum(map(_tokens, self._lines.values()))
+
+    def score_lines(self, network: Network, slot: Slot, prefix: Sequence[int]) -> None:
+        """Scores the likelihoods that belong to the last turns; prefix: what the slot holds. Raises
+        FloatingPointError where the model's scores are no numbers. May be called again where it
+        raised."""
+        slots, rows, firsts = [], [], []
+        for line in self._lines.values():
+            # A slot has no hidden state of its last token, from which the token after it is scored.
+            before = prefix if line.first == 0 else []
+            slots.append(network.new_slot(1) if before else slot)
+            rows.append(torch.tensor([*before, *line.ids]))
+            firsts.append(len(before) + line.first - 1)  # the row's first token is not scored
+        scores = row_log_likelihoods(network, slots, rows) if rows else []
+        for number, row, first in zip(list(self._lines), scores, firsts, strict=True):
+            self._results[number] = float(row[first:].sum())
+        self._lines.clear()
+
+    def collect(self) -> int:
+        """Closes the reads that are done; returns how many canvases these had. Those that go on
+        keep their own tokens' memory alone."""
+        canvases = 0
+        for number, read in list(self._open.items()):
+            if read.done:
+                self._results[number] = read.samples
+                canvases += len(read.samples) * len(read.read.canvases)
+                del self._open[number]
+            else:
+                read.scratch.own()
+        return canvases
+
+
+def _tokens(item: Read | Likelihood) -> int:
+    """Tokens of an item behind the prefix, without canvases."""
+    return len(item.ids) if isinstance(item, Likelihood) else len(item.reading.ids)

@@ -1,0 +1,167 @@
+"""What tasks want of hidden states: the last one, the scores of the next token, a vector of them
+all, the scores of a prompt's own tokens. Each is gathered while the prefix is encoded, chunk by
+chunk. Knows no slots and no threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sfumato.diffusion.causal import check_finite
+from sfumato.model.head import VocabularyHead
+from sfumato.model.token_scores import TokenScores, token_scores
+from sfumato.options.kinds import POOLINGS
+from sfumato.options.limits import MOST_TOP
+from sfumato.tasks.works import Want
+
+
+class LastState:
+    """The hidden state [1, hidden] of the last position."""
+
+    least = 1
+
+    def begin(self, end: int) -> None:
+        self._end, self._state = end, None  # type: tuple[int, Tensor | None]
+
+    def add(self, head: VocabularyHead, start: int, hidden: Tensor, together: int) -> None:
+        if start + len(hidden) == self._end:
+            self._state = hidden[-1:].clone()  # the memory of the others is given back
+
+    def result(self) -> Tensor:
+        assert self._state is not None
+        return self._state
+
+
+class NextScores(LastState):
+    """The softcapped scores float32 [vocabulary] of the token that follows the last position, on
+    the host. Raises FloatingPointError where they are no numbers."""
+
+    def add(self, head: VocabularyHead, start: int, hidden: Tensor, together: int) -> None:
+        if start + len(hidden) == self._end:
+            # One row: a product of several positions rounds otherwise than one of each.
+            self._state = head.logits(hidden[-1:])[0].cpu()
+            check_finite(self._state)
+
+
+class Together:
+    """Several wants of the same positions. The result: a list of theirs."""
+
+    def __init__(self, *wants: Want) -> None:
+        self._wants = wants
+
+    @property
+    def least(self) -> int:
+        return max(want.least for want in self._wants)
+
+    def begin(self, end: int) -> None:
+        for want in self._wants:
+            want.begin(end)
+
+    def add(self, head: VocabularyHead, start: int, hidden: Tensor, together: int) -> None:
+        for want in self._wants:
+            want.add(head, start, hidden, together)
+
+    def result(self) -> list[Any]:
+        return [want.result() for want in self._wants]
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How the hidden states of a prompt, after the final norm, become one vector. Raises ValueError
+    for another word."""
+
+    kind: str = "mean"  # of POOLINGS
+
+    def __post_init__(self) -> None:
+        if self.kind not in POOLINGS:
+            words = " or ".join(map(repr, POOLINGS))
+            raise ValueError(f"pooling: must be {words}, got {self.kind!r}")
+
+
+class PooledState:
+    """The hidden states of a prompt as one vector float32 [hidden] of length 1, on the host. Raises
+    FloatingPointError where it is of no numbers."""
+
+    def __init__(self, pooling: Pooling, tokens: int) -> None:
+        """tokens: of the prompt."""
+        self._kind, self._tokens = pooling.kind, tokens
+        self._sum: Tensor | None = None  # float32 [hidden], on the network's device
+
+    @property
+    def least(self) -> int:
+        return self._tokens if self._kind == "mean" else 1
+
+    def begin(self, end: int) -> None:
+        self._sum = None
+
+    def add(self, head: VocabularyHead, start: int, hidden: Tensor, together: int) -> None:
+        if self._kind == "mean":
+            part = hidden.sum(dim=0, dtype=torch.float32)
+            self._sum = part if self._sum is None else self._sum + part
+        elif start + len(hidden) == self._tokens:
+            self._sum = hidden[-1].float()
+
+    def result(self) -> Tensor:
+        assert self._sum is not None
+        vector = self._sum.cpu()
+        if not vector.isfinite().all():
+            raise FloatingPointError("the hidden states of the prompt are no finite numbers")
+        # The mean's divisor is part of its length.
+        return torch.nn.functional.normalize(vector, dim=0)
+
+
+@dataclass(frozen=True)
+class PromptScoring:
+    """What is wanted of each token of a prompt, beside its log probability. Raises ValueError for
+    more tokens than there may be."""
+
+    top: int = 0  # most probable tokens
+    ranks: bool = False  # the token's own rank, which takes a second pass over the vocabulary
+
+    def __post_init__(self) -> None:
+        if type(self.top) is not int or not 0 <= self.top <= MOST_TOP:
+            raise ValueError(f"top: must be a whole number from 0 to {MOST_TOP}, got {self.top!r}")
+
+
+@dataclass(frozen=True)
+class PromptScores:
+    """The tokens of a prompt, and the scores of all but the first, which nothing comes before."""
+
+    ids: Sequence[int]
+    scores: TokenScores | None  # of ids[1:], on the host; None where these are none
+
+
+class TokenScoring:
+    """The `PromptScores` of a prompt. Raises FloatingPointError where they are no numbers."""
+
+    def __init__(self, scoring: PromptScoring, ids: Sequence[int]) -> None:
+        self._scoring, self._ids = scoring, ids
+        self._parts: list[TokenScores] = []
+        self._scored = 0  # tokens from whose hidden states the next one has been scored
+
+    @property
+    def least(self) -> int:
+        return len(self._ids)
+
+    def begin(self, end: int) -> None:
+        self._parts, self._scored = [], 0
+
+    def add(self, head: VocabularyHead, start: int, hidden: Tensor, together: int) -> None:
+        stop = min(start + len(hidden), len(self._ids) - 1)
+        if stop <= start:  # the last token scores none
+            return
+        assert start == self._scored, "pieces come in order"
+        following = torch.tensor(self._ids[start + 1 : stop + 1], device=hidden.device)
+        top, ranks = self._scoring.top, self._scoring.ranks
+        scores = token_scores(head, hidden[: stop - start], following, top, ranks, together)
+        check_finite(scores.log_probs)
+        self._parts.append(scores.to("cpu"))
+        self._scored = stop
+
+    def result(self) -> PromptScores:
+        return PromptScores(self._ids, TokenScores.joined(self._parts) if self._parts else None)
