@@ -294,6 +294,8 @@ class ReplyTask:
         guidance = self.constrained.guide(*tokens, self.room, self.canvas_length)
         if guidance is not None:
             canvas.guide(guidance)
+            report = replace(self.constrained.report)
+            self.figures = replace(self.figures, constraint=report)
 
     def stepped(self, draft: Draft) -> None:
         """Counts a denoising step."""
