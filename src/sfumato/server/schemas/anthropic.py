@@ -99,5 +99,5 @@ class MessagesBody(AnthropicPrompt, Sampling):
 class CountBody(AnthropicPrompt, Body):
     """A prompt whose tokens are counted."""
 
-    max_tokens: Ignored = None
+    max_tokens: int | None = Field(None, ge=0, le=MOST_TOKENS, description="Accepted and ignored.")
     betas: Ignored = None
