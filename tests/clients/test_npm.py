@@ -26,7 +26,8 @@ def test_npm(url: str) -> None:
     run = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     providers = ("@ai-sdk/openai", "@ai-sdk/openai-compatible")
-    names = ("@anthropic-ai/sdk", "ollama", "openai", *providers)
+    runners = (f"@anthropic-ai/sdk: toolRunner{how}" for how in ("", ", streamed"))
+    names = ("@anthropic-ai/sdk", *runners, "ollama", "openai", *providers)
     objects = (f"{name}: {how}Object" for name in providers for how in ("generate", "stream"))
     expected = dict.fromkeys(names, ANSWER) | dict.fromkeys(objects, "Paris")
     assert json.loads(run.stdout) == expected

@@ -25,6 +25,19 @@ def test_anthropic(url: str) -> None:
         assert stream.get_final_text() == ANSWER
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_anthropics_tool_runner(url: str, streams: bool) -> None:
+    """It asks for a thread, is refused, and goes on without one."""
+    anthropic: Any = pytest.importorskip("anthropic", reason="run by make test-clients")
+    client = anthropic.Anthropic(base_url=url, max_retries=0)
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    how: Any = {"model": "m", "max_tokens": 100, "messages": messages, "stream": streams}
+    runner = client.beta.messages.tool_runner(**how, tools=[anthropic.beta_tool(weather)])
+    turns = [one.get_final_message() if streams else one for one in runner]
+    assert [one.stop_reason for one in turns] == ["tool_use", "end_turn"]
+    assert turns[-1].content[0].text == ANSWER
+
+
 def test_ollama(url: str) -> None:
     ollama: Any = pytest.importorskip("ollama", reason="run by make test-clients")
     client = ollama.Client(host=url)

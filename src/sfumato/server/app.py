@@ -20,7 +20,7 @@ from sfumato.server.http import decision_route, error_handlers, route
 from sfumato.server.http.decision_route import DecisionRoute
 from sfumato.server.http.dialect import Dialect
 from sfumato.server.http.observe import AuditLine, Observer
-from sfumato.server.http.security import Gate
+from sfumato.server.http.security import Framing, Gate
 from sfumato.server.metrics import CONTENT_TYPE, Metrics
 from sfumato.server.openapi import add_reference, fails, takes
 from sfumato.server.schemas.anthropic import CountBody
@@ -90,6 +90,7 @@ def create_app(
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
         )
+    app.add_middleware(Framing)  # before a preflight is answered, too
     app.add_middleware(Observer, routes=app.routes, metrics=metrics, audit=audit)  # outermost
     return app
 

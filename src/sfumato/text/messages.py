@@ -24,6 +24,13 @@ MOST_VALUES = 2**17
 """In a conversation's arguments that are sent as texts of JSON, all together."""
 
 
+_OF_FUNCTIONS = (  # what a tool's function may have beside its name
+    ("description", str, "a text"),
+    ("parameters", dict, "a JSON schema object"),
+    ("strict", bool, "true or false"),
+)
+
+
 class MessageError(ValueError):
     """A message or a tool that cannot be used; says which, as in `messages[2].content: …`."""
 
@@ -61,8 +68,8 @@ def check_messages(
         calls = message.get("tool_calls")
         if calls is not None and role != "assistant":
             raise MessageError(f"{where}.tool_calls: only an assistant's message has tool calls")
-        if calls:
-            clean["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls", budget)
+        if calls is not None and (made := _tool_calls(calls, f"{where}.tool_calls", budget)):
+            clean["tool_calls"] = made
         if message.get("content") is not None or "tool_calls" not in clean:
             clean["content"] = _content(message.get("content"), role, f"{where}.content", markers)
         if role == "tool":
@@ -91,11 +98,10 @@ def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any
         if not isinstance(function, dict):
             raise MessageError(f"{where}.function: must be an object")
         tool_name(function.get("name"), f"{where}.function.name")
-        if not isinstance(function.get("description") or "", str):
-            raise MessageError(f"{where}.function.description: must be a text")
+        for name, kind, what in _OF_FUNCTIONS:
+            if not isinstance(function.get(name), kind | None):
+                raise MessageError(f"{where}.function.{name}: must be {what}")
         function["description"] = function.get("description") or ""
-        if not isinstance(function.get("parameters") or {}, dict):
-            raise MessageError(f"{where}.function.parameters: must be a JSON schema object")
         checked.append(clean)
     return checked
 
@@ -172,8 +178,12 @@ def _tool_calls(calls: Any, where: str, budget: _ValueBudget) -> list[dict[str, 
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
             raise MessageError(f"{here}.function: must be an object with a name and arguments")
+        if call.get("type", "function") != "function":
+            raise MessageError(f'{here}.type: must be "function"')
         name = tool_name(function.get("name"), f"{here}.function.name")
-        arguments = function.get("arguments") or {}
+        arguments = function.get("arguments")
+        if arguments in (None, ""):
+            arguments = {}
         if isinstance(arguments, str):
             try:
                 arguments = budget.decoded(arguments)
@@ -192,7 +202,9 @@ def _tool_calls(calls: Any, where: str, budget: _ValueBudget) -> list[dict[str, 
                 "arguments": _plain(arguments, f"{here}.function.arguments"),
             },
         }
-        if isinstance(call.get("id"), str):
+        if call.get("id") is not None:
+            if not isinstance(call["id"], str):
+                raise MessageError(f"{here}.id: must be a text")
             clean["id"] = call["id"]
         checked.append(clean)
     return checked

@@ -23,6 +23,14 @@ globalThis.AI_SDK_LOG_WARNINGS = false; // of schemas that a provider does not s
   const result = { type: "tool_result", tool_use_id: content[0].id, content: weather(content[0].input) };
   messages.push({ role: "assistant", content }, { role: "user", content: [result] });
   answers["@anthropic-ai/sdk"] = (await ask()).content[0].text;
+  for (const stream of [false, true]) {
+    const run = async ({ city }) => weather({ city });
+    const runner = client.beta.messages.toolRunner({
+      ...{ model: "m", max_tokens: 100, stream, messages: [{ role: "user", content: question }] },
+      tools: [{ type: "custom", name: "weather", input_schema: schema, run, parse: (input) => input }],
+    });
+    answers[`@anthropic-ai/sdk: toolRunner${stream ? ", streamed" : ""}`] = (await runner).content[0].text;
+  }
 }
 {
   const client = new Ollama({ host: url });

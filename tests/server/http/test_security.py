@@ -257,6 +257,27 @@ def test_a_broken_request_line_gets_a_400(server: Any) -> None:
         assert b" 400 " in raw.recv(1000)
 
 
+@pytest.mark.parametrize("start", ["POST /tokenize", "GET /health", "OPTIONS /tokenize"])
+def test_a_request_of_two_lengths_gets_a_400_and_its_connection_is_closed(
+    serve: Callable[..., Any], embedded: Model, start: str
+) -> None:
+    """What follows may be a request that a proxy took for the first one's body."""
+    page = "https://page.example"
+    url = serve(embedded, ServerSettings(cors_origins=(page,))).url.removeprefix("http://")
+    host, port = url.split(":")
+    head = f"{start} HTTP/1.1\r\nHost: {url}\r\nOrigin: {page}\r\n"
+    head += "Access-Control-Request-Method: POST\r\n"
+    chunk = '10\r\n{"content": "a"}\r\n0\r\n\r\n'
+    hidden = f"GET /health HTTP/1.1\r\nHost: {url}\r\n\r\n"
+    lengths = ["Content-Length: 4\r\n", "Transfer-Encoding: chunked\r\n"]
+    for both in (lengths, lengths[::-1]):
+        with socket.create_connection((host, int(port)), timeout=60) as raw:
+            raw.sendall(f"{head}{''.join(both)}\r\n{chunk}{hidden}".encode())
+            with raw.makefile("rb") as answers:
+                answer = answers.read()  # to the end of the connection
+        assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1 ") == 1
+
+
 @pytest.mark.parametrize(("header", "value"), [("Host", "["), ("Origin", "http://[")])
 def test_what_is_no_address_is_refused(ask: Any, header: str, value: str) -> None:
     for settings in (ServerSettings(), ServerSettings(hosts=("localhost",))):

@@ -10,11 +10,13 @@ The same with every check of schemathesis, against a server that runs:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from starlette.testclient import TestClient
+from tests.server.schemas.wrong_values import ODD, Fields
 
 import sfumato
 from sfumato.engine import Engine, EngineConfig
@@ -22,6 +24,7 @@ from sfumato.server.app import ServerSettings, create_app
 from sfumato.server.schemas.rules import RULES, error_of
 
 schemathesis = pytest.importorskip("schemathesis")
+jsonschema_rs = pytest.importorskip("jsonschema_rs")  # which schemathesis needs
 if TYPE_CHECKING:
     from schemathesis.specs.openapi import checks
 else:
@@ -96,6 +99,40 @@ WRONG = [
 ]
 
 
+USER = [{"role": "user", "content": "Hi"}]
+DECISIONS: dict[str, Any] = {
+    "system one": {"state": "a", "questions": {"q": {"type": "noul", "instructions": "Urgent?"}}},
+    "openai": {"input": "a", "questions": [{"type": "predicate", "instructions": "Urgent?"}]},
+}
+RIGHT: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/chat/completions", {"messages": USER}),
+    ("/v1/completions", {"prompt": "Hi"}),
+    ("/v1/responses", {"input": "Hi"}),
+    ("/v1/embeddings", {"input": "Hi"}),
+    ("/embeddings", {"content": "Hi"}),
+    ("/api/embed", {"input": "Hi"}),
+    ("/api/embeddings", {}),
+    ("/v1/chat/completions/input_tokens", {"messages": USER}),
+    ("/completion", {"prompt": "Hi"}),
+    ("/completion", {"prompt": "Hi", "n_predict": 0}),
+    ("/infill", {"input_prefix": "Hi", "n_predict": 0}),
+    ("/v1/fill", {"parts": ["a", {"tokens": 1}], "messages": USER}),
+    ("/v1/messages", {"messages": USER, "max_tokens": 0}),
+    ("/v1/messages/count_tokens", {"messages": USER}),
+    ("/api/chat", {"messages": USER}),
+    ("/api/chat", {}),
+    ("/api/generate", {"prompt": "Hi"}),
+    ("/api/generate", {}),
+    ("/api/show", {"model": "x"}),
+    ("/tokenize", {"content": "Hi"}),
+    ("/detokenize", {"tokens": [1]}),
+    ("/apply-template", {"messages": USER}),
+    ("/v1/systemone", {"model": "jev-latest", **DECISIONS["system one"]}),
+    ("/v1/decisions", DECISIONS["openai"]),
+)
+"""Bodies that are right but for one field, which is then wrong; those that ask for nothing too."""
+
+
 @pytest.fixture(scope="module")
 def description() -> Iterator[Any]:
     """The app's own, of a small engine whose replies are short."""
@@ -150,6 +187,90 @@ def test_no_route_fails(description: Any, method: str, path: str, mode: str) -> 
 @pytest.mark.parametrize(("method", "path", "mode"), [*PLAIN, *WRONG])
 def test_no_route_fails_for_long(description: Any, method: str, path: str, mode: str) -> None:
     answer_all(description, method, path, mode, MORE)
+
+
+CALLS: list[dict[str, Any]] = [
+    {"id": True, "function": {"name": "f"}},
+    {"type": "AAA", "function": {"name": "f"}},
+    {"function": {"name": "f", "arguments": []}},
+]
+FUNCTIONS: list[dict[str, Any]] = [{"strict": "yes"}, {"description": []}, {"parameters": []}]
+DEEP = (
+    *(
+        (path, {"tools": [{"type": "function", "function": {"name": "f"} | odd}]})
+        for path in ("/v1/chat/completions", "/api/chat", "/apply-template")
+        for odd in FUNCTIONS
+    ),
+    *(("/v1/responses", {"tools": [{"type": "function", "name": "f"} | odd]}) for odd in FUNCTIONS),
+    *(
+        (path, {"tools": [{"name": "f", "input_schema": {}} | odd]})
+        for path in ("/v1/messages", "/v1/messages/count_tokens")
+        for odd in FUNCTIONS[:2]
+    ),
+    *(
+        ("/v1/chat/completions", {"messages": [*USER, {"role": "assistant"} | odd, *USER]})
+        for odd in (
+            *({"tool_calls": [call]} for call in CALLS),
+            {"tool_calls": {}},
+            {"refusal": []},
+        )
+    ),
+    ("/v1/responses", {"input": [{"type": None, "role": "user", "content": "a"}]}),
+    ("/v1/decisions", {"input": [{"type": None, "role": "user", "content": "a"}]}),
+    ("/v1/decisions", {"input": [{"role": "user", "content": []}]}),
+    ("/api/chat", {"messages": [{"role": "user", "content": []}]}),
+    ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": {}}]}),
+    *(("/api/chat", {"messages": [], "options": odd}) for odd in ({"t_min": -7}, {"mode": "AAA"})),
+)
+"""Parts of bodies that are wrong within a field."""
+
+
+@pytest.fixture(scope="module")
+def client(description: Any) -> TestClient:
+    return TestClient(description.app)
+
+
+@pytest.mark.parametrize(("path", "wrong"), DEEP)
+def test_what_is_wrong_within_a_field_is_refused(
+    client: TestClient, path: str, wrong: dict[str, Any]
+) -> None:
+    right = next(body for other, body in RIGHT if other == path)
+    answer = client.post(path, json=right | wrong)
+    assert answer.status_code == 400, answer.text
+    assert next(iter(wrong)) in answer.text or "options" in wrong
+
+
+def test_a_wrong_value_is_refused_whatever_the_field(client: TestClient) -> None:
+    assert list(accepted(client, ODD[:4], 0)) == []
+
+
+@pytest.mark.slow
+def test_a_wrong_value_is_refused_however_deep(client: TestClient) -> None:
+    assert list(accepted(client, ODD, 6)) == []
+
+
+def accepted(
+    client: TestClient, odd: Sequence[Any], deepest: int
+) -> Iterator[tuple[str, dict[str, Any], int]]:
+    """Bodies that the description does not allow, and that are not refused by the field's name."""
+    described = client.get("/openapi.json").json()
+    parts = {"components": described["components"]}
+    fields = Fields(described["components"]["schemas"], odd, deepest)
+    assert {path for path, _ in RIGHT} == {path for _, path, _ in WRONG}
+    for path, right in RIGHT:
+        operation = described["paths"][path]["post"]
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        allows = jsonschema_rs.Draft202012Validator(schema | parts).is_valid
+        assert allows(right), path
+        model = fields.resolved(schema.get("anyOf", [schema])[0])
+        for name, field in model["properties"].items():
+            for value in fields.values(field):
+                wrong = right | {name: value}
+                if allows(wrong):
+                    continue
+                answer = client.post(path, json=wrong)
+                if answer.status_code not in (400, 422) or name not in answer.text:
+                    yield path, wrong, answer.status_code
 
 
 def answer_all(description: Any, method: str, path: str, mode: str, examples: int) -> None:

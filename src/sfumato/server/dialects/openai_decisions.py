@@ -113,7 +113,7 @@ def _item(item: Any, loc: Loc, calls: dict[str, str]) -> dict[str, Any]:
     """One item of the input as the model reads it. Raises ApiError."""
     if not isinstance(item, dict):
         raise refusal(loc, f"must be an object, and not {describe(item)}", "dict_type")
-    kind = item.get("type") or "message"
+    kind = item.get("type", "message")
     kind = kind if isinstance(kind, str) else ""
     if kind in _CALLS:
         name, call = _string(item, "name", loc), _string(item, "call_id", loc)
@@ -145,7 +145,7 @@ def _content(content: Any, loc: Loc) -> str:
     """A text, or parts as one text, with a line each. Raises ApiError."""
     if isinstance(content, str):
         return content
-    if not isinstance(content, list):
+    if not isinstance(content, list) or not content:
         text = f"must be text or a list of parts, and not {describe(content)}"
         raise refusal(loc, text, "string_type")
     return "\n".join(_part(part, (*loc, number)) for number, part in enumerate(content))

@@ -8,8 +8,9 @@ from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
+from sfumato.engine import Request
 from sfumato.server.http import answer, inflight, request_body, stream
-from sfumato.server.http.dialect import Dialect
+from sfumato.server.http.dialect import Dialect, Frame
 from sfumato.server.http.wording import in_the_words_of
 from sfumato.server.schemas.body import Body
 from sfumato.server.service import Service
@@ -23,13 +24,19 @@ async def reply(dialect: Dialect[B], service: Service, http: HttpRequest) -> Res
         return await _reply(dialect, service, http)
 
 
+def _parsed(dialect: Dialect[B], service: Service, body: B) -> tuple[Frame | None, list[Request]]:
+    """What answers the body at once, or the requests that it asks for. Raises ApiError."""
+    fields = dialect.at_once(service, body)
+    return fields, [] if fields is not None else dialect.parse(service, body)
+
+
 async def _reply(dialect: Dialect[B], service: Service, http: HttpRequest) -> Response:
     async with request_body.read(service, http, dialect.body_type) as body:
-        if (fields := dialect.at_once(service, body)) is not None:
+        fields, requests = await run_in_threadpool(_parsed, dialect, service, body)
+        if fields is not None:
             if dialect.streams(body):
                 return Response(dialect.wire.encode(fields), media_type=dialect.wire.media_type)
             return answer.response(fields, {})
-        requests = await run_in_threadpool(dialect.parse, service, body)
     body = request_body.without_large_fields(body)
     renderer = dialect.renderer(service, body, requests)
     running = await inflight.start(service.engine, requests, dialect.writing_s(body))

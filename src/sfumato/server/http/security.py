@@ -71,6 +71,33 @@ class KeyRefused(ApiError):
         self.missing = missing
 
 
+class TwoLengths(ApiError):
+    def __init__(self) -> None:
+        super().__init__(
+            400,
+            "the request has Content-Length and Transfer-Encoding; send one of them",
+            code="two_lengths",
+            headers={"Connection": "close"},
+        )
+
+
+class Framing:
+    """Refuses requests that say in two ways where they end, and closes their connection: a proxy
+    may have read the other way, and the rest of the body would be a request that it never saw
+    (RFC 9112, section 6.3)."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            if "content-length" in headers and "transfer-encoding" in headers:
+                await TwoLengths().response(scope)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
 class Gate:
     """Refuses requests that must not reach a route, and adds `HEADERS` to every answer."""
 

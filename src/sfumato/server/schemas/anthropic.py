@@ -60,6 +60,10 @@ class Metadata(Body):
 class AnthropicPrompt(BaseModel):
     """What a prompt is made of, and fields of Anthropic's API without an effect here."""
 
+    # Before the messages, which are of one turn alone where a thread is continued.
+    thread: Annotated[Any, Only(why="no conversation is stored here; send all of its messages")] = (
+        None
+    )
     model: Annotated[str | None, Field(description="Ignored: one model is loaded.")] = None
     messages: Annotated[Objects, WithJsonSchema(schema.MESSAGES)] = Field(min_length=1)
     system: Annotated[str | Objects | None, WithJsonSchema(schema.SYSTEM)] = None
@@ -95,5 +99,5 @@ class MessagesBody(AnthropicPrompt, Sampling):
 class CountBody(AnthropicPrompt, Body):
     """A prompt whose tokens are counted."""
 
-    max_tokens: Ignored = None
+    max_tokens: int | None = Field(None, ge=0, le=MOST_TOKENS, description="Accepted and ignored.")
     betas: Ignored = None

@@ -60,16 +60,8 @@ def _questions(noul_criteria: Schema, instructions: Schema, level: Schema) -> Sc
     instructed = {"instructions": instructions}
     options = _sized({"type": "object", "additionalProperties": _DESCRIBED}, MOST_OPTIONS)
     levels = _sized({"type": "array", "items": level}, MOST_LEVELS)
-    noul = either(
-        _typed("noul", {"instructions": _WORDS}, {"criteria": either(noul_criteria, NULL)}),
-        _typed(
-            "noul",
-            {"criteria": noul_criteria | {"required": list(noul_criteria["properties"])[:1]}},
-            instructed,
-        ),
-    )
     kinds = (
-        noul,
+        _typed("noul", {}, instructed | {"criteria": either(noul_criteria, NULL)}),
         _typed("choice", {"criteria": options}, instructed),
         _typed("score", {"criteria": levels}, instructed),
     )
@@ -80,39 +72,37 @@ def _questions(noul_criteria: Schema, instructions: Schema, level: Schema) -> Sc
 
 _WORDS: Schema = _STRING | {"minLength": 1}
 SYSTEM_ONE_QUESTIONS = _questions(
-    closed({}, {"true": _WORDS, "false": _DESCRIBED}), _DESCRIBED, TEXT
+    closed({}, {"true": _DESCRIBED, "false": _DESCRIBED}), _DESCRIBED, TEXT
 )
 
 _GEMINI_TEXT = closed({"type": {"const": "text"}, "text": _WORDS}, {"annotations": {}})
 GEMINI_INPUT = either(_STRING, _GEMINI_TEXT, {"type": "array", "items": _GEMINI_TEXT})
 GEMINI_QUESTIONS = _questions(
-    closed({}, {"true_description": _WORDS, "false_description": either(_STRING, NULL)}),
+    closed({}, dict.fromkeys(("true_description", "false_description"), either(_STRING, NULL))),
     either(*GEMINI_INPUT["anyOf"], NULL),
     TEXT,
 )
 
-_BREAK: Schema = {"prompt_cache_breakpoint": {}}
-_INPUT_TEXT = _typed("input_text", {"text": _WORDS}, _BREAK)
-_INPUT_JSON = _typed("input_json", {"data": either({"type": "object"}, {"type": "array"})}, {})
+
+def _open(schema: Schema) -> Schema:
+    """An item of OpenAI's input or a part of one: unknown fields are ignored."""
+    return schema | {"additionalProperties": True}
+
+
+_INPUT_TEXT = _open(_typed("input_text", {"text": _WORDS}, {}))
+_JSON = {"data": either({"type": "object"}, {"type": "array"})}
+_INPUT_JSON = _open(_typed("input_json", _JSON, {}))
 _PARTS = {"type": "array", "items": either(_INPUT_TEXT, _INPUT_JSON), "minItems": 1}
 _OPENAI_TEXT = either(_WORDS, _PARTS)
-_MESSAGE = closed(
-    {"role": {"enum": ["user", "system", "developer"]}, "content": _OPENAI_TEXT},
-    {"type": {"const": "message"}},
+_TYPE: Schema = {"type": {"const": "message"}}
+_MESSAGE = _open(
+    closed({"role": {"enum": ["user", "system", "developer"]}, "content": _OPENAI_TEXT}, _TYPE)
 )
-_ASSISTANT = closed(
-    {
-        "role": {"const": "assistant"},
-        "content": either(
-            _STRING, {"type": "array", "items": _typed("output_text", {"text": _STRING}, {})}
-        ),
-    },
-    {"type": {"const": "message"}, "phase": {}},
-)
-_CALL = _typed(
-    "function_call",
-    {"call_id": _STRING, "name": _STRING, "arguments": _STRING},
-    {"id": {}, "namespace": {}, "status": {}},
+_OUTPUT_TEXT = _open(_typed("output_text", {"text": _STRING}, {}))
+_OUTPUT = either(_STRING, {"type": "array", "items": _OUTPUT_TEXT, "minItems": 1})
+_ASSISTANT = _open(closed({"role": {"const": "assistant"}, "content": _OUTPUT}, _TYPE))
+_CALL = _open(
+    _typed("function_call", {"call_id": _STRING, "name": _STRING, "arguments": _STRING}, {})
 )
 OPENAI_INPUT = either(
     _STRING, {"type": "array", "items": either(_MESSAGE, _ASSISTANT, _CALL), "minItems": 1}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from sfumato.options.kinds import POOLINGS
 from sfumato.server.schemas import json_schemas
@@ -18,7 +19,19 @@ MOST_DIMENSIONS = 2**16  # of any network, before this one's hidden size is look
 
 _Items = str | dict[str, Any] | Annotated[list[Any], First]
 Input = Annotated[_Items, WithJsonSchema(json_schemas.EMBEDDING_INPUT)]
-Pooling = Annotated[str | None, WithJsonSchema({"enum": [*POOLINGS, None]})]
+
+
+def _check_pooling(value: str | None) -> str | None:
+    """Of texts that are empty, too, for which nothing is pooled. Raises PydanticCustomError."""
+    if value is not None and value not in POOLINGS:
+        words = " or ".join(map(repr, POOLINGS))
+        raise PydanticCustomError("pooling", f"must be {words}, got {value[:40]!r}")
+    return value
+
+
+Pooling = Annotated[
+    str | None, AfterValidator(_check_pooling), WithJsonSchema({"enum": [*POOLINGS, None]})
+]
 Format = Literal["float", "base64"]
 _NORMALIZED = "vectors have length 1 here; leave it out"
 
@@ -66,7 +79,9 @@ class OllamaEmbeddingsBody(Pooled):
 class OllamaEmbedBody(Pooled):
     """Ollama's embeddings."""
 
-    input: Input = Field(description="One text, or a list of them.")
+    input: Annotated[Input, WithJsonSchema(json_schemas.EMBEDDING_INPUT_OR_NONE)] = Field(
+        description="One text, or a list of them."
+    )
     truncate: bool | None = Field(None, description="Cut what exceeds the context (true).")
     options: Ignored = None
     keep_alive: Ignored = None

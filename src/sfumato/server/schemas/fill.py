@@ -26,9 +26,10 @@ class FillBody(Sampling):
     messages: Annotated[Objects | None, WithJsonSchema(json_schemas.MESSAGES_OR_NULL)] = Field(
         None, min_length=1, description="A conversation that the text is the complete reply to."
     )
-    prompt: Annotated[str | Ids | None, WithJsonSchema(json_schemas.PROMPT_OR_NULL)] = Field(
-        None, description="What comes before the text, as it is; not with messages."
-    )
+    prompt: Annotated[
+        str | Annotated[Ids, Field(min_length=1)] | None,
+        WithJsonSchema(json_schemas.PROMPT_OR_NULL),
+    ] = Field(None, description="What comes before the text, as it is; not with messages.")
     model: Annotated[str | None, Field(description="Ignored: one model is loaded.")] = None
     user: str | None = Field(None, max_length=512, description="Written to the audit log.")
 

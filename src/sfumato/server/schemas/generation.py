@@ -28,7 +28,7 @@ class Sampling(Neutral, Grammars, Body):
 
     temperature: float | None = None
     top_p: float | None = Field(None, description="At 0 the most probable token.")
-    top_k: int | None = Field(None, description="0 and -1: all.")
+    top_k: Annotated[int | None, within("top_k")] = Field(None, description="0 and -1: all.")
     seed: Annotated[int | None, within("seed")] = Field(
         None, description="A negative one too, as in OpenAI's API."
     )

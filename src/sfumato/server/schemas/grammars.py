@@ -18,6 +18,10 @@ from sfumato.server.schemas.neutral import Ignored, Only
 _OBJECT: Schema = {"type": "object"}
 _SCHEMA = either(_OBJECT, {"type": "boolean"})
 JsonSchema = Annotated[dict[str, Any] | bool, WithJsonSchema(_SCHEMA)]
+SchemaOrText = Annotated[
+    dict[str, Any] | bool | str | None,
+    WithJsonSchema(either(*_SCHEMA["anyOf"], {"type": "string"}, NULL)),
+]
 Grammar = Annotated[str, Field(max_length=LONGEST_SOURCE)]
 Choices = Annotated[list[str], First, Field(min_length=1, max_length=MOST_CHOICES)]
 _WHITE_SPACE = "cannot be set: white space is bounded here"
@@ -45,9 +49,7 @@ class ResponseFormat(Body):
 class StructuredOutputs(Body):
     """vLLM's; one of them."""
 
-    json_: Annotated[Any, WithJsonSchema(either(_OBJECT, {"type": "string"}, NULL))] = Field(
-        None, alias="json", description="A JSON schema, or its text."
-    )
+    json_: SchemaOrText = Field(None, alias="json", description="A JSON schema, or its text.")
     regex: Grammar | None = None
     choice: Choices | None = None
     grammar: Grammar | None = Field(None, description="GBNF or Lark.")
@@ -66,9 +68,7 @@ class Grammars(BaseModel):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Annotated[Any, WithJsonSchema(either(_OBJECT, {"type": "string"}, NULL))] = Field(
-        None, description="The same as structured_outputs.json."
-    )
+    guided_json: SchemaOrText = Field(None, description="The same as structured_outputs.json.")
     guided_regex: Grammar | None = None
     guided_choice: Choices | None = None
     guided_grammar: Grammar | None = None

@@ -76,6 +76,7 @@ MIXED_PROMPT = either(
 )
 MIXED_PROMPTS = either(MIXED_PROMPT, _list(MIXED_PROMPT, 1))
 EMBEDDING_INPUT = either(MIXED_PROMPT, _list(MIXED_PROMPT, 1) | {"maxItems": 2048})
+EMBEDDING_INPUT_OR_NONE = either(*EMBEDDING_INPUT["anyOf"], {"const": []})
 MAX_TOKENS = either({"type": "integer", "minimum": 1, "maximum": MOST_TOKENS}, {"const": -1}, NULL)
 MAX_TOKENS_OR_NONE = either({"type": "integer", "minimum": -1, "maximum": MOST_TOKENS}, NULL)
 STOP = either(
@@ -98,7 +99,7 @@ _BIAS_OR_BAN: Schema = either(
 LLAMA_BIAS = either(
     {
         "type": "object",
-        "propertyNames": {"pattern": "^[0-9]{1,11}$"},
+        "propertyNames": {"maxLength": LONGEST_STOP},
         "additionalProperties": _BIAS_OR_BAN,
         "maxProperties": MOST_BIASES,
     },
@@ -107,7 +108,10 @@ LLAMA_BIAS = either(
         "maxItems": MOST_BIASES,
         "items": {
             "type": "array",
-            "prefixItems": [{"type": "integer", "minimum": 0}, _BIAS_OR_BAN],
+            "prefixItems": [
+                either({"type": "integer", "minimum": 0}, TEXT | {"maxLength": LONGEST_STOP}),
+                _BIAS_OR_BAN,
+            ],
             "minItems": 2,
             "maxItems": 2,
         },
@@ -129,12 +133,10 @@ def with_settings(schema: Schema) -> None:
 _TEXTS = either(TEXT, _list(_object({"type": {"const": "text"}, "text": TEXT})))
 TEXTS = _TEXTS  # of a prediction
 _NAMED: Schema = {"name": {}}  # of a tool's message alone it is read
+_ARGUMENTS = either({"type": "object"}, {"const": ""}, {"const": "{}"}, NULL)
 _CALL = _object(
-    {"function": _object({"name": {"type": "string", "pattern": NAME}, "arguments": {}})},
-    {"id": TEXT, "type": {"const": "function"}},
-)
-_CALL["properties"]["function"]["properties"]["arguments"] = either(
-    {"type": "object"}, {"const": ""}, {"const": "{}"}, NULL
+    {"function": _object({"name": {"type": "string", "pattern": NAME}}, {"arguments": _ARGUMENTS})},
+    {"id": either(TEXT, NULL), "type": {"const": "function"}},
 )
 MESSAGES = _list(
     either(
@@ -159,7 +161,11 @@ MESSAGES_OR_NULL = either(MESSAGES, NULL)
 
 _FUNCTION = _object(
     {"name": {"type": "string", "pattern": NAME}},
-    {"description": either(TEXT, NULL), "parameters": either({"type": "object"}, NULL)},
+    {
+        "description": either(TEXT, NULL),
+        "parameters": either({"type": "object"}, NULL),
+        "strict": either(FLAG, NULL),
+    },
 )
 TOOLS = either(_list(_object({"type": {"const": "function"}, "function": _FUNCTION})), NULL)
 TOOL_CHOICE = either(

@@ -30,7 +30,8 @@ RULES = (
         "Prompt and reply fit the context.",
         r"(prompt|messages|content|tokens|opening|max_tokens|max_output_tokens|prediction"
         r"|suffix|input_suffix|input(\.\w+)*"
-        r"|parts\[\d+\][^:]*): .*(context|leaves none)|the request exceeds",
+        r"|parts\[\d+\][^:]*): .*(context|leaves none)|the request exceeds"
+        r"|(request|input) \(\d+ tokens\) ",
     ),
     Rule(
         "Whole numbers have no decimal point: 8, and not 8.0.",

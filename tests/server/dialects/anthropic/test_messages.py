@@ -305,6 +305,7 @@ ASSISTANT = {"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}
         ),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences: at most"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers: nothing runs here"),
+        ({"thread": {"type": "create"}}, "thread: no conversation is stored here"),
         ({"odd": 1}, "odd: unknown"),
     ],
 )
@@ -348,6 +349,24 @@ def test_fields_that_a_lenient_server_ignores_are_told() -> None:
         answer = ask(lenient, messages=[odd], tools=[TOOLS[0] | {"new": 3}])
     names = "messages[0].odd, messages[0].content[0].more, tools[0].new"
     assert answer["warnings"] == [f"{names}: unknown, and ignored"]
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+def test_a_thread_is_refused_in_the_words_that_let_a_client_go_on(lenient: bool) -> None:
+    """A tool runner that sends one then sends the whole conversation without it."""
+    continued = {"type": "continue", "previous_message_id": "msg_1"}
+    with serving(answering_model(ANSWERS), ServerSettings(lenient=lenient)) as served:
+        for path in (PATH, f"{PATH}/count_tokens"):
+            for thread, messages in (({"type": "create"}, [USER]), (continued, [])):
+                body = {"messages": messages, "max_tokens": 8, "thread": thread}
+                answer = served.post(path, **body)
+                details = answer.json()["error"]["details"]
+                assert answer.status_code == 400
+                assert details["error_code"] == "thread_unsupported_request"
+                assert details["unsupported"] == ["thread"]
+            assert served.post(path, messages=[USER], max_tokens=8, thread=None).is_success
+        other = served.post(PATH, max_tokens=8, messages=[]).json()
+        assert "details" not in other["error"]
 
 
 def test_anthropics_own_client(answering: Served) -> None:

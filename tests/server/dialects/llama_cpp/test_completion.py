@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.server.conftest import serving
 
 PROMPT = "<|turn>user\nWho are you?<turn|>\n<|turn>model\n"
 
@@ -208,3 +209,27 @@ def test_progress_of_a_prompt(server: Any, path: str) -> None:
         assert counts == sorted(set(counts)) and counts[-1] == reports[0]["total"]
         assert frames[-1].get("prompt_progress") is None
     assert held[0] < held[1]
+
+
+def test_a_prompt_longer_than_a_slot_is_refused_in_llama_servers_words(embedded: Any) -> None:
+    """A larger slot is made on the routes of other APIs alone."""
+    long = "ab " * 40
+    with serving(embedded, context=64) as small:
+        count = len(small.post("/tokenize", content=long, add_special=True).json()["tokens"])
+        words = f"request ({count} tokens) exceeds the available context size (64 tokens)"
+        refused = small.post("/completion", prompt=long, n_predict=1)
+        too_long = small.post("/embeddings", input=["a", long])
+        streamed = small.post("/completion", prompt=long, n_predict=1, stream=True)
+        for answer, beginning in (
+            (refused, words),
+            (streamed, words),
+            (too_long, f"input ({count} tokens) is too large"),
+        ):
+            error = answer.json()["error"]
+            assert answer.status_code == 400 and error["message"].startswith(beginning)
+            assert error["type"] == "exceed_context_size_error"
+            assert (error["n_prompt_tokens"], error["n_ctx"]) == (count, 64)
+        fits = "ab " * 20
+        assert small.post("/completion", prompt=fits, n_predict=1, max_steps=1).is_success
+        body = {"prompt": long, "max_tokens": 1, "max_steps": 1}
+        assert small.post("/v1/completions", **body).is_success

@@ -19,13 +19,19 @@ _TYPES = {
     504: "timeout_error",
     OVERLOADED: "overloaded_error",
 }
+# error.details of a field that is refused, by which clients know that they can go on without it.
+_DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
 _SCHEMA = {
     "type": "object",
     "properties": {
         "type": {"const": "error"},
         "error": {
             "type": "object",
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            "properties": {
+                "type": {"type": "string"},
+                "message": {"type": "string"},
+                "details": {"type": "object"},
+            },
             "required": ["type", "message"],
         },
         "request_id": {"type": ["string", "null"]},
@@ -41,9 +47,10 @@ def status_of(error: ApiError) -> int:
 
 def error_body(error: ApiError) -> dict[str, Any]:
     kind = _TYPES.get(status_of(error), "invalid_request_error")
+    details = {"details": _DETAILS[error.param]} if error.param in _DETAILS else {}
     return {
         "type": "error",
-        "error": {"type": kind, "message": _message(error)},
+        "error": {"type": kind, "message": _message(error), **details},
         "request_id": error.headers.get("X-Request-Id"),
     }
 

@@ -18,7 +18,7 @@ _KNOWN = {
 }
 WORDING: Wording = (
     (r"tools\[(\d+)\]\.function\.parameters", r"tools[\1].input_schema"),
-    (r"tools\[(\d+)\]\.function\.(name|description)", r"tools[\1].\2"),
+    (r"tools\[(\d+)\]\.function\.(name|description|strict)", r"tools[\1].\2"),
 )
 
 

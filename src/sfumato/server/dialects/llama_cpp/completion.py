@@ -7,6 +7,7 @@ from dataclasses import replace
 from sfumato.engine import Request, new_id
 from sfumato.server.dialects.llama_cpp.renderer import LlamaRenderer
 from sfumato.server.dialects.llama_cpp.sampling import llama_fields, writing_s
+from sfumato.server.dialects.llama_cpp.slot import COMPLETION, check_slot
 from sfumato.server.dialects.shared.encoded_only import encoded_only
 from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.mixed_prompts import prompts_in
@@ -30,6 +31,7 @@ def parse(service: Service, body: LlamaBody) -> list[Request]:
         ids = service.raw_prompt(prompt, PATH)
         if not ids:
             raise bad_request("prompt: is empty", "prompt")
+        check_slot(service, len(ids), COMPLETION, "prompt")
         made = service.prompt(Request(ids=ids, endpoint=PATH))
         one = Request(ids=ids, made=made, id=new_id(), **fields)
         if limit == 0:

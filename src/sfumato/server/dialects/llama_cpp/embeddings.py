@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sfumato.engine import Request
+from sfumato.server.dialects.llama_cpp.slot import EMBEDDING, check_slot
 from sfumato.server.dialects.shared.vectors import VectorRenderer, requests_of
 from sfumato.server.http.dialect import Answer, Dialect
 from sfumato.server.http.errors import bad_request
@@ -27,7 +28,10 @@ def parse(service: Service, body: LlamaEmbeddingsBody) -> list[Request]:
     if (body.input is None) == (body.content is None):
         raise bad_request("input, content: give exactly one of them", "input")
     field = "input" if body.content is None else "content"
-    return requests_of(service, body, getattr(body, field), field, PATH)
+    requests = requests_of(service, body, getattr(body, field), field, PATH)
+    for request in requests:
+        check_slot(service, len(request.ids or ()), EMBEDDING, field)
+    return requests
 
 
 LLAMA_EMBEDDINGS = Dialect(

@@ -42,12 +42,15 @@ def _loaded(service: Service, body: OllamaGeneration, content: Mapping[str, Any]
 def _without_messages(service: Service, body: OllamaChatBody) -> dict[str, Any] | None:
     if body.messages:
         return None
+    # The other fields are checked as those of any message.
+    parse_chat(service, body.model_copy(update={"messages": [{"role": "user", "content": ""}]}))
     return _loaded(service, body, {"message": {"role": "assistant", "content": ""}})
 
 
 def _without_prompt(service: Service, body: OllamaGenerateBody) -> dict[str, Any] | None:
     if body.prompt or body.suffix or body.system:
         return None
+    parse_generate(service, body.model_copy(update={"prompt": " "}))  # checks the other fields
     return _loaded(service, body, {"response": ""})
 
 

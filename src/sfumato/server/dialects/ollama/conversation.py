@@ -48,15 +48,17 @@ def _message(
         raise bad_request(
             f"{where}.role: must be one of system, user, assistant, tool", f"{where}.role"
         )
-    if message.get("images"):
+    if message.get("images") not in (None, []):
         name = f"{where}.images"
         raise bad_request(f"{name}: images are not supported yet", name, "unsupported")
     known = _KEYS[role] | {"role", "images"}
     check_fields(message, known, where, ignored)
+    if not isinstance(message.get("content"), str | None):
+        raise bad_request(f"{where}.content: must be text", f"{where}.content")
     clean: dict[str, Any] = {"role": role, "content": message.get("content")}
     if role == "assistant":
         clean["content"] = clean["content"] or ""
-        if message.get("tool_calls"):
+        if message.get("tool_calls") is not None:
             clean["tool_calls"] = message["tool_calls"]
     elif role == "tool":
         called = message.get("tool_name") or message.get("name")

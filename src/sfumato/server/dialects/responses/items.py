@@ -56,7 +56,7 @@ def items_of(
 def _item(item: Mapping[str, Any], where: str, find: Find, ignored: Unknown | None) -> Item | None:
     """None for a thought."""
     kind = item.get("type")
-    if kind is None:
+    if "type" not in item:
         kind = "message" if item.get("role") is not None else "item_reference"
     if kind == "reasoning":
         return None

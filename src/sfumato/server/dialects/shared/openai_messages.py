@@ -122,6 +122,8 @@ def _message(message: Mapping[str, Any], where: str, ignored: Unknown | None) ->
         if message.get(key) is not None and key in keys:
             raise bad_request(f"{where}.{key}: is not supported", f"{where}.{key}")
     clean = {key: value for key, value in message.items() if key in keys} | {"role": role}
+    if not isinstance(clean.get("refusal"), str | None):
+        raise bad_request(f"{where}.refusal: must be text", f"{where}.refusal")
     if role == "assistant" and clean.get("content") is None and not clean.get("tool_calls"):
         clean["content"] = clean.get("refusal") or ""
     if isinstance(clean.get("content"), list):

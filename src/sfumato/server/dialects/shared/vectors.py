@@ -39,10 +39,7 @@ def requests_of(
             "numbers, the most of one answer; send the texts in parts",
             field,
         )
-    try:
-        pooling = Pooling(body.pooling or service.settings.pooling)
-    except ValueError as error:
-        raise from_value_error(error) from None
+    pooling = Pooling(body.pooling or service.settings.pooling)
     requests = []
     for prompt in prompts:
         ids = _ids(service, prompt, field, truncate)
