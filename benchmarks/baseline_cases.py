@@ -375,7 +375,7 @@ PARTS: dict[str, list[Any]] = {
     "exact": ["The capital is ", Hole(5), "."],
     "one token": ["x", Hole(1)],
     "first": [Hole(4), " is the capital."],
-    "two holes": ["I am ", Hole(3), " and you are ", Hole(3), "."],
+    "two holes": ["I ", Hole(3), " you ", Hole(2), "."],
     "lengths": ["The ", Hole(at_most=4), " is Paris."],
     "choices": ["It is ", Hole(choices=["Rome", "Paris", "a town"]), "."],
     "choice and hole": ["It is ", Hole(choices=["Rome", "Paris"]), ", I ", Hole(3), "."],
