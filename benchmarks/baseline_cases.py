@@ -43,7 +43,7 @@ CHAT = [
     {"role": "assistant", "content": "The capital is Paris."},
     {"role": "user", "content": "And who are you?"},
 ]
-LONG = [{"role": "system", "content": "You are brief and kind, and never rude to anyone. " * 6}]
+LONG = [{"role": "system", "content": "You are brief and kind, and never unfriendly. " * 6}]
 TOOLS = [
     {
         "type": "function",
@@ -234,7 +234,7 @@ def _stops(model: Model) -> Iterator[tuple[str, Any]]:
 
 
 def long_prompts(model: Model) -> Iterator[Case]:
-    """Prompts that share a long beginning, and prompts that no slot of the company holds."""
+    """Prompts that share a long beginning, and prompts that no slot of the engine holds."""
     kind = "long prompts"
     for number, prompt in enumerate(PROMPTS):
         messages = [*LONG, {"role": "user", "content": prompt}]
@@ -426,8 +426,8 @@ def edits(model: Model) -> Iterator[Case]:
 
 
 def _edit(model: Model, name: str, text: str, strength: float | None, seed: int) -> Case:
-    asked = "Write Paris instead."
-    content = f"{asked}\n\nAnswer with the complete changed text and nothing else.\n\n{text}"
+    wanted = "Write Paris instead."
+    content = f"{wanted}\n\nAnswer with the complete changed text and nothing else.\n\n{text}"
     predicted = PredictedText(text) if strength is None else PredictedText(text, strength)
     request = Request(
         messages=[{"role": "user", "content": content}],
@@ -441,7 +441,7 @@ def _edit(model: Model, name: str, text: str, strength: float | None, seed: int)
 
     def alone(cancelled: Cancelled) -> Events:
         how: dict[str, Any] = {"max_tokens": 24, "seed": seed, "sampler": request.sampler}
-        yield model.edit(text, asked, strength=strength, cancelled=cancelled, **how)
+        yield model.edit(text, wanted, strength=strength, cancelled=cancelled, **how)
 
     return Case("edits", name, request, alone)
 
@@ -508,10 +508,10 @@ def _decision(
 
 
 def _calibration(model: Model, questions: Mapping[str, Any], joint: bool) -> Calibration:
-    asked = schema_of(questions).questions
+    wanted = schema_of(questions).questions
     temperatures = {
-        name: Temperature(1.5 + number, wording(question, asked, joint))
-        for number, (name, question) in enumerate(asked.items())
+        name: Temperature(1.5 + number, wording(question, wanted, joint))
+        for number, (name, question) in enumerate(wanted.items())
     }
     return Calibration(model.identity, Reading(joint=joint), temperatures)
 
@@ -580,7 +580,7 @@ def _reply(
     schema: Any = None,
     **how: Any,
 ) -> Case:
-    """A reply of two canvases at most, of 3 steps, where nothing else is asked for."""
+    """A reply of two canvases at most, of 3 steps, where nothing else is wanted for."""
     most = model.config.canvas_length + 8
     how = {"prompt": prompt, "seed": 1, "max_tokens": most, "sampler": QUICK} | how
     fields = {"retry_empty": False, "drafts": True} | how

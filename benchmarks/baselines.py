@@ -6,19 +6,19 @@
 For a change that must leave every reply as it is: record a file before it, and compare after each
 step of the work. The requests of `baseline_cases.py` run on the embedded model and on a tiny random
 one, each of them in up to five ways: by the library's call; alone in an engine, one after another
-in its only slot; in the company of all others in an engine of three slots, so that rows wait, take
-prefixes over, share forwards and chunks, and find larger slots; in that company with late steps,
+in its only slot; beside all others in an engine of three slots, so that rows wait, take
+prefixes over, share forwards and chunks, and find larger slots; beside them with late steps,
 whose graphs are calls that are repeated; and, for one of RECORDED on the random model, with late
 steps of recorded operations, which run without Python. Of each run the file has texts, token ids
 and drafts as hashes, stop reasons, steps, convergence, warnings, events in their order, log
-probabilities, and what of the account does not depend on time or company. It has no times.
+probabilities, and what of the account does not depend on time or on other rows. It has no times.
 
 `compare` runs the same again, prints each difference in words, and exits with 1 where there is one.
 Numbers may differ by TOLERANCE, all else has to be equal. --only runs some kinds (without the
-others' company, which no result depends on), --model one model; --leave-out ignores a field that
+other requests, which no result depends on), --model one model; --leave-out ignores a field that
 the change is meant to alter, such as account.retries; each of the three may be given several times.
 A file is of one machine: other instructions of the processor round differently. The models run side
-by side, each on one thread of a CPU: some three minutes of the processor in all. What the company
+by side, each on one thread of a CPU: some three minutes of the processor in all. What the requests
 shares, and how often graphs ran, is printed, for the reader to see that they did.
 """
 
@@ -88,7 +88,7 @@ ACCOUNT = (
     *("accepted_prediction", "rejected_prediction"),
 )
 OF_ONE = "cached_tokens", "context", "allocated"
-"""Figures of an account that depend on the company."""
+"""Figures of an account that depend on other rows."""
 ANSWER = (
     *("value", "probabilities", "confidence", "score", "label_mass", "is_label"),
     *("samples", "spread", "orders", "order_spread"),
@@ -147,8 +147,8 @@ class Recording:
         runs = [(name, len(list(run))) for name, run in groupby(self._order)]
         events = " ".join(name if count == 1 else f"{count} {name}" for name, count in runs)
         drafts = self._drafts.hexdigest()[:16]
-        found = {"events": events, "drafts": drafts, "settled": self._settled} | self._end
-        return dict(plain(found))
+        facts = {"events": events, "drafts": drafts, "settled": self._settled} | self._end
+        return dict(plain(facts))
 
     def _draft(self, draft: Draft) -> None:
         columns = draft.token_ids, draft.accepted, draft.pinned
@@ -164,37 +164,37 @@ class Recording:
             case Filled():
                 return {"filled": _filled(event)}
             case Finished():
-                found = {"reply": _reply(event.reply), "account": self._account(event.account)}
+                facts = {"reply": _reply(event.reply), "account": self._account(event.account)}
                 if event.scores is not None:
-                    found["scores"] = _scores(event.scores)
+                    facts["scores"] = _scores(event.scores)
                 if event.vector is not None:
-                    found["vector"] = event.vector
-                return found
+                    facts["vector"] = event.vector
+                return facts
             case Failed():
                 return {"failed": [event.kind, event.message, event.context]}
             case Decision():
-                found = {"answers": {name: _answer(event[name]) for name in event}}
-                return found | {"reads": event.usage.reads}
+                facts = {"answers": {name: _answer(event[name]) for name in event}}
+                return facts | {"reads": event.usage.reads}
             case Decided():
-                found = {"answers": {name: _answer(each) for name, each in event.answers.items()}}
+                facts = {"answers": {name: _answer(each) for name, each in event.answers.items()}}
                 usage = {"input_tokens": event.usage.input_tokens, "reads": event.usage.reads}
-                return found | usage | {"account": self._account(event.account)}
+                return facts | usage | {"account": self._account(event.account)}
         raise AssertionError(f"{type(event).__name__}: an event that nothing records")
 
     def _account(self, account: Any) -> Facts:
-        found = {name: getattr(account, name) for name in ACCOUNT}
+        facts = {name: getattr(account, name) for name in ACCOUNT}
         report = account.constraint
-        found["constraint"] = None if report is None else asdict(report)
-        found["has_draft"] = account.first_draft_s is not None
-        found["has_commit"] = account.first_commit_s is not None
+        facts["constraint"] = None if report is None else asdict(report)
+        facts["has_draft"] = account.first_draft_s is not None
+        facts["has_commit"] = account.first_commit_s is not None
         if self._alone:
-            found |= {name: getattr(account, name) for name in OF_ONE}
-            found["forwards"] = len(account.step_s)
-        return found
+            facts |= {name: getattr(account, name) for name in OF_ONE}
+            facts["forwards"] = len(account.step_s)
+        return facts
 
 
 def _settled(event: Settled) -> Facts:
-    found = {
+    facts = {
         "canvas": event.canvas,
         "text": event.text,
         "thought": event.thought,
@@ -204,9 +204,9 @@ def _settled(event: Settled) -> Facts:
         "end_id": event.end_id,
     }
     if event.top_probs is not None:
-        found["top"] = event.top_probs[:, 0]
-        found["columns"] = event.top_probs.shape[-1]
-    return found | {
+        facts["top"] = event.top_probs[:, 0]
+        facts["columns"] = event.top_probs.shape[-1]
+    return facts | {
         name: value
         for name, value in (("named", event.named), ("log_probs", event.log_probs))
         if value is not None
@@ -215,7 +215,7 @@ def _settled(event: Settled) -> Facts:
 
 def _reply(reply: Reply) -> Facts:
     stats = reply.stats
-    found: Facts = {
+    facts: Facts = {
         "text": reply.text,
         "thought": reply.thought,
         "calls": [[call.name, call.arguments] for call in reply.tool_calls],
@@ -233,8 +233,8 @@ def _reply(reply: Reply) -> Facts:
         "constraint": None if stats.constraint is None else asdict(stats.constraint),
     }
     if reply.filled is not None:
-        found["filled"] = _filled(reply.filled)
-    return found
+        facts["filled"] = _filled(reply.filled)
+    return facts
 
 
 def _filled(filled: Filled) -> Facts:
@@ -248,21 +248,21 @@ def _filled(filled: Filled) -> Facts:
 
 
 def _scores(given: PromptScores) -> Facts:
-    found: Facts = {"ids": digest(given.ids)}
+    facts: Facts = {"ids": digest(given.ids)}
     scores = given.scores
     if scores is not None:
         top = scores.top_log_probs
-        found |= {"log_probs": scores.log_probs, "ranks": scores.ranks, "top": top.mean(dim=0)}
-    return found
+        facts |= {"log_probs": scores.log_probs, "ranks": scores.ranks, "top": top.mean(dim=0)}
+    return facts
 
 
 def _answer(answer: Any) -> Facts:
     """A typed answer of the library, or an answer as an engine gives it."""
-    found = {name: getattr(answer, name) for name in ANSWER if hasattr(answer, name)}
-    probabilities = found["probabilities"]
+    facts = {name: getattr(answer, name) for name in ANSWER if hasattr(answer, name)}
+    probabilities = facts["probabilities"]
     if isinstance(probabilities, dict):
-        found["probabilities"] = list(probabilities.values())
-    return found
+        facts["probabilities"] = list(probabilities.values())
+    return facts
 
 
 # How requests run.
@@ -327,7 +327,7 @@ def _finish(engine: Engine, most: int = 100_000) -> None:
     raise AssertionError(f"the engine is still busy after {most:,} steps")
 
 
-def company(cases: Sequence[Case]) -> list[Case]:
+def mixed(cases: Sequence[Case]) -> list[Case]:
     """The requests of all kinds in turn, two of one kind after each other."""
     kinds = [list(run) for _, run in groupby(cases, lambda case: case.kind)]
     most = max(map(len, kinds), default=0)
@@ -343,31 +343,31 @@ def ways(model: Model, cases: Sequence[Case], is_tiny: bool) -> Iterator[tuple[s
     ):  # each kind by itself: prefixes are reused
         for case, facts in in_engine(Engine(model, ONE), list(run), alone=True):
             yield "alone in an engine", case, facts
-    together, backend = company(cases), RepeatedCalls()
+    together, backend = mixed(cases), RepeatedCalls()
     engine = Engine(model, COMPANY)
     for case, facts in in_engine(engine, together):
-        yield "in company", case, facts
-    _tell("in company", engine)
+        yield "beside others", case, facts
+    _report("beside others", engine)
     engine = late_engine(model, backend)
     for case, facts in in_engine(engine, together, seed=1):
         yield "with late steps", case, facts
-    _tell("with late steps", engine, backend)
+    _report("with late steps", engine, backend)
     if is_tiny:
         backend = RecordedGraphs()
         with reference_only():
             engine = late_engine(model, backend)
             for case, facts in in_engine(engine, together[::RECORDED], seed=2):
                 yield "with recorded graphs", case, facts
-        _tell("with recorded graphs", engine, backend)
+        _report("with recorded graphs", engine, backend)
 
 
-def _tell(way: str, engine: Engine, backend: RecordedGraphs | None = None) -> None:
+def _report(way: str, engine: Engine, backend: RecordedGraphs | None = None) -> None:
     totals = engine.state().totals
     rows = totals.steps / max(1, totals.forwards)
-    told = f"{way}: {rows:.2f} rows a forward, {totals.cached_tokens:,} tokens of prompts reused"
+    line = f"{way}: {rows:.2f} rows a forward, {totals.cached_tokens:,} tokens of prompts reused"
     if backend is not None:
-        told += f", {backend.captures} graphs replayed {backend.replays:,} times"
-    print(told, file=sys.stderr)
+        line += f", {backend.captures} graphs replayed {backend.replays:,} times"
+    print(line, file=sys.stderr)
 
 
 def late_engine(model: Model, backend: RecordedGraphs) -> Engine:
@@ -382,10 +382,10 @@ def run_model(name: str, kinds: Sequence[str]) -> dict[str, Facts]:
     logging.getLogger("sfumato").setLevel(logging.ERROR)  # some rules run on no several rows
     began, model = time.perf_counter(), MODELS[name]()
     cases = [case for kind in kinds for case in KINDS[kind](model)]
-    found, cpu = {}, time.process_time()
+    runs, cpu = {}, time.process_time()
     spent: Counter[str] = Counter()
     for way, case, facts in ways(model, cases, name == "random"):
-        found[f"{name}: {case.kind}: {case.name}, {way}"] = facts
+        runs[f"{name}: {case.kind}: {case.name}, {way}"] = facts
         spent[way], cpu = spent[way] + time.process_time() - cpu, time.process_time()
     taken = ", ".join(f"{way} {seconds:.0f}" for way, seconds in spent.items())
     seconds = time.perf_counter() - began
@@ -393,7 +393,7 @@ def run_model(name: str, kinds: Sequence[str]) -> dict[str, Facts]:
         f"{name}: {len(cases)} requests, {seconds:.0f} s; of the processor: {taken}",
         file=sys.stderr,
     )
-    return found
+    return runs
 
 
 def run(models: Sequence[str], kinds: Sequence[str]) -> dict[str, Facts]:
@@ -447,11 +447,11 @@ def compare(before: Facts, now: Facts, left_out: Collection[str]) -> int:
     lines, differing = [], 0
     for name in dict.fromkeys((*before, *now)):
         if name not in before or name not in now:
-            found = ["was not run before" if name in now else "was run before, and is not now"]
+            facts = ["was not run before" if name in now else "was run before, and is not now"]
         else:
-            found = list(differences(before[name], now[name], left_out))
-        lines += [f"{name}: {each}" for each in found]
-        differing += bool(found)
+            facts = list(differences(before[name], now[name], left_out))
+        lines += [f"{name}: {each}" for each in facts]
+        differing += bool(facts)
     for line in lines[:MOST_SHOWN]:
         print(line)
     if len(lines) > MOST_SHOWN:
@@ -478,9 +478,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     models, kinds = args.model or list(MODELS), args.only or list(KINDS)
     if args.what == "record":
-        found = {"made_with": made_with(), "runs": run(models, kinds)}
-        args.file.write_text(json.dumps(found, ensure_ascii=False, indent=0), encoding="utf-8")
-        print(f"{args.file}: {len(found['runs']):,} runs")
+        facts = {"made_with": made_with(), "runs": run(models, kinds)}
+        args.file.write_text(json.dumps(facts, ensure_ascii=False, indent=0), encoding="utf-8")
+        print(f"{args.file}: {len(facts['runs']):,} runs")
         return 0
     kept = json.loads(args.file.read_text(encoding="utf-8"))
     if kept["made_with"] != made_with():

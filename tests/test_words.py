@@ -41,7 +41,7 @@ PHRASES = {
     r"\bcpu/twins\b": "cpu/kernels",
     r"\bview/pieces\b": "view/token_text",
     r"\bcli/tune\b": "cli/train",
-    r"\bengine/(settle|behind|state|memory|budget)\b": "see MODULES",
+    r"\bengine/(settle|behind|state|budget)\b": "see MODULES",
 }
 
 # Of modules, as packages and files below src/sfumato name them.
@@ -51,8 +51,7 @@ MODULES = {
     "engine.settle": "engine.output_processor",
     "engine.behind": "engine.audit_writer",
     "engine.state": "engine.stats",
-    "engine.memory": "engine.memory_estimate",
-    "engine.budget": "engine.memory_guard",
+    "engine.budget": "engine.memory.guard",
     "weights.fit": "weights.scale_search",
     "weights.onload": "model.quantize_on_load",
     "weights.mixes": "model.quant_recipes",

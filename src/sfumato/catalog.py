@@ -2,7 +2,7 @@
 
 One table of data, which the "does not exist" error, `pull`, `doctor` and the README share. Knows
 neither files nor machines, and imports nothing heavy. The repositories are those that their
-publishers name; sizes are the files'. Memory is `engine.memory_estimate`'s prediction for one
+publishers name; sizes are the files'. Memory is `engine.memory.estimate`'s prediction for one
 request of 4,096 tokens on a CPU with compiled operations. Seconds a step: docs/performance.md
 measured Q4_K_M on two cores with AVX-512. The other formats are derived from that figure by
 `doctor`'s estimates for one machine (BF16: by two layers of the real size), and so are the other

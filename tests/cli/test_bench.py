@@ -14,8 +14,8 @@ from tests.support.fake_openai_server import DONE, end, event, scripted, text
 from tests.support.gguf_files import gguf_config, random_state, write_gguf
 from tests.support.narrow_files import LAYOUTS, narrow_tensors, write_narrow
 
-from sfumato.engine.device_memory import Budget
-from sfumato.engine.memory_guard import check_load
+from sfumato.engine.memory.device_memory import Budget
+from sfumato.engine.memory.guard import check_load
 from sfumato.model.families import open_checkpoint
 from sfumato.model.families.diffusion_gemma.write_config import hf_config
 from sfumato.ops.triton.grids import grid_bytes

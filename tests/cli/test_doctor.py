@@ -10,8 +10,8 @@ import torch
 from sfumato import catalog, ops
 from sfumato.api import EMBEDDED
 from sfumato.cli import doctor, estimate, probes
-from sfumato.engine.accelerators import Accelerator
-from sfumato.engine.device_memory import Budget
+from sfumato.engine.memory.accelerators import Accelerator
+from sfumato.engine.memory.device_memory import Budget
 from sfumato.model.families import open_checkpoint
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.weights.blocks import KNOWN_FORMATS

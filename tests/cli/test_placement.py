@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from sfumato.engine.device_memory import Budget
-from sfumato.engine.layer_choice import check_placed
+from sfumato.engine.memory.device_memory import Budget
+from sfumato.engine.memory.layer_choice import check_placed
 from sfumato.model import placement
 from sfumato.model.layer_devices import OTHER_LAYERS
 from sfumato.ops import ACTIVATIONS as OURS

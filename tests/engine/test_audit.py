@@ -20,9 +20,9 @@ import sfumato
 from sfumato.api import Reply
 from sfumato.diffusion.outcome import Stats
 from sfumato.engine.audit import AuditLog, Facts, entry, facts, used_memory
-from sfumato.engine.device_memory import Budget
 from sfumato.engine.engine import Engine, EngineConfig
 from sfumato.engine.events import Account, Failed, Finished
+from sfumato.engine.memory.device_memory import Budget
 from sfumato.engine.request import Request
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, 89000, UTC)

@@ -13,8 +13,8 @@ from tests.support.live_bytes import LiveBytes
 
 from sfumato import ops
 from sfumato.engine.engine_config import EngineConfig
-from sfumato.engine.footprint import ModelFootprint
-from sfumato.engine.memory_estimate import _reads, _seen_of_reads, predict
+from sfumato.engine.memory.estimate import _reads, _seen_of_reads, predict
+from sfumato.engine.memory.footprint import ModelFootprint
 
 
 def subject(**fields: Any) -> ModelFootprint:

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sfumato import ops
-from sfumato.engine.device_memory import Budget
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
-from sfumato.engine.footprint import ModelFootprint
-from sfumato.engine.memory_estimate import predict
-from sfumato.engine.memory_guard import check_load
+from sfumato.engine.memory.device_memory import Budget
+from sfumato.engine.memory.estimate import predict
+from sfumato.engine.memory.footprint import ModelFootprint
+from sfumato.engine.memory.guard import check_load
 from sfumato.model.experts import Experts
 from sfumato.model.families import open_checkpoint
 from sfumato.model.layer_devices import Placement, make_placement

@@ -14,8 +14,8 @@ from sfumato.ops import gpu
 SRC = Path(sfumato.__file__).parent
 ALLOWED = {
     "diffusion/step/cuda_graphs.py": "the graph runner",
-    "engine/accelerators.py": "lists the devices of every backend",
-    "engine/device_memory.py": "the memory of every backend, each in a branch of its own",
+    "engine/memory/accelerators.py": "lists the devices of every backend",
+    "engine/memory/device_memory.py": "the memory of every backend, each in a branch of its own",
     "engine/encode_times.py": "events of the device's clock",
     "model/torch_code.py": "for which cards this build of torch has code",
     "model/upload.py": "streams and events of copies",

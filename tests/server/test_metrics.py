@@ -17,11 +17,11 @@ from sfumato.diffusion.outcome import Stats
 from sfumato.engine.audit import AuditLog
 from sfumato.engine.audit_writer import AuditWriter
 from sfumato.engine.circuit import CircuitState
-from sfumato.engine.device_memory import Budget
 from sfumato.engine.engine import Engine, EngineConfig
 from sfumato.engine.events import Account, Failed, Finished
-from sfumato.engine.memory_estimate import Prediction
-from sfumato.engine.memory_guard import MemoryView
+from sfumato.engine.memory.device_memory import Budget
+from sfumato.engine.memory.estimate import Prediction
+from sfumato.engine.memory.guard import MemoryView
 from sfumato.engine.request import Request
 from sfumato.engine.stats import EngineState, Health, History, RowState, SlotState, Speeds, Totals
 from sfumato.server.metrics import CONTENT_TYPE, Metrics

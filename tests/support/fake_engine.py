@@ -36,8 +36,8 @@ from sfumato.engine import (
 )
 from sfumato.engine.circuit import CircuitState
 from sfumato.engine.handle import Sink
-from sfumato.engine.memory_estimate import Prediction
-from sfumato.engine.memory_guard import MemoryView
+from sfumato.engine.memory.estimate import Prediction
+from sfumato.engine.memory.guard import MemoryView
 from sfumato.engine.stats import History, SlotState, Speeds, Totals
 from sfumato.text.template import ChatTemplate
 from sfumato.train.recipe import EMBEDDED

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from tests.support.gguf_files import gguf_config
 
-from sfumato.engine.slots import CacheKey, Lease, Media, SlotPool
+from sfumato.engine.queue.slots import CacheKey, Lease, Media, SlotPool
 from sfumato.model.cache import KVPool, Slot, slot_bytes
 from sfumato.model.network import Network
 

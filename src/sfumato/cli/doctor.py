@@ -22,8 +22,8 @@ from sfumato.cli.estimate import least_seconds, step_seconds
 from sfumato.cli.probes import Measured, dtype_name, measure, quantized_dtype
 from sfumato.cli.units import size, table
 from sfumato.device_trial import try_device
-from sfumato.engine.accelerators import accelerators
-from sfumato.engine.device_memory import Budget, budget
+from sfumato.engine.memory.accelerators import accelerators
+from sfumato.engine.memory.device_memory import Budget, budget
 from sfumato.model.placement import SMALL, device_memory, pick_device
 from sfumato.ops.paths import paths
 from sfumato.ops.registry import has_twins

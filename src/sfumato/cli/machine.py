@@ -1,4 +1,4 @@
-"""What a machine has: processor and compilers; memory is in `engine/device_memory.py`."""
+"""What a machine has: processor and compilers; memory is in `engine/memory/device_memory.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from sfumato.engine.device_memory import available_memory, memory_limit, total_memory
+from sfumato.engine.memory.device_memory import available_memory, memory_limit, total_memory
 
 __all__ = [
     "available_memory",

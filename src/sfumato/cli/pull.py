@@ -198,7 +198,7 @@ def memory(listing: Listing, names: list[str], quantize: str | None) -> float:
 
 def _budget(device: str) -> tuple[int, str] | None:
     """Free bytes where a model would run, and who says so."""
-    from sfumato.engine.device_memory import budget
+    from sfumato.engine.memory.device_memory import budget
     from sfumato.model.placement import pick_device
 
     free = budget(pick_device(device))

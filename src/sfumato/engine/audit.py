@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sfumato.api import Model
-from sfumato.engine.device_memory import Budget, used_memory
 from sfumato.engine.events import Account, Failed, Terminal, outcome_of
+from sfumato.engine.memory.device_memory import Budget, used_memory
 from sfumato.engine.request import AnyRequest
 
 logger = logging.getLogger(__name__)

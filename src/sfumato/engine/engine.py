@@ -12,23 +12,23 @@ from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine.circuit import Circuit, probe
 from sfumato.engine.client import ServedModel
 from sfumato.engine.decision import DecisionRequest
-from sfumato.engine.device_memory import used_memory
 from sfumato.engine.engine_config import TURN, EngineConfig
 from sfumato.engine.events import Completed, Failed
 from sfumato.engine.failures import late
 from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle, Sink
-from sfumato.engine.inbox import Inbox
 from sfumato.engine.job import Job
 from sfumato.engine.lifecycle import Lifecycle
-from sfumato.engine.memory_guard import MemoryGuard
+from sfumato.engine.memory.device_memory import used_memory
+from sfumato.engine.memory.guard import MemoryGuard
 from sfumato.engine.output_processor import OnFinish, OutputProcessor
+from sfumato.engine.queue.inbox import Inbox
+from sfumato.engine.queue.scheduler import Scheduler
+from sfumato.engine.queue.slots import make_pool
+from sfumato.engine.queue.submission import Submission
 from sfumato.engine.request import AnyRequest, Request, TaskRequest
 from sfumato.engine.row import Row
 from sfumato.engine.runner import Runner
-from sfumato.engine.scheduler import Scheduler
-from sfumato.engine.slots import make_pool
 from sfumato.engine.stats import EngineState, Health, Statistics, slot_states
-from sfumato.engine.submission import Submission
 from sfumato.tasks.works import Prompt, Task
 
 JOIN_S = 30.0  # how long a step under way may hold up `close`

@@ -17,9 +17,9 @@ from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.commit import Commit
 from sfumato.diffusion.step.results import Pending
+from sfumato.engine.queue.scheduler import Piece
 from sfumato.engine.recovery import BatchRecovery
 from sfumato.engine.row import Row
-from sfumato.engine.scheduler import Piece
 from sfumato.model.cache import Slot
 from sfumato.model.out_of_memory import is_out_of_memory
 

@@ -12,10 +12,10 @@ from threading import Thread
 
 from sfumato.engine.errors import EngineDead, FailuresLast
 from sfumato.engine.events import FailureKind
-from sfumato.engine.inbox import Inbox
 from sfumato.engine.output_processor import OutputProcessor
+from sfumato.engine.queue.inbox import Inbox
+from sfumato.engine.queue.scheduler import Scheduler
 from sfumato.engine.row import Row
-from sfumato.engine.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 

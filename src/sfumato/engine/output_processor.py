@@ -15,10 +15,10 @@ from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.circuit import Circuit
 from sfumato.engine.events import Failed, FailureKind, Terminal, outcome_of
 from sfumato.engine.failures import explain
+from sfumato.engine.queue.scheduler import Scheduler
 from sfumato.engine.request import AnyRequest
 from sfumato.engine.row import Row
 from sfumato.engine.runner import DenoiseResults, DrawResults, Encoded, EncodeResults, ScoreResults
-from sfumato.engine.scheduler import Scheduler
 from sfumato.engine.stats import Statistics
 from sfumato.model.out_of_memory import is_out_of_memory
 from sfumato.tasks.works import Encode, Unfinished, Work

@@ -20,6 +20,7 @@ from sfumato.diffusion.outcome import Outcome
 from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.events import Account, Decided, Finished
 from sfumato.engine.job import Job
+from sfumato.engine.queue.snapshot_points import SnapshotPoints
 from sfumato.engine.request import (
     Request,
     check_length,
@@ -27,7 +28,6 @@ from sfumato.engine.request import (
     check_timeout,
     make_prompt,
 )
-from sfumato.engine.snapshot_points import SnapshotPoints
 from sfumato.options.limits import MOST_STEPS
 from sfumato.tasks.decide import Answers, DecideTask
 from sfumato.tasks.embed import EmbedTask

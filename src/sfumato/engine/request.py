@@ -20,7 +20,7 @@ from sfumato.diffusion.limits import TooLarge
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.diffusion.sampler_config import SamplerConfig, check_sampler
 from sfumato.engine.decision import DecisionRequest
-from sfumato.engine.snapshot_points import SnapshotPoints
+from sfumato.engine.queue.snapshot_points import SnapshotPoints
 from sfumato.tasks.wants import Pooling, PromptScoring
 from sfumato.tasks.works import Prompt
 from sfumato.text.prompt import prompt_ids

@@ -15,8 +15,8 @@ from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine.events import Account
 from sfumato.engine.handle import AnyHandle
 from sfumato.engine.job import Job
+from sfumato.engine.queue.slots import CacheKey, Lease
 from sfumato.engine.request import AnyRequest
-from sfumato.engine.slots import CacheKey, Lease
 from sfumato.engine.stats import Phase, RowState
 from sfumato.tasks.score_progress import ScoreProgress
 from sfumato.tasks.times import Times

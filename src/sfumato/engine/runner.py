@@ -22,10 +22,10 @@ from sfumato.diffusion.step.cuda_graphs import graph_backend
 from sfumato.diffusion.step.read_forwards import ReadForwards
 from sfumato.engine.encode_times import EncodeTime, EncodeTimes
 from sfumato.engine.late_steps import CommitRow, Denoised, Item, LateSteps
-from sfumato.engine.memory_estimate import question_places
+from sfumato.engine.memory.estimate import question_places
+from sfumato.engine.queue.scheduler import Piece, Share
 from sfumato.engine.recovery import BatchRecovery, free_memory
 from sfumato.engine.row import Row
-from sfumato.engine.scheduler import Piece, Share
 from sfumato.engine.score_turns import Scored, ScoreTurns
 from sfumato.engine.warm_up import warm_up
 from sfumato.model.cache import Slot

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from sfumato.diffusion.constraints.read import Turn, take_turns
 from sfumato.diffusion.step.batch import WIDTHS
 from sfumato.diffusion.step.read_forwards import ReadForwards
+from sfumato.engine.queue.scheduler import Share
 from sfumato.engine.row import Row
-from sfumato.engine.scheduler import Share
 from sfumato.model.cache import Slot
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.out_of_memory import is_out_of_memory

@@ -10,8 +10,8 @@ from typing import Literal
 
 from sfumato.engine.circuit import CircuitState
 from sfumato.engine.events import DECIDED, Account
-from sfumato.engine.memory_guard import MemoryView
-from sfumato.engine.slots import SlotView
+from sfumato.engine.memory.guard import MemoryView
+from sfumato.engine.queue.slots import SlotView
 
 WINDOW_S = 60.0  # what speeds are averaged over
 GRAIN_S, GRAINS = 5.0, 60  # of the history, which goes back five minutes

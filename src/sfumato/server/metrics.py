@@ -26,7 +26,7 @@ from sfumato import __version__
 from sfumato.engine.audit_writer import AuditWriter
 from sfumato.engine.client import EngineClient
 from sfumato.engine.events import Terminal, outcome_of
-from sfumato.engine.memory_guard import MemoryView
+from sfumato.engine.memory.guard import MemoryView
 from sfumato.engine.request import AnyRequest
 from sfumato.engine.stats import EngineState, Phase
 from sfumato.server import llama_metrics

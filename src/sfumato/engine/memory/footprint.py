@@ -1,7 +1,7 @@
 """What a model is as far as memory goes: its shapes, and the bytes of its weights on one device.
 
 Counted before loading from what a checkpoint's headers say, afterwards from the weights themselves.
-Knows no engine: what else is needed is `memory_estimate.py`'s.
+Knows no engine: what else is needed is `estimate.py`'s.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sfumato.engine.device_overhead import held_bytes
+from sfumato.engine.memory.device_overhead import held_bytes
 from sfumato.model.codes_on_load import as_codes
 from sfumato.model.layer_devices import Placement, layer_of_experts, on_one_device
 from sfumato.model.loading import loaded_bytes, viewed_bytes

@@ -12,16 +12,16 @@ from tests.support.live_bytes import LiveBytes
 
 from sfumato.bench.random_weights import random_config
 from sfumato.diffusion.step.graphs import KINDS, MOST, READS
-from sfumato.engine.device_overhead import (
+from sfumato.engine.engine_config import EngineConfig
+from sfumato.engine.memory.device_overhead import (
     CODE,
     GRAPH,
     MIB,
     held_bytes,
     overhead_bytes,
 )
-from sfumato.engine.engine_config import EngineConfig
-from sfumato.engine.footprint import ModelFootprint
-from sfumato.engine.memory_estimate import pool_bytes, predict
+from sfumato.engine.memory.estimate import pool_bytes, predict
+from sfumato.engine.memory.footprint import ModelFootprint
 from sfumato.model.attention import CanvasPart, CanvasRows
 from sfumato.model.cache import KVPool, slot_bytes
 from sfumato.model.families import DIFFUSION_GEMMA

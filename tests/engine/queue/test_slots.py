@@ -20,7 +20,7 @@ from tests.support.id_slots import (
     stored,
 )
 
-from sfumato.engine.slots import Media
+from sfumato.engine.queue.slots import Media
 from sfumato.model.cache import Slot, snapshot_bytes
 
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sfumato.diffusion.canvas import Canvas
+from sfumato.engine.queue.sharing import Sharing
+from sfumato.engine.queue.slots import SlotPool
 from sfumato.engine.row import Row
-from sfumato.engine.sharing import Sharing
-from sfumato.engine.slots import SlotPool
 from sfumato.tasks.works import Denoise, Draw, Score
 
 Wanted = Callable[[Row], bool]

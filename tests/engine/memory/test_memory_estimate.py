@@ -25,19 +25,19 @@ from sfumato import ops
 from sfumato.bench.memory import resident
 from sfumato.bench.random_weights import random_checkpoint
 from sfumato.engine import TooLarge
-from sfumato.engine.device_memory import Budget
-from sfumato.engine.device_overhead import held_bytes
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
-from sfumato.engine.footprint import ModelFootprint
-from sfumato.engine.memory_estimate import (
+from sfumato.engine.memory.device_memory import Budget
+from sfumato.engine.memory.device_overhead import held_bytes
+from sfumato.engine.memory.estimate import (
     Prediction,
     _seen_of_pool,
     pooled_bytes,
     predict,
     state_bytes,
 )
-from sfumato.engine.memory_guard import MemoryGuard, check_load
+from sfumato.engine.memory.footprint import ModelFootprint
+from sfumato.engine.memory.guard import MemoryGuard, check_load
 from sfumato.model.cache import slot_bytes
 from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import config_of, load_network
@@ -64,7 +64,7 @@ from sfumato.api import load_text
 from sfumato.bench import memory
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import Engine, EngineConfig, Request
-from sfumato.engine.memory_guard import MemoryGuard
+from sfumato.engine.memory.guard import MemoryGuard
 from sfumato.model.families import open_checkpoint
 
 path, slots, context, larger = sys.argv[1], *map(int, sys.argv[2:])

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from sfumato.engine.queue.slots import SlotPool
 from sfumato.engine.row import Row
-from sfumato.engine.slots import SlotPool
 
 SHARED = 256  # tokens: encoding fewer costs less than the step that a follower starts later
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from sfumato.engine.device_memory import Budget, budget
 from sfumato.engine.engine_config import EngineConfig
-from sfumato.engine.footprint import ModelFootprint
-from sfumato.engine.memory_guard import check_kept, check_load, lacking
+from sfumato.engine.memory.device_memory import Budget, budget
+from sfumato.engine.memory.footprint import ModelFootprint
+from sfumato.engine.memory.guard import check_kept, check_load, lacking
 from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.placement import shares_host_memory

@@ -1,6 +1,6 @@
 """Checks that the memory suffices: before an engine loads, and when a larger slot is asked for.
 
-Knows budgets and predictions; how the need is computed is `memory_estimate.py`'s, and what is done
+Knows budgets and predictions; how the need is computed is `estimate.py`'s, and what is done
 when memory runs out in a step is `recovery.py`'s.
 """
 
@@ -12,11 +12,11 @@ from itertools import accumulate
 
 import torch
 
-from sfumato.engine.device_memory import Budget, budget, used_memory
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
-from sfumato.engine.footprint import ModelFootprint
-from sfumato.engine.memory_estimate import LIBRARIES, Prediction, pool_bytes, predict
+from sfumato.engine.memory.device_memory import Budget, budget, used_memory
+from sfumato.engine.memory.estimate import LIBRARIES, Prediction, pool_bytes, predict
+from sfumato.engine.memory.footprint import ModelFootprint
 from sfumato.model.network import Network
 from sfumato.model.placement import shares_host_memory
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from tests.support.gguf_files import gguf_config, random_state, write_gguf
 
-from sfumato.engine.device_memory import Budget
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
-from sfumato.engine.footprint import ModelFootprint
-from sfumato.engine.layer_choice import Ask, Subject, check_placed, most_gpu_layers
-from sfumato.engine.memory_estimate import LIBRARIES, predict
-from sfumato.engine.memory_guard import MemoryGuard
+from sfumato.engine.memory.device_memory import Budget
+from sfumato.engine.memory.estimate import LIBRARIES, predict
+from sfumato.engine.memory.footprint import ModelFootprint
+from sfumato.engine.memory.guard import MemoryGuard
+from sfumato.engine.memory.layer_choice import Ask, Subject, check_placed, most_gpu_layers
 from sfumato.model.families import open_checkpoint
 from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.loading import config_of, load_network

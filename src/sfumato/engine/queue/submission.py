@@ -18,9 +18,11 @@ from sfumato.engine.errors import REFUSALS, EngineDead, NotReady, QueueFull
 from sfumato.engine.events import Failed, Terminal
 from sfumato.engine.failures import explain, late
 from sfumato.engine.handle import AnyHandle, DecisionHandle, DecisionSink, Handle, Sink
-from sfumato.engine.inbox import Inbox
 from sfumato.engine.job import Job
 from sfumato.engine.prepare import prepare, prepare_decision, snapshot_points_of
+from sfumato.engine.queue.inbox import Inbox
+from sfumato.engine.queue.scheduler import Scheduler
+from sfumato.engine.queue.slots import Lacks
 from sfumato.engine.request import (
     AnyRequest,
     Request,
@@ -30,8 +32,6 @@ from sfumato.engine.request import (
     make_prompt,
 )
 from sfumato.engine.row import Row
-from sfumato.engine.scheduler import Scheduler
-from sfumato.engine.slots import Lacks
 from sfumato.tasks.works import Prompt
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sfumato.engine import device_memory as module
-from sfumato.engine.device_memory import Budget, budget, host_budgets
+from sfumato.engine.memory import device_memory as module
+from sfumato.engine.memory.device_memory import Budget, budget, host_budgets
 
 GIB = 1 << 30
 

@@ -9,10 +9,10 @@ import torch
 
 from sfumato import ops
 from sfumato.bench.random_weights import random_config
-from sfumato.engine import kernel_memory
 from sfumato.engine.engine_config import EngineConfig
-from sfumato.engine.footprint import ModelFootprint
-from sfumato.engine.memory_estimate import Prediction, predict
+from sfumato.engine.memory import kernel_memory
+from sfumato.engine.memory.estimate import Prediction, predict
+from sfumato.engine.memory.footprint import ModelFootprint
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.ops.narrow_cache import CACHED, FORMATS
 from sfumato.ops.triton import OPERATIONS, serving, tiles

@@ -17,7 +17,7 @@ from tests.support.id_slots import (
     stored,
 )
 
-from sfumato.engine.slots import Lease, SlotPool
+from sfumato.engine.queue.slots import Lease, SlotPool
 
 
 def longest(slots: SlotPool, prompt: Sequence[int]) -> int:

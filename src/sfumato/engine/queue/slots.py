@@ -21,7 +21,7 @@ import numpy as np
 from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
-from sfumato.engine.memory_guard import MemoryGuard
+from sfumato.engine.memory.guard import MemoryGuard
 from sfumato.model.cache import Slot, Snapshot, snapshot_bytes
 from sfumato.model.network import Network
 from sfumato.model.out_of_memory import is_out_of_memory

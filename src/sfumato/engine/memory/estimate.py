@@ -18,10 +18,10 @@ from sfumato import ops
 from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.step.batch import WIDTHS, StepBatch, width_for
 from sfumato.diffusion.step.read_forwards import most_rows, room_tokens
-from sfumato.engine import kernel_memory
-from sfumato.engine.device_overhead import held_bytes, overhead_bytes
 from sfumato.engine.engine_config import TURN, EngineConfig
-from sfumato.engine.footprint import ModelFootprint
+from sfumato.engine.memory import kernel_memory
+from sfumato.engine.memory.device_overhead import held_bytes, overhead_bytes
+from sfumato.engine.memory.footprint import ModelFootprint
 from sfumato.model.cache import (
     BLOCK,
     slot_bytes,
