@@ -68,17 +68,6 @@ def test_in_another_thread_nothing_is_handled(use: Any) -> None:
     assert answer.text == "one"
 
 
-@pytest.mark.parametrize(("hidden_size", "threads"), [(128, 1), (2816, 3)])
-def test_only_a_tiny_model_is_kept_to_one_thread(hidden_size, threads):
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        generation.spare_threads(SimpleNamespace(config=SimpleNamespace(hidden_size=hidden_size)))
-        assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("device", ["gpu", "", "cuda:x"])
 def test_what_is_no_device_is_refused_with_those_that_are(cli: Any, device: str) -> None:
     done = cli("run", "Hi", "--device", device)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato import ops
+from sfumato import ops, threads
 from sfumato.model.codes_on_load import as_codes
 from sfumato.model.families import family_of
 from sfumato.model.head import CHUNK
@@ -122,7 +122,9 @@ def load_network(
         mover.finish()
     set_devices(transformer, placement)
     kept.stream(transformer)
-    return Network(transformer, device, dtype, stored, output, placement)
+    network = Network(transformer, device, dtype, stored, output, placement)
+    threads.suit(network, config.hidden_size)
+    return network
 
 
 def load_layer(
