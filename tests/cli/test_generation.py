@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from tests.cli.conftest import FakeEngine, Terminal
 
 from sfumato import Model, Request

@@ -35,7 +35,7 @@ from sfumato.ops.registry import PANELS, watched
 from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.scaled import ScaledTensor
-from sfumato.weights.tensorfile import FLOAT_FORMATS
+from sfumato.weights.tensorfile import FLOAT_FORMATS, FileSizes
 
 _log = logging.getLogger(__name__)
 
@@ -123,6 +123,7 @@ def load_network(
     set_devices(transformer, placement)
     kept.stream(transformer)
     network = Network(transformer, device, dtype, stored, output, placement)
+    network.files = FileSizes(checkpoint.files.values())
     threads.suit(network, config.hidden_size)
     return network
 
