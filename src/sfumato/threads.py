@@ -77,11 +77,11 @@ def is_chosen() -> bool:
         return now != os.cpu_count()
     seen: list[int] = []
 
-    def look() -> None:
+    def read() -> None:
         limit(now + 1)
         seen.append(torch.get_num_threads())
 
-    thread = Thread(target=look)
+    thread = Thread(target=read)
     thread.start()
     thread.join()
     return seen[0] != now + 1

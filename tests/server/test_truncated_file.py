@@ -27,9 +27,9 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def _ended(program: Program) -> str:
-    _, said = program.process.communicate(timeout=120)
-    assert program.process.returncode == 70, said
-    return said
+    _, stderr = program.process.communicate(timeout=120)
+    assert program.process.returncode == 70, stderr
+    return stderr
 
 
 def test_an_idle_server_says_so_and_ends(gguf: bytes, tmp_path: Path) -> None:
@@ -67,11 +67,11 @@ def test_a_server_at_work_ends_with_the_name_of_the_file(gguf: bytes, tmp_path: 
         thread.start()
         wait_until_running(program)
         os.truncate(path, 4096)
-        said = _ended(program)
+        stderr = _ended(program)
         thread.join(60)
     finally:
         program.process.kill()
-    assert "small.gguf" in said.splitlines()[-1] and answers == [500]
+    assert "small.gguf" in stderr.splitlines()[-1] and answers == [500]
 
 
 @compiled

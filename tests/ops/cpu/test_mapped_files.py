@@ -57,8 +57,8 @@ def _fault(
 @compiled
 @pytest.mark.parametrize("order", ["", "before", "after"])
 def test_the_file_is_named_in_one_line(tmp_path: Path, order: str) -> None:
-    code, said = _fault(tmp_path, order)
-    report, line = said[: said.rfind("sfumato: ")], said[said.rfind("sfumato: ") :]
+    code, stderr = _fault(tmp_path, order)
+    report, line = stderr[: stderr.rfind("sfumato: ")], stderr[stderr.rfind("sfumato: ") :]
     assert code == mapped_files.EXIT_CODE
     assert line.startswith(f"sfumato: error: {tmp_path}/model.gguf: a part of this file cannot be ")
     assert line.endswith("start again\n") and line.count("\n") == 1
@@ -68,17 +68,17 @@ def test_the_file_is_named_in_one_line(tmp_path: Path, order: str) -> None:
 @compiled
 @pytest.mark.parametrize("order", ["", "before", "after"])
 def test_a_fault_elsewhere_is_left_to_others(tmp_path: Path, order: str) -> None:
-    code, said = _fault(tmp_path, order, "other")
+    code, stderr = _fault(tmp_path, order, "other")
     assert code == -signal.SIGBUS
-    assert "sfumato: error" not in said
-    assert ("Fatal Python error: Bus error" in said) == bool(order)
+    assert "sfumato: error" not in stderr
+    assert ("Fatal Python error: Bus error" in stderr) == bool(order)
 
 
 @compiled
 @pytest.mark.parametrize("order", ["", "before", "after"])
 def test_a_signal_that_is_sent_ends_the_process_as_before(tmp_path: Path, order: str) -> None:
-    code, said = _fault(tmp_path, order, "other", then="os.kill(os.getpid(), signal.SIGBUS)")
-    assert code == -signal.SIGBUS and "sfumato: error" not in said
+    code, stderr = _fault(tmp_path, order, "other", then="os.kill(os.getpid(), signal.SIGBUS)")
+    assert code == -signal.SIGBUS and "sfumato: error" not in stderr
 
 
 @compiled
