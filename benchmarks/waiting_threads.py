@@ -4,8 +4,8 @@
         [--steps 4] [--busy N] [--waits default 10000 passive]
 
 Each choice (threads, wait) is a process of its own, for OpenMP reads its environment once: wait is
-a number for GOMP_SPINCOUNT, `passive` (OMP_WAIT_POLICY), `default` (neither), or `ours`, what
-importing sfumato sets. The processes take turns, one reply of so many steps at a time. --busy adds
+a number for GOMP_SPINCOUNT, `passive` (OMP_WAIT_POLICY), `default` (300,000 spins, as GCC's
+runtime has them unasked), or `ours`, what importing sfumato sets. The processes take turns, one reply of so many steps at a time. --busy adds
 so many loops that take a core each. Prints medians of the steps, and each one's ratio to the first.
 """
 
@@ -23,12 +23,12 @@ import json, sys, time
 import sfumato, torch
 from sfumato.bench import subject
 from sfumato.diffusion.limits import Limits
-from sfumato.diffusion.loop import generate
 from sfumato.diffusion.sampler_config import fixed_steps
 from sfumato.diffusion.canvas import Draft
+from sfumato.tasks.alone import generate
 
 name, threads, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-torch.set_num_threads(threads)
+torch.set_num_threads(1)  # while the weights are made, whatever else runs
 one = (
     subject.loaded(sfumato.load()) if name == "embedded" else subject.random_subject(name, "q4_k_m")
 )
@@ -47,7 +47,6 @@ for line in sys.stdin:
     print(json.dumps(times[1:]), flush=True)  # the first draft has the prompt in it
 """
 _VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-_NEITHER = "OMP_PROC_BIND"  # a variable that sfumato does not set
 
 
 def environment(wait: str) -> dict[str, str]:
