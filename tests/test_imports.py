@@ -17,10 +17,11 @@ ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src" / "sfumato"
 
 # What each part may import, besides itself. "" is the package's own __init__: the public names.
-_NETWORK = {"options", "model", "ops", "weights", "catalog"}
+_NETWORK = {"threads", "options", "model", "ops", "weights", "catalog"}
 _ENGINE = {"engine", "api", "decisions", "tasks", "diffusion", "text", "fills"} | _NETWORK
 MAY_IMPORT: dict[str, set[str]] = {
     "values": set(),
+    "threads": set(),
     "options": {"values"},
     "catalog": set(),
     "embedded_questions": set(),
@@ -28,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ops": {"weights.blocks", "weights.scaled"},
     "text": {"weights"},
     # text.markers: families say which markers their chat format has.
-    "model": {"options", "ops", "weights", "text.markers"},
+    "model": {"threads", "options", "ops", "weights", "text.markers"},
     "diffusion": set(_NETWORK),
     # text: markers say where a thought is.
     "tasks": {"diffusion", "text"} | _NETWORK,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sfumato.threads import limit_spinning
+
 if TYPE_CHECKING:
     from sfumato.api import Done, Model, Reply, Settled, load
     from sfumato.decisions import Choice, Decision, Score, YesNo
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from sfumato.engine import Account, Engine, EngineConfig, Failed, Finished, Request
 
 __version__ = "0.1.0"
+
+limit_spinning()  # before torch is imported
 
 _HOMES = {
     "load": "sfumato.api",

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from tests.cli.conftest import FakeEngine, Terminal
 
 from sfumato import Model, Request
@@ -66,17 +65,6 @@ def test_in_another_thread_nothing_is_handled(use: Any) -> None:
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(generation.answer, FakeEngine(use("one")), HI, Silent()).result()
     assert answer.text == "one"
-
-
-@pytest.mark.parametrize(("hidden_size", "threads"), [(128, 1), (2816, 3)])
-def test_only_a_tiny_model_is_kept_to_one_thread(hidden_size, threads):
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        generation.spare_threads(SimpleNamespace(config=SimpleNamespace(hidden_size=hidden_size)))
-        assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("device", ["gpu", "", "cuda:x"])

@@ -85,18 +85,6 @@ def test_other_activations_are_refused(cli: Any) -> None:
     assert done.code == 2 and "invalid choice: 'int4'" in done.err
 
 
-@pytest.mark.parametrize(("given", "left"), [((), 1), (("--threads", "2"), 2)])
-def test_a_tiny_model_takes_one_thread_unless_told(
-    monkeypatch: pytest.MonkeyPatch, cli: Any, given: tuple[str, ...], left: int
-) -> None:
-    model = SimpleNamespace(config=SimpleNamespace(hidden_size=64))
-    monkeypatch.setattr("sfumato.load", lambda *_, **__: model, raising=False)
-    monkeypatch.setattr("sfumato.cli.generation.engine", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        cli("run", "Hi", *given)
-    assert torch.get_num_threads() == left
-
-
 def test_auto_is_the_number_of_layers_that_fit(
     monkeypatch: pytest.MonkeyPatch, cli: Any, loads: list[dict[str, Any]]
 ) -> None:

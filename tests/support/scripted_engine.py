@@ -23,6 +23,7 @@ from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.head import VocabularyHead
 from sfumato.text.template import ChatTemplate
 from sfumato.train.recipe import EMBEDDED
+from sfumato.weights.tensorfile import FileSizes
 
 LENGTH = 8  # of a canvas
 RING = 12  # positions after which slots need snapshots
@@ -105,6 +106,7 @@ class ScriptedNetwork(PackedCanvases):
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.cache_dtype = self.dtype
         self.head = VocabularyHead(torch.eye(size), 30.0)
+        self.files = FileSizes(())
         self.transformer = torch.nn.Module()  # without weights
         self.scripts = {script.key: script for script in scripts}
         self.log: list[tuple[str, dict[int, int]]] = []

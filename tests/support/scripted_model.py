@@ -21,6 +21,7 @@ from sfumato.model.head import VocabularyHead
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
 from sfumato.train.recipe import EMBEDDED
+from sfumato.weights.tensorfile import FileSizes
 
 MARKERS = DIFFUSION_GEMMA.markers
 MERGED = ("zq", "zq▁", "zq▁j")  # tokens of several characters, which few texts have
@@ -80,6 +81,7 @@ class ScriptedNetwork(PackedCanvases):
         )
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.head = VocabularyHead(torch.eye(size), 30.0)
+        self.files = FileSizes(())
         self.script, self.hesitate = script, hesitate
         self.slots: list[ScriptedSlot] = []
         self.softs: list[Tensor | None] = []

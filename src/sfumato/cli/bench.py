@@ -191,7 +191,6 @@ def _subject(args: argparse.Namespace) -> Subject:
 
     import sfumato
     from sfumato.bench import subject
-    from sfumato.cli.generation import spare_threads
     from sfumato.model.placement import pick_device
 
     if args.threads:  # the first case's, for loading
@@ -202,8 +201,6 @@ def _subject(args: argparse.Namespace) -> Subject:
         format = args.format or ("q4_k_m" if pick_device(args.device).type == "cpu" else "bf16")
         return subject.random_subject(args.random_weights, format, args.layers, **how)
     model = sfumato.load(args.model, quantize=args.quantize, **how)
-    if not args.threads:
-        spare_threads(model)
     return subject.loaded(model, args.quantize)
 
 

@@ -42,7 +42,6 @@ COLOURS = Text("; ").join(
 def main(args: argparse.Namespace) -> int:
     """Solve a puzzle that was kept out of training, answer questions, then decide."""
     model = sfumato.load()
-    generation.spare_threads(model)
     cells = _puzzle(args.seed)
     puzzle, first = sudoku.to_text(cells), _request(sudoku.prompt(cells), args.seed)
     engine = generation.engine(model, first)

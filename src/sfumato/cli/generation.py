@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 
-TINY = 256  # hidden size
 PAUSE_S = 0.4  # that a frame of a slow display stays
 LARGE = 100e6  # bytes; a smaller checkpoint is loaded at once
 
@@ -75,8 +74,6 @@ def load(args: argparse.Namespace) -> Model:
             split=args.split,
             other_layers=args.other_layers,
         )
-    if not args.threads:
-        spare_threads(model)
     return model
 
 
@@ -99,13 +96,6 @@ def check_device(name: str, given: str = "--device") -> None:
         torch.device("cpu" if name == "auto" else name)
     except RuntimeError:  # its message lists many devices that cannot run a model
         raise ValueError(f"{given}: {name!r} is none of {DEVICES}") from None
-
-
-def spare_threads(model: Model) -> None:
-    """Runs a tiny model on one thread: its products are so small that several threads mostly
-    wait for each other, and on a busy machine for a hundred times as long as they compute."""
-    if model.config.hidden_size <= TINY:
-        torch.set_num_threads(1)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.engine_config import TURN, EngineConfig
 from sfumato.engine.events import Completed, Failed
 from sfumato.engine.failures import late
+from sfumato.engine.file_check import FileCheck
 from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle, Sink
 from sfumato.engine.job import Job
 from sfumato.engine.lifecycle import Lifecycle
@@ -65,6 +66,7 @@ class Engine:
         self._outputs = OutputProcessor(
             self._scheduler, self._statistics, self._circuit, on_finish, clock
         )
+        self._files = FileCheck(model.network.files, clock)
         self._lifecycle = Lifecycle(self._inbox, self._scheduler, self._outputs)
         self._submission = Submission(
             model,
@@ -217,9 +219,11 @@ class Engine:
                 self._outputs.end_with(row, error)
 
     def _take_in(self) -> None:
-        """Takes in what was submitted, and ends what has been cancelled or is late."""
+        """Takes in what was submitted, and ends what has been cancelled or is late. Raises
+        FileTruncated."""
         for reset in self._inbox.take(self._scheduler.waiting):
             reset.set_result(self._pool.forget())
+        self._files.check()  # then the rows taken in end with its words
         for row in (*self._scheduler.waiting, *self._scheduler.running):
             if row.handle.cancelled:
                 self._outputs.cancel(row)

@@ -31,7 +31,15 @@ class NotReady(RuntimeError):
 REFUSALS = (ValueError, QueueFull, NotReady, EngineDead)  # all that `Engine.submit` promises
 
 
-class FailuresLast(RuntimeError):
+class Stops(RuntimeError):
+    """Why an engine stops by itself, in words for its clients."""
+
+
+class FileTruncated(Stops):
+    """A file of the model is shorter than when it was opened."""
+
+
+class FailuresLast(Stops):
     """The engine has probed itself as often as it may, and every probe failed."""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Thread
 
-from sfumato.engine.errors import EngineDead, FailuresLast
+from sfumato.engine.errors import EngineDead, Stops
 from sfumato.engine.events import FailureKind
 from sfumato.engine.output_processor import OutputProcessor
 from sfumato.engine.queue.inbox import Inbox
@@ -20,6 +20,7 @@ from sfumato.engine.row import Row
 log = logging.getLogger(__name__)
 
 POLL_S = 0.05  # how often a queue that nothing moves is looked at again
+IDLE_S = 1.0  # how often an engine without requests takes a turn, for what it checks by itself
 CLOSING = "the server is shutting down"
 
 
@@ -93,7 +94,7 @@ class Lifecycle:
             if not is_busy:
                 held = is_held()
                 # What nothing moves still has deadlines, cancellations and probes.
-                poll_s = POLL_S if self._scheduler.waiting or held else None
+                poll_s = POLL_S if self._scheduler.waiting or held else IDLE_S
                 self._inbox.wait(poll_s, although_rows=held)
 
     def _is_busy(self) -> bool:
@@ -102,8 +103,9 @@ class Lifecycle:
     def _die(self, error: BaseException) -> None:
         if not isinstance(error, KeyboardInterrupt | SystemExit):  # by which the owner ends it
             log.critical("the engine has stopped", exc_info=error)
-        why = str(error) if isinstance(error, FailuresLast) else type(error).__name__
-        self._death = f"the engine has stopped after an internal error ({why})"
+        known = isinstance(error, Stops)
+        why = f": {error}" if known else f" after an internal error ({type(error).__name__})"
+        self._death = f"the engine has stopped{why}"
         self._inbox.close(self._death, stop=True, overrule=True)
         self._fail_all("internal", self._death, self._outputs.fail)
 

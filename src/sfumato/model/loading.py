@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato import ops
+from sfumato import ops, threads
 from sfumato.model.codes_on_load import as_codes
 from sfumato.model.families import family_of
 from sfumato.model.head import CHUNK
@@ -35,7 +35,7 @@ from sfumato.ops.registry import PANELS, watched
 from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.scaled import ScaledTensor
-from sfumato.weights.tensorfile import FLOAT_FORMATS
+from sfumato.weights.tensorfile import FLOAT_FORMATS, FileSizes
 
 _log = logging.getLogger(__name__)
 
@@ -122,7 +122,10 @@ def load_network(
         mover.finish()
     set_devices(transformer, placement)
     kept.stream(transformer)
-    return Network(transformer, device, dtype, stored, output, placement)
+    network = Network(transformer, device, dtype, stored, output, placement)
+    network.files = FileSizes(checkpoint.files.values())
+    threads.suit(network, config.hidden_size)
+    return network
 
 
 def load_layer(

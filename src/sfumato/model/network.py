@@ -23,6 +23,7 @@ from sfumato.model.step_rows import StepRows
 from sfumato.model.to_device import to_device
 from sfumato.model.transformer import Transformer
 from sfumato.ops.reference import Weight
+from sfumato.weights.tensorfile import FileSizes
 
 PREFILL_CHUNK = 512  # tokens of a prompt encoded at once: bounds the working memory of a prefill
 
@@ -45,6 +46,7 @@ class Network:
         self.placement = placement or on_one_device(device, len(transformer.config.layers))
         self.transformer, self.device, self.dtype = transformer, device, dtype
         self.config, self.cache_dtype = transformer.config, cache_dtype or dtype
+        self.files = FileSizes(())  # of which weights are views
         reads = transformer.self_conditioning
         rounding = min(ops.rounding(p.weight, dtype) for p in (reads.gate_proj, reads.up_proj))
         self.head = VocabularyHead(

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -91,6 +92,11 @@ class TensorFile:
         info = self.tensors[name]
         return self._bytes[info.offset : info.offset + info.nbytes]
 
+    @property
+    def address(self) -> int:
+        """Where the mapping begins in memory."""
+        return self._bytes.data_ptr()
+
     def prefetch(self, name: str) -> None:
         """Lets the system begin to read a tensor's bytes from disk, where it can."""
         info = self.tensors[name]
@@ -98,6 +104,22 @@ class TensorFile:
         with contextlib.suppress(AttributeError, OSError):  # not every system takes the advice
             end = info.offset + info.nbytes
             self.mapping.madvise(mmap.MADV_WILLNEED, start, end - start)
+
+
+class FileSizes:
+    """Mapped files, each for as long as some tensor is a view of it. A page behind the end of a
+    file that was truncated cannot be read: the process that tries ends (`ops.cpu.mapped_files`)."""
+
+    def __init__(self, files: Iterable[TensorFile]) -> None:
+        self._files = [(file.path, ref(file.mapping)) for file in files]
+
+    def truncated(self) -> Path | None:
+        """A file that is in use and shorter than when it was opened."""
+        for path, mapped in self._files:
+            mapping = mapped()
+            if mapping is not None and mapping.size() < len(mapping):
+                return path
+        return None
 
 
 def require_readable(info: TensorInfo) -> None:

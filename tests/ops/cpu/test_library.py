@@ -58,14 +58,14 @@ def test_plain_code_is_only_taken_when_asked_for(monkeypatch: pytest.MonkeyPatch
 @compiled
 def test_one_thread_is_only_taken_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a library that was built without OpenMP has it."""
-    load = library._load
+    load = library.load
 
     def without_threads(path: Path) -> Any:
         code = load(path)
         code.sf_has_threads = lambda: 0
         return code
 
-    monkeypatch.setattr(library, "_load", without_threads)
+    monkeypatch.setattr(library, "load", without_threads)
     kernels, reason = choose(None)
     assert kernels is None and "without OpenMP" in reason
     monkeypatch.setattr(library, "kernels", choose("avx2" if runs("avx2") else "portable")[0])

@@ -50,6 +50,48 @@ def test_stop_retry_and_reload(open_page: Callable[..., Any], steps: Any) -> Non
     expect(page.locator(".example").first).to_be_visible()
 
 
+def test_a_deleted_conversation_comes_back(open_page: Callable[..., Any], steps: Any) -> None:
+    page = open_page()
+    ask(page, "Who are you?")
+    wait(page)
+    text = text_of(page)
+    status, new = page.get_by_role("status"), page.get_by_role("button", name="New conversation")
+    undo = status.get_by_role("button", name="Undo")
+    expect(undo).to_have_count(0)
+    new.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".turn")).to_have_count(0)
+    expect(status).to_contain_text("The conversation was deleted.")  # which a screen reader says
+    undo.focus()
+    page.keyboard.press("Enter")
+    assert text_of(page) == text
+    expect(undo).to_have_count(0)
+    expect(page.locator("#prompt")).to_be_focused()
+    page.reload()  # it is kept again
+    page.wait_for_selector(".reply")
+    assert text_of(page) == text
+    new.click()
+    page.keyboard.press("Control+z")
+    assert text_of(page) == text
+    # The reply is whole again, and not a picture of itself.
+    page.locator(".reply input[type=range]").press("Home")
+    assert text_of(page) != text
+    with steps.held_after(1):
+        page.get_by_role("button", name="Retry").click()
+        page.wait_for_selector(".reply.live .token", state="attached")
+        new.click()  # in the middle of a reply, which ends
+    undo.click()
+    wait(page)
+    expect(page.locator(".stats")).to_contain_text("stopped")
+    new.click()
+    ask(page, "How do you work?")  # the next conversation has begun
+    wait(page)
+    expect(undo).to_have_count(0)
+    expect(page.locator(".reply")).to_have_count(1)
+    page.keyboard.press("Control+z")
+    expect(page.locator(".reply")).to_have_count(1)
+
+
 def test_stopping_ends_the_request(
     open_page: Callable[..., Any],
     serve: Callable[..., Any],

@@ -18,6 +18,7 @@ from sfumato.model.families.family import (
     ReadFormat,
     SamplerKeys,
 )
+from sfumato.ops.cpu.mapped_files import watch
 from sfumato.weights.checkpoint import Checkpoint, open_with
 from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.locate import Kind
@@ -39,7 +40,8 @@ FAMILIES: tuple[Family, ...] = (DIFFUSION_GEMMA,)
 
 
 def open_checkpoint(path: str | Path, families: Sequence[Family] = FAMILIES) -> Checkpoint:
-    """Opens the checkpoint at `path`: a .gguf or .safetensors file, an index, or a folder.
+    """Opens the checkpoint at `path`: a .gguf or .safetensors file, an index, or a folder. Where
+    a file is truncated while it is in use, the process ends with its name (`ops.cpu.mapped_files`).
 
     Raises CheckpointError, naming file and field, if anything in it cannot be used.
     """
@@ -47,7 +49,10 @@ def open_checkpoint(path: str | Path, families: Sequence[Family] = FAMILIES) -> 
     def names(kind: Kind, metadata: Mapping[str, Any]) -> TensorNames:
         return find_family(kind, metadata, families).tensor_names
 
-    return open_with(path, names)
+    checkpoint = open_with(path, names)
+    for file in checkpoint.files.values():
+        watch(file.mapping, file.address, len(file.mapping), file.path)
+    return checkpoint
 
 
 def family_of(checkpoint: Checkpoint, families: Sequence[Family] = FAMILIES) -> Family:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from ctypes import c_float, c_int, c_int64, c_void_p
+from ctypes import c_char_p, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +38,7 @@ it serves where the level is asked for."""
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
 _NO_MEMORY = -2  # SF_NO_MEMORY of csrc/sfumato.h
-VERSION = 13
+VERSION = 14
 
 _LEVEL = _MODE = _KIND = _TYPE = _THREADS = c_int
 _SIGNATURES: dict[str, tuple[type, ...]] = {
@@ -47,6 +47,8 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "sf_has_threads": (),
     "sf_has_bf16": (),
     "sf_workspace_bytes": (),
+    "sf_watch": (c_void_p, c_int64, c_char_p, c_int),
+    "sf_unwatch": (c_int,),
     "sf_kind": (_TYPE,),
     "sf_panel_bytes": (_KIND, c_int64, c_int64),
     "sf_pack": (_LEVEL, _TYPE, c_void_p, *[c_int64] * 3, c_void_p, _THREADS),
@@ -136,7 +138,7 @@ def choose(wanted: str | None, path: Path = LIBRARY) -> tuple[Kernels | None, st
     if wanted == "torch":
         return None, f"{VARIABLE} asks for it"
     try:
-        code = _load(path)
+        code = load(path)
     except OSError as error:
         if wanted is not None:
             raise ValueError(f"{VARIABLE}: {wanted} cannot be had: {error}") from error
@@ -154,7 +156,7 @@ def choose(wanted: str | None, path: Path = LIBRARY) -> tuple[Kernels | None, st
     return Kernels(code, wanted, True), f"{VARIABLE} asks for it"
 
 
-def _load(path: Path) -> ctypes.CDLL:
+def load(path: Path) -> ctypes.CDLL:
     """Raises OSError, saying in one line what is wrong and what to do."""
     if not path.exists():
         raise OSError(

@@ -13,6 +13,7 @@ export class Chat {
   #turns = loadTurns(); // [{ role: 'user', content } | { role: 'assistant', content, … }]
   #views = []; // one for each turn; null for a question
   #running = null; // AbortController of the reply that is on its way
+  #cleared = null; // what `clear` took away: { turns, views, shown }, while it can come back
 
   /** What the server says of its model: { model, version, demonstration }, see /props. */
   about = {};
@@ -53,14 +54,30 @@ export class Chat {
     await this.#reply();
   }
 
-  /** Forgets everything. */
+  /** Begins anew; the conversation can come back until the next one has a turn. */
   clear() {
     this.stop();
     this.inspector.close();
-    this.#turns = [];
-    this.#views = [];
-    this.list.replaceChildren();
-    saveTurns([]);
+    this.#cleared = { turns: this.#turns, views: this.#views, shown: [...this.list.children] };
+    this.#hold([], [], []);
+  }
+
+  /** Whether `undo` brings a conversation back. */
+  get canUndo() { return this.#cleared !== null; }
+
+  /** Brings the conversation back that `clear` took away. */
+  undo() {
+    if (!this.#cleared) return;
+    const { turns, views, shown } = this.#cleared;
+    this.#cleared = null;
+    this.#hold(turns, views, shown);
+  }
+
+  #hold(turns, views, shown) {
+    this.#turns = turns;
+    this.#views = views;
+    this.list.replaceChildren(...shown);
+    saveTurns(turns);
     this.onState();
   }
 
@@ -102,6 +119,7 @@ export class Chat {
   }
 
   #add(turn) {
+    this.#cleared = null;
     this.#turns.push(turn);
     let view;
     this.#keep(() => { view = this.#show(turn); }, true);

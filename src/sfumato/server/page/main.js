@@ -33,6 +33,7 @@ function showState() {
   $('stop').hidden = !chat.isRunning;
   $('welcome').hidden = !chat.isEmpty;
   $('new').disabled = chat.isEmpty;
+  $('undo').firstElementChild.hidden = !chat.canUndo;
 }
 
 function send(text) {
@@ -40,6 +41,11 @@ function send(text) {
   const sent = chat.send(text);
   showState();
   return sent;
+}
+
+function undo() {
+  chat.undo();
+  prompt.focus();
 }
 
 function write(text) {
@@ -61,7 +67,7 @@ const viewOfAddress = () => VIEWS.find((name) => location.hash === `#${name}`) ?
 
 function showView(name) {
   for (const view of VIEWS) $(view).hidden = view !== name;
-  $('composer').hidden = $('new').hidden = name !== 'chat';
+  $('composer').hidden = $('new').hidden = $('undo').hidden = name !== 'chat';
   for (const tab of document.querySelectorAll('.tab[data-view]')) {
     tab.setAttribute('aria-pressed', String(tab.dataset.view === name));
   }
@@ -122,6 +128,12 @@ document.addEventListener('keydown', (event) => {
   if (event.key === 'Escape' && !document.querySelector('dialog[open]')) {
     if (chat.isRunning && !$('chat').hidden) { chat.stop(); prompt.focus(); } else inspector.close();
   }
+  const undoes = event.key === 'z' && (event.ctrlKey || event.metaKey) && !event.shiftKey && !event.altKey;
+  // With something written, the key is the box's own.
+  if (undoes && chat.canUndo && !$('chat').hidden && prompt.value === '' && !document.querySelector('dialog[open]')) {
+    event.preventDefault();
+    undo();
+  }
   const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   // With nothing written there is nothing to move through, and the arrows replay.
   const isWriting = event.target === prompt
@@ -133,7 +145,8 @@ document.addEventListener('keydown', (event) => {
   }
 });
 $('stop').addEventListener('click', () => { chat.stop(); prompt.focus(); });
-$('new').addEventListener('click', () => { chat.clear(); showState(); prompt.focus(); });
+$('new').addEventListener('click', () => { chat.clear(); prompt.focus(); });
+$('undo').addEventListener('click', (event) => { if (event.target.closest('button')) undo(); });
 $('open-settings').addEventListener('click', () => $('settings').showModal());
 $('settings').addEventListener('close', meetServer); // perhaps with a key by now
 $('theme').addEventListener('click', () => {

@@ -1,6 +1,7 @@
 /* The C interface of the compiled CPU operations.
  *
- * Every function is re-entrant, keeps no state but memory of its thread (sf_workspace_bytes), throws
+ * Every function is re-entrant, keeps no state but memory of its thread (sf_workspace_bytes) and the
+ * files that sf_watch names, throws
  * nothing and returns SF_OK or one of the negative codes.  `threads` is the number of OpenMP threads that a call takes.  Pointers to blocks
  * need no alignment; panels lie at an even address, and all else where a number of its type may.
  * No tensor has more than 2^48 elements.  What a row gets depends neither on the other rows of a
@@ -24,7 +25,7 @@
 extern "C" {
 #endif
 
-#define SF_VERSION 13
+#define SF_VERSION 14
 
 enum { SF_OK = 0, SF_BAD_ARGUMENT = -1, SF_NO_MEMORY = -2, SF_UNSUPPORTED = -3 };
 enum { SF_F32 = 0, SF_BF16 = 1 };                     /* dtypes */
@@ -59,6 +60,14 @@ SF_API int sf_has_bf16(void);
 /* Bytes that the calling thread keeps for the buffers of its next calls: the most that a call of its own
  * has needed, 256 MiB at most.  They are freed when the thread ends. */
 SF_API int64_t sf_workspace_bytes(void);
+
+/* From now on, where a page of these bytes of a mapped file cannot be read (SIGBUS: the file was made
+ * shorter), the process writes one line with the file's name to standard error and ends with this exit
+ * code. Other addresses are left to the handler that there was before. Returns a number for sf_unwatch,
+ * to be called before the bytes are unmapped, or a negative code: SF_NO_MEMORY for the 1,025th file,
+ * SF_UNSUPPORTED on Windows. */
+SF_API int sf_watch(const void *data, int64_t bytes, const char *name, int exit_code);
+SF_API void sf_unwatch(int number);
 
 /* The kind of panel that a ggml type is packed into, or -1. */
 SF_API int sf_kind(int ggml_type);
