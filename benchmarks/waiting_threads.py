@@ -6,7 +6,8 @@
 Each choice (threads, wait) is a process of its own, for OpenMP reads its environment once: wait is
 a number for GOMP_SPINCOUNT, `passive` (OMP_WAIT_POLICY), `default` (300,000 spins, as GCC's
 runtime has them unasked), or `ours`, what importing sfumato sets. The processes take turns, one
-reply of so many steps at a time. --busy adds so many loops that take a core each. Prints medians of the steps, and each one's ratio to the first.
+reply of so many steps at a time. --busy adds so many loops that take a core each. Prints medians of
+the steps, and each one's ratio to the first.
 """
 
 from __future__ import annotations
