@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from typing import Any
 
 from sfumato.api import Model, Reply
+from sfumato.diffusion.constraints.compilation import Source
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine.any_row import AnyRow
 from sfumato.engine.circuit import Circuit, probe
@@ -15,6 +17,7 @@ from sfumato.engine.client import ServedModel
 from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.device_memory import used_memory
 from sfumato.engine.engine_config import TURN, EngineConfig
+from sfumato.engine.errors import EngineDead, QueueFull
 from sfumato.engine.events import Failed
 from sfumato.engine.failures import late
 from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle, Sink
@@ -87,6 +90,11 @@ class Engine:
 
     def decide(self, request: DecisionRequest, sink: DecisionSink | None = None) -> DecisionHandle:
         return self._submission.decide(request, sink)
+
+    def try_grammar(self, source: Source, client: str) -> Future[Any]:
+        cache = self.model.grammars.cache
+        cache.guard(QueueFull)
+        return cache.tried(source, client)
 
     def check(self, request: Request) -> None:
         with self.refusals(request):
@@ -173,6 +181,7 @@ class Engine:
         same, and the step is left to itself.
         """
         self._lifecycle.drain(drain_s, self.step)
+        self.model.grammars.cache.close(EngineDead(self._inbox.closed or "the engine was closed"))
         if self._lifecycle.stop(join_s):
             self._publish()
 
