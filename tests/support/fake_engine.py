@@ -13,6 +13,7 @@ from tests.support.scripted_model import END_IDS, MARKERS, PIECES, TEMPLATE, tok
 
 from sfumato.api import Reply
 from sfumato.diffusion.constraints.answers import answer_class
+from sfumato.diffusion.constraints.compilation import Source
 from sfumato.diffusion.outcome import Stats
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.engine import (
@@ -139,6 +140,11 @@ class FakeEngine:
 
     def offer(self, request: Request, sink: Sink | None = None) -> Handle | None:
         return self.submit(request, sink)
+
+    def try_grammar(self, source: Source, client: str) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(None)
+        return done
 
     def check(self, request: Request) -> None:
         pass

@@ -8,7 +8,7 @@ live in another process one day.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sfumato.api import Model
+    from sfumato.diffusion.constraints.compilation import Source
     from sfumato.diffusion.sampler_config import SamplerConfig
     from sfumato.engine.decision import DecisionRequest
     from sfumato.engine.engine_config import EngineConfig
@@ -118,6 +119,12 @@ class EngineClient(Protocol):
         """Queues a decision, whose terminal event is a `Decided` or a `Failed` and whose only event
         it is. Raises what `submit` raises; the fields of a question are named
         "questions.<id>.<field>"."""
+        ...
+
+    def try_grammar(self, source: Source, client: str) -> Future[Any]:
+        """Begins to compile a grammar in another process, within limits, as every grammar of a
+        client has to be before its request is submitted. Clients take turns. Cancelling the future
+        ends it; the future, and this, raise what `submit` raises. May take some milliseconds."""
         ...
 
     def check(self, request: Request) -> None:

@@ -6,13 +6,16 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from typing import Any
 
 from sfumato.api import Model, Reply
+from sfumato.diffusion.constraints.compilation import Source
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine.circuit import Circuit, probe
 from sfumato.engine.client import ServedModel
 from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.engine_config import TURN, EngineConfig
+from sfumato.engine.errors import EngineDead, QueueFull
 from sfumato.engine.events import Completed, Failed
 from sfumato.engine.failures import late
 from sfumato.engine.file_check import FileCheck
@@ -100,6 +103,11 @@ class Engine:
         job = Job(task, Completed, wants_drafts=True)
         return self._submission.run(request or TaskRequest(), job, sink)
 
+    def try_grammar(self, source: Source, client: str) -> Future[Any]:
+        cache = self.model.grammars.cache
+        cache.guard(QueueFull)
+        return cache.tried(source, client)
+
     def check(self, request: Request) -> None:
         with self.refusals(request):
             self._submission.job(request)
@@ -185,6 +193,7 @@ class Engine:
         same, and the step is left to itself.
         """
         self._lifecycle.drain(drain_s, self.step)
+        self.model.grammars.cache.close(EngineDead(self._inbox.closed or "the engine was closed"))
         if self._lifecycle.stop(join_s):
             self._publish()
 

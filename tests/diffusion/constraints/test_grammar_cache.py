@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 from tests.diffusion.constraints.test_grammar import TOKENS
 
-from sfumato.diffusion.constraints import grammar_cache
+from sfumato.diffusion.constraints import compilation, grammar_cache
 from sfumato.diffusion.constraints.grammar_cache import GrammarCache
 from sfumato.diffusion.constraints.grammar_source import schema_source
 
 
 @pytest.mark.parametrize("schema", [{"type": "integer"}, {"not": {}}])
 def test_a_source_is_compiled_once(schema: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, compiled = [], grammar_cache.compile_grammar
+    calls, compiled = [], compilation.compile_grammar
 
     def slow(source: Any, tokens: Any) -> Any:
         calls.append(source)
         time.sleep(0.05)
         return compiled(source, tokens)
 
-    monkeypatch.setattr(grammar_cache, "compile_grammar", slow)
+    monkeypatch.setattr(compilation, "compile_grammar", slow)
     cache = GrammarCache(lambda: TOKENS)
 
     def ask(_: int) -> Any:

@@ -189,7 +189,8 @@ def test_a_slow_reader_gets_the_text_whole_and_the_newest_drafts() -> None:
         requests = [Request(prompt="long", max_tokens=600, drafts=True, seed=i) for i in range(2)]
 
         async def events() -> list[tuple[int, Event]]:
-            started = await start(engine, requests)
+            no_client: Any = None  # asked only where a grammar is tried
+            started = await start(engine, requests, no_client)
             while engine.state().totals.requests != {"max_tokens": 3}:
                 await asyncio.sleep(0.01)
             received = []

@@ -1,21 +1,21 @@
 """A compiled grammar, and its state along the tokens of one reply.
 
 llguidance reads bytes, whatever tokens they come in.  Errors of a grammar are ValueErrors whose
-message begins with the field that it came in.
+message begins with the field that it came in.  Loads torch for masks alone, so that `trial_process`
+does without.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from sfumato.diffusion.constraints.grammar_source import GrammarSource
 from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens, llguidance
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LIMITS = {
     "initial_lexer_fuel": 1_000_000,
@@ -37,6 +37,7 @@ class Grammar:
 
     tokens: GrammarTokens
     field: str
+    text: str  # as llguidance takes it
     _matcher: Any  # at its beginning; only ever copied
     notes: tuple[str, ...] = ()  # what of the source it does not hold, as warnings say it
 
@@ -66,7 +67,7 @@ def compiled_grammar(compiled: str, field: str, tokens: GrammarTokens) -> Gramma
     matcher = library.LLMatcher(tokens.tokenizer, compiled, log_level=0, limits=limits)
     if matcher.is_error():
         raise ValueError(_message(field, matcher.get_error()))
-    grammar = Grammar(tokens, field, matcher)
+    grammar = Grammar(tokens, field, compiled, matcher)
     if grammar.begin().dead():
         raise ValueError(f"{field}: no text of this model's vocabulary matches it")
     return grammar
@@ -133,6 +134,9 @@ class GrammarState:
         """bool [tokens of the vocabulary]: which may follow. End tokens are among them only where
         the grammar accepts: at a dead end llguidance leaves these alone. known: what `bits` has
         given here."""
+        import numpy as np
+        import torch
+
         packed = np.frombuffer(self.bits() if known is None else known, np.uint8)
         bits = np.unpackbits(packed, count=self._vocab_size, bitorder="little")
         allowed = torch.from_numpy(bits).bool()
@@ -148,7 +152,9 @@ class GrammarState:
 
     def dead(self) -> bool:
         """Whether no token may follow."""
-        return not bool(self.mask().any())
+        allowed = int.from_bytes(self.bits(), "little") & (1 << self._vocab_size) - 1
+        ends = sum(1 << token for token in self.grammar.tokens.end_ids)
+        return not (self.accepts or allowed & ~ends)
 
     def _check(self) -> None:
         if self._matcher.is_error():

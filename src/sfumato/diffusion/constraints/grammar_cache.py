@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from hashlib import sha256
 from threading import Lock
+from typing import Any
 
-from sfumato.diffusion.constraints.call_grammar import CallSource, compile_calls
-from sfumato.diffusion.constraints.grammar import Grammar, compile_grammar
-from sfumato.diffusion.constraints.grammar_source import GrammarSource
-from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens
+from sfumato.diffusion.constraints.compilation import (
+    STACK,
+    Source,
+    compiled_source,
+    on_a_stack_of,
+)
+from sfumato.diffusion.constraints.grammar import Grammar, compiled_grammar
+from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens, llguidance
+from sfumato.diffusion.constraints.trial_protocol import Vocabulary
+from sfumato.diffusion.constraints.trials import Trials, Tried
 
 KEPT = 32
 """Grammars; the largest have some megabytes."""
 KEPT_REFUSALS = 256
 """Messages of sources that were refused."""
-
-Source = GrammarSource | CallSource
 
 
 class GrammarCache:
@@ -29,9 +36,11 @@ class GrammarCache:
         self._make_tokens = tokens
         self._tokens: GrammarTokens | None = None
         self._grammars: OrderedDict[Source, Grammar] = OrderedDict()
+        self._tried: OrderedDict[Source, Tried] = OrderedDict()  # and not compiled yet
         self._refusals: OrderedDict[bytes, str] = OrderedDict()  # by digests of sources
         self._going: dict[Source, Future[Grammar]] = {}
         self._lock = Lock()
+        self._trials: Trials | None = None
 
     @property
     def tokens(self) -> GrammarTokens:
@@ -40,9 +49,45 @@ class GrammarCache:
                 self._tokens = self._make_tokens()
             return self._tokens
 
+    @property
+    def trials(self) -> Trials | None:
+        """Those of a cache that is guarded."""
+        return self._trials
+
+    def guard(self, busy: Callable[[str], Exception] = RuntimeError) -> None:
+        """From now on every source is tried in another process before it is compiled in this one.
+        busy: the error where too many wait for that. Without effect where processes cannot fork,
+        as on Windows."""
+        with self._lock:
+            if self._trials is None and hasattr(os, "fork"):
+                self._trials = Trials(self._vocabulary, busy, self._trial_ended)
+
+    def close(self, error: Exception) -> None:
+        """Ends the process of trials, and those under way with the error."""
+        if self._trials is not None:
+            self._trials.close(error)
+
+    def tried(self, source: Source, client: str = "") -> Future[Any]:
+        """Begins to try a source, unless that is not needed; `grammar` then only compiles it.
+        Cancelling the future ends the trial. Raises, as the future does, what `Trials.start`
+        raises."""
+        llguidance()
+        digest, has_ends = _digest(source), bool(self.tokens.end_ids)
+        with self._lock:
+            is_known = source in self._grammars or source in self._tried
+            refusal = self._refusals.get(digest)
+        if self._trials is not None and has_ends and not is_known and refusal is None:
+            return self._trials.start(source, client)
+        done = Future[None]()
+        if refusal is None:
+            done.set_result(None)
+        else:
+            done.set_exception(ValueError(refusal))
+        return done
+
     def grammar(self, source: Source) -> Grammar:
         """The compiled grammar of a source, which one thread at a time compiles; the others wait
-        for it. Raises ValueError as `compile_grammar` does."""
+        for it. Raises ValueError as `compile_grammar` does, and what a trial raises."""
         tokens, digest = self.tokens, _digest(source)
         with self._lock:
             if source in self._grammars:
@@ -57,7 +102,7 @@ class GrammarCache:
         if going is not None:
             return _result(going)
         try:
-            mine.set_result(_compiled(source, tokens))
+            mine.set_result(self._compiled(source, tokens))
         except BaseException as error:
             mine.set_exception(error)
         with self._lock:
@@ -65,23 +110,43 @@ class GrammarCache:
             self._keep(source, digest, mine)
         return _result(mine)
 
+    def _compiled(self, source: Source, tokens: GrammarTokens) -> Grammar:
+        if self._trials is None or not tokens.end_ids:
+            return on_a_stack_of(STACK, lambda: compiled_source(source, tokens))
+        with self._lock:
+            tried = self._tried.pop(source, None)
+        made = tried or self._trials.start(source).result()
+        grammar = on_a_stack_of(STACK, lambda: compiled_grammar(made.text, made.field, tokens))
+        return replace(grammar, notes=made.notes)
+
+    def _trial_ended(self, source: Source, outcome: Tried | Exception) -> None:
+        """Keeps what came of a trial."""
+        with self._lock:
+            if not isinstance(outcome, Tried):
+                return self._keep_refusal(_digest(source), outcome)
+            self._tried[source] = outcome
+            if len(self._tried) > KEPT:
+                self._tried.popitem(last=False)
+
+    def _vocabulary(self) -> Vocabulary:
+        tokens = self.tokens
+        return Vocabulary(tokens.tokens, tokens.special_ids, tokens.end_ids)
+
     def _keep(self, source: Source, digest: bytes, done: Future[Grammar]) -> None:
-        """Keeps what came of a compilation; a failure that is no refusal is not kept."""
+        """Keeps what came of a compilation. The lock is held."""
         error = done.exception()
-        if error is None:
-            self._grammars[source] = done.result()
-            if len(self._grammars) > KEPT:
-                self._grammars.popitem(last=False)
-        elif type(error) is ValueError:
+        if error is not None:
+            return self._keep_refusal(digest, error)
+        self._grammars[source] = done.result()
+        if len(self._grammars) > KEPT:
+            self._grammars.popitem(last=False)
+
+    def _keep_refusal(self, digest: bytes, error: BaseException) -> None:
+        """Nothing of a failure that is no refusal. The lock is held."""
+        if type(error) is ValueError:
             self._refusals[digest] = str(error)
             if len(self._refusals) > KEPT_REFUSALS:
                 self._refusals.popitem(last=False)
-
-
-def _compiled(source: Source, tokens: GrammarTokens) -> Grammar:
-    if isinstance(source, CallSource):
-        return compile_calls(source, tokens)
-    return compile_grammar(source, tokens)
 
 
 def _result(done: Future[Grammar]) -> Grammar:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from sfumato.diffusion.constraints.depth import check_groups, check_rules
 from sfumato.diffusion.constraints.grammar_tokens import llguidance
 from sfumato.diffusion.constraints.held_schema import MOST_NOTES, held_schema
 from sfumato.diffusion.constraints.schema_limits import check_schema
@@ -82,6 +83,7 @@ class GrammarSource:
             check_schema(json.loads(self.text), self.field)
             grammar: str = matcher.grammar_from_json_schema(self.text, overrides=_JSON_OPTIONS)
         elif self.kind == "regex":
+            check_groups(self.text, self.field)
             grammar = matcher.grammar_from_regex(_without_anchors(self.text))
         elif self.kind == "choice":
             choices = (json.dumps(text, ensure_ascii=False) for text in json.loads(self.text))
@@ -114,13 +116,18 @@ class GrammarSource:
         return _QUOTED if self._is_lark() else _OF_GBNF
 
     def _lark(self) -> str:
-        named = _TOKEN.search(self._marked().sub(" ", self.text))
+        plain = self._marked().sub(" ", self.text)
+        named = _TOKEN.search(plain)
         if named is not None:
             raise ValueError(
                 f"{self.field}: {quoted(named[0])} stands for a token, and a grammar is of text "
                 "alone; write the text in quotes"
             )
+        check_rules(plain, self._is_lark(), self.field)
         if self._is_lark():
+            for match in _QUOTED.finditer(self.text):
+                if match[0][0] == "/":
+                    check_groups(match[0], self.field)
             for schema in _inline_schemas(self.text):
                 check_schema(schema, self.field)
             return self.text

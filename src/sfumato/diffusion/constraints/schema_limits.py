@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
+from sfumato.diffusion.constraints.depth import check_depth
+
 MOST_MULTIPLES = 10_000
 """Of `multipleOf` as a whole number (0.25 is 25); its grammar has as many states: 0.05 s of CPU."""
 MOST_MULTIPLES_IN_ALL = 50_000
@@ -35,8 +37,9 @@ MOST_NUMBER = 2**53
 
 
 def check_schema(schema: Any, field: str) -> None:
-    """Raises ValueError, naming the field, for a schema whose grammar is too large. Where the
-    schema combines schemas, all its parts count as combined with one another."""
+    """Raises ValueError, naming the field, for a schema whose grammar is too deep or too large.
+    Where the schema combines schemas, all its parts count as combined with one another."""
+    check_depth(schema, field)
     check_numbers(schema, field)
     parts = list(_parts(schema))
     combines = any(_combines(part) for part in parts)

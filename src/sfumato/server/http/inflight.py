@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
@@ -21,13 +22,23 @@ from sfumato.engine.errors import REFUSALS
 from sfumato.engine.failures import explain
 from sfumato.server.http import grammar_threads
 from sfumato.server.http.errors import CLIENT_GONE, ApiError, from_failed, from_refusal
+from sfumato.server.http.security import OWNER
 from sfumato.server.http.writing_limit import WritingLimit
 
 T = TypeVar("T")
 
 MOST_DRAFTS = 4  # of a request, waiting for a client that reads slowly; the newest are kept
 _NOT_BEGUN = Failed("cancelled", "the request was cancelled before it began")
+_GONE = Failed("cancelled", "the client has disconnected")
 RETRY_S = 0.1  # how often a full queue is tried again, and a deadline looked at
+
+
+class _Ended(Exception):
+    """Requests have ended before they were submitted."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(failed.message)
+        self.failed = failed
 
 
 @dataclass
@@ -104,21 +115,51 @@ class InFlight:
         if number < len(self._handles):
             self._handles[number].cancel()
 
-    async def begin(self) -> None:
+    async def begin(self, http: HttpRequest) -> None:
         """Submits as many requests as the queue takes now, and the others later. Where the engine
-        raises for one of them, ends all and raises the same; QueueFull only for the first."""
+        raises for one of them, ends all and raises the same; QueueFull only for the first. Raises
+        _Ended where the client disconnects, or their time is over, while their grammar is tried."""
         try:
             if self._has_grammar:
                 with self._engine.refusals(self._requests[0]):
                     grammar_threads.check_room()
+                    await self._try_grammars(http)
             await self._in_thread(self._submit)
         except BaseException as error:
             self.cancel()
             ending = Failed(*explain(error)) if isinstance(error, Exception) else _NOT_BEGUN
-            self._drop(ending, error)
+            self._drop(error.failed if isinstance(error, _Ended) else ending, error)
             raise
         if len(self._handles) < len(self._requests):
             self._feeder = asyncio.create_task(self._feed())
+
+    async def _try_grammars(self, http: HttpRequest) -> None:
+        """Waits until each grammar has been tried. Ends that when the client disconnects, or when
+        the requests' time is over."""
+        gone = asyncio.create_task(disconnect(http))
+        sources = {request.grammar for request in self._requests if request.grammar is not None}
+        try:
+            for source in sources:
+                begin = partial(self._engine.try_grammar, source, client_of(http))
+                trial: asyncio.Future[Any] = asyncio.wrap_future(await run_in_threadpool(begin))
+                try:
+                    while not trial.done():
+                        await asyncio.wait(
+                            {trial, gone}, timeout=RETRY_S, return_when=asyncio.FIRST_COMPLETED
+                        )
+                        self._check_wanted(gone)
+                    trial.result()
+                finally:
+                    trial.cancel()
+        finally:
+            gone.cancel()
+
+    def _check_wanted(self, gone: asyncio.Task[None]) -> None:
+        """Raises _Ended where the client has disconnected, or the requests' time is over."""
+        if gone.done():
+            raise _Ended(_GONE)
+        if late := self._engine.late(self._requests[0]):
+            raise _Ended(Failed("timeout", late))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         run = grammar_threads.run if self._has_grammar else run_in_threadpool
@@ -210,13 +251,18 @@ class InFlight:
 
 
 async def start(
-    engine: EngineClient, requests: Sequence[Request], writing_s: float | None = None
+    engine: EngineClient,
+    requests: Sequence[Request],
+    http: HttpRequest,
+    writing_s: float | None = None,
 ) -> InFlight:
     """writing_s: of `WritingLimit`. Raises ApiError where the engine refuses one of them; then none
     of them runs."""
     running = InFlight(engine, requests, writing_s)
     try:
-        await running.begin()
+        await running.begin(http)
+    except _Ended as ended:
+        raise from_failed(ended.failed) from None
     except Exception as error:
         raise from_refusal(error, requests[0]) from None
     return running
@@ -260,6 +306,12 @@ async def _collect_all(running: InFlight, settled: bool) -> list[CollectedReply]
         elif isinstance(event, Settled) and settled:
             replies[number].settled.append(event)
     return replies
+
+
+def client_of(http: HttpRequest) -> str:
+    """Who takes turns with others: whoever has the key, or else the address."""
+    owner: str = http.scope.get(OWNER, "")
+    return owner or (http.client.host if http.client else "")
 
 
 async def disconnect(http: HttpRequest) -> None:

@@ -39,7 +39,7 @@ async def _reply(dialect: Dialect[B], service: Service, http: HttpRequest) -> Re
             return answer.response(fields, {})
     body = request_body.without_large_fields(body)
     renderer = dialect.renderer(service, body, requests)
-    running = await inflight.start(service.engine, requests, dialect.writing_s(body))
+    running = await inflight.start(service.engine, requests, http, dialect.writing_s(body))
     service.running[running.id] = running
     if dialect.streams(body):
         return stream.response(service, running, renderer, dialect)

@@ -1,0 +1,194 @@
+"""The process that tries grammars: a child of it compiles each one, within limits.
+
+`trials` starts this module as a program and speaks with it over pipes.  The vocabulary is built
+once; then each grammar gets a fork, with limits of processor time, memory and stack.  Whatever a
+grammar does to its child reaches neither another grammar nor the server.  Loads no torch.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import resource
+import selectors
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from sfumato.diffusion.constraints.compilation import Source, compiled_source, on_a_stack_of
+from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens
+from sfumato.diffusion.constraints.trial_protocol import (
+    DIED,
+    DONE,
+    END,
+    LONGEST_ANSWER,
+    MEMORY,
+    RUN_ON,
+    STACK,
+    TOO_LATE,
+    TOO_LONG,
+    WAIT_S,
+    Frame,
+    Vocabulary,
+    take_frames,
+)
+
+NICENESS = 5
+"""Of this process and its children; those that yield to others get as much once more."""
+_PART = 1 << 20  # bytes that are read at once
+
+
+@dataclass
+class _Child:
+    """The process of one trial."""
+
+    number: int
+    pid: int
+    pipe: int
+    until: float
+    answer: bytearray = field(default_factory=bytearray)
+    is_late: bool = False
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
+class _Children:
+    """All children, and the pipes from and to the server."""
+
+    def __init__(self, asked: int, answers: int, read: bytearray, tokens: GrammarTokens) -> None:
+        """read: what was read from `asked` already."""
+        self._asked, self._answers, self._read, self._tokens = asked, answers, read, tokens
+        self._children: dict[int, _Child] = {}  # by the number of the trial
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(asked, selectors.EVENT_READ)
+
+    def serve(self) -> None:
+        """Until the server closes its pipe."""
+        is_open = True
+        while is_open:
+            for frame in take_frames(self._read):
+                self._do(frame)
+            for key, _ in self._selector.select(1.0 if self._children else None):
+                if key.fd != self._asked:
+                    self._take(key.data)
+                    continue
+                part = os.read(self._asked, _PART)
+                self._read += part
+                is_open = bool(part)
+            now = time.monotonic()
+            for child in self._children.values():
+                if now > child.until or not is_open:
+                    child.is_late = True
+                    child.kill()
+
+    def _do(self, frame: Frame) -> None:
+        if frame.kind != END:
+            self._start(frame)
+        elif frame.number in self._children:  # else it has ended meanwhile
+            self._children[frame.number].kill()
+
+    def _start(self, frame: Frame) -> None:
+        pipe, end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            # Held open here, these would hide the end of the server, or of this process.
+            os.close(self._asked)
+            os.close(self._answers)
+            _run(frame, self._tokens, end)
+        os.close(end)
+        child = _Child(frame.number, pid, pipe, time.monotonic() + WAIT_S)
+        self._children[child.number] = child
+        self._selector.register(pipe, selectors.EVENT_READ, child)
+
+    def _take(self, child: _Child) -> None:
+        """What a child writes; at its end, tells the server what came of it."""
+        part = os.read(child.pipe, _PART)
+        child.answer += part
+        if len(child.answer) > LONGEST_ANSWER:
+            child.kill()
+        elif part:
+            return
+        self._selector.unregister(child.pipe)
+        os.close(child.pipe)
+        _, status, usage = os.wait4(child.pid, 0)
+        del self._children[child.number]
+        outcome = DONE if status == 0 else DIED
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGXCPU):
+            outcome = TOO_LONG
+        elif child.is_late:
+            outcome = TOO_LATE
+        body = bytes(child.answer) if outcome == DONE else b""
+        seconds = usage.ru_utime + usage.ru_stime
+        _write(self._answers, Frame(child.number, outcome, seconds, body).packed())
+
+
+def _run(frame: Frame, tokens: GrammarTokens, end: int) -> NoReturn:
+    """In a child: compiles a source, and writes what came of it. Any failure ends the child."""
+    status = 1
+    try:
+        _limit(frame.seconds)
+        if frame.kind == RUN_ON:
+            os.nice(NICENESS)
+        made = on_a_stack_of(STACK, lambda: _tried(pickle.loads(frame.body), tokens))
+        _write(end, json.dumps(made).encode())
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _limit(seconds: float) -> None:
+    """Ends this process after so many seconds of its processor time, native code or not."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2, int(seconds) + 2))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError):  # macOS has no /proc, and does not hold this limit
+        with open("/proc/self/statm") as file:
+            pages = int(file.read().split()[0])
+        most = pages * os.sysconf("SC_PAGE_SIZE") + STACK + MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _tried(source: Source, tokens: GrammarTokens) -> dict[str, Any]:
+    """What comes of a source that is compiled, asked for its first mask, copied and freed."""
+    try:
+        grammar = compiled_source(source, tokens)
+    except ValueError as error:
+        return {"refused": str(error)}
+    return {"field": grammar.field, "text": grammar.text, "notes": grammar.notes}
+
+
+def _write(pipe: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(pipe, rest) :]
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the server's end ends this too
+    os.nice(NICENESS)
+    asked, answers = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)  # what a library prints is no answer
+    read = bytearray()
+    while not (first := next(take_frames(read), None)):
+        if not (part := os.read(asked, _PART)):
+            return
+        read += part
+    vocabulary: Vocabulary = pickle.loads(first.body)
+    tokens = vocabulary.tokens()
+    _ = tokens.tokenizer, tokens.alphabet
+    gc.collect()
+    gc.freeze()  # so that the children leave the pages of all this alone
+    with suppress(BrokenPipeError):  # the server has gone
+        _Children(asked, answers, read, tokens).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,353 @@
+"""Grammars of clients are tried in another process, before this one compiles them.
+
+A trial has a short turn first, so that what compiles in milliseconds passes what does not; what
+takes longer runs on by itself and yields to the others.  Clients take turns in both.  Any thread
+may call.  Knows no llguidance: `trial_process` calls it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Lock, Thread
+
+from sfumato.diffusion.constraints.compilation import Source
+from sfumato.diffusion.constraints.grammar_source import GrammarSource
+from sfumato.diffusion.constraints.trial_protocol import (
+    DIED,
+    DONE,
+    END,
+    RUN_ON,
+    TOO_LONG,
+    TRY,
+    Frame,
+    Vocabulary,
+    take_frames,
+)
+
+log = logging.getLogger(__name__)
+
+MOST_S = 1.0
+"""Seconds of the processor's time for one grammar."""
+FIRST_S = 0.1
+"""Seconds of its first turn."""
+MOST_WAITING = 64
+"""Grammars that wait at a time."""
+MOST_OF_ONE = 16
+"""Of them, those of one client."""
+_MOST_STARTS = 2
+"""How often a trial is begun whose process is ended from outside."""
+_PROGRAM = "sfumato.diffusion.constraints.trial_process"
+
+
+class TrialFailed(RuntimeError):
+    """A grammar could not be tried, which is no fault of the grammar."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A grammar that compiles within the limits."""
+
+    field: str
+    text: str  # as llguidance takes it
+    notes: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class _Trial:
+    """One source, and those who wait for it."""
+
+    number: int
+    source: Source
+    client: str
+    turn: _Turn
+    waiting: list[Future[Tried]] = field(default_factory=list)
+    starts: int = 0
+
+
+class _Turn:
+    """Trials that wait for the same kind of turn, and those that have it."""
+
+    def __init__(self, kind: int, seconds: float, at_once: int) -> None:
+        self.kind, self.seconds, self.at_once = kind, seconds, at_once
+        self.running: dict[int, _Trial] = {}
+        self._clients: OrderedDict[str, deque[_Trial]] = OrderedDict()
+
+    def add(self, trial: _Trial) -> None:
+        trial.turn = self
+        self._clients.setdefault(trial.client, deque()).append(trial)
+
+    def remove(self, trial: _Trial) -> bool:
+        """Whether it waited."""
+        mine = self._clients.get(trial.client, deque())
+        if trial not in mine:
+            return False
+        mine.remove(trial)
+        if not mine:
+            del self._clients[trial.client]
+        return True
+
+    def next(self) -> _Trial | None:
+        """The next one that may run, of the client that has waited longest for a turn."""
+        if not self._clients or len(self.running) >= self.at_once:
+            return None
+        client, mine = next(iter(self._clients.items()))
+        trial = mine[0]
+        self.remove(trial)
+        if mine:
+            self._clients.move_to_end(client)
+        self.running[trial.number] = trial
+        return trial
+
+    def waiting(self) -> list[_Trial]:
+        return [trial for mine in self._clients.values() for trial in mine]
+
+
+class Trials:
+    """Tries grammars over one vocabulary. The process starts with the first one."""
+
+    def __init__(
+        self,
+        vocabulary: Callable[[], Vocabulary],
+        busy: Callable[[str], Exception],
+        ended: Callable[[Source, Tried | Exception], None],
+    ) -> None:
+        """busy: makes the error where too many wait; ended: called with what comes of each trial,
+        before those who wait for it hear."""
+        self._vocabulary, self._busy, self._ended = vocabulary, busy, ended
+        self._first = _Turn(TRY, FIRST_S, 2)
+        self._long = _Turn(RUN_ON, MOST_S, 1)
+        self._open: dict[Source, _Trial] = {}
+        self._process: TrialProcess | None = None
+        self._count, self._dead_in_a_row = 0, 0
+        self._lock = Lock()
+
+    @property
+    def process(self) -> TrialProcess | None:
+        """The one that runs now."""
+        return self._process
+
+    def start(self, source: Source, client: str = "") -> Future[Tried]:
+        """Begins a trial, which ends early where all its futures are cancelled. client: takes turns
+        with others. The future raises ValueError, naming the source's field, for what is refused or
+        exceeds the limits; TrialFailed. Raises what `busy` makes where too many wait."""
+        future = Future[Tried]()
+        with self._lock:
+            trial = self._open.get(source)
+            if trial is None:
+                self._check_room(client)
+                self._count = self._count % 2**31 + 1
+                trial = self._open[source] = _Trial(self._count, source, client, self._first)
+                self._first.add(trial)
+            trial.waiting.append(future)
+            self._dispatch()
+        future.add_done_callback(lambda done: self._left(trial, done))
+        return future
+
+    def close(self, error: Exception) -> None:
+        """Ends the process, and all trials with the error. A later trial starts another one."""
+        with self._lock:
+            process, self._process = self._process, None
+            trials = self._forget_all()
+        if process is not None:
+            process.close()
+        for trial in trials:
+            self._settle(trial, error)
+
+    def _check_room(self, client: str) -> None:
+        waiting = Counter(t.client for turn in (self._first, self._long) for t in turn.waiting())
+        if waiting.total() >= MOST_WAITING or waiting[client] >= MOST_OF_ONE:
+            whose = "of yours" if waiting.total() < MOST_WAITING else "in all"
+            most = MOST_OF_ONE if waiting.total() < MOST_WAITING else MOST_WAITING
+            raise self._busy(
+                f"{most} schemas and grammars {whose} wait to be compiled already, which is the "
+                "limit; try again later"
+            )
+
+    def _dispatch(self) -> None:
+        """Gives turns to those that wait. The lock is held."""
+        for turn in (self._first, self._long):
+            while (trial := turn.next()) is not None:
+                trial.starts += 1
+                if self._process is None:
+                    self._process = TrialProcess(self._vocabulary, self._answered, self._died)
+                body = pickle.dumps(trial.source)
+                self._process.send(Frame(trial.number, turn.kind, turn.seconds, body))
+
+    def _left(self, trial: _Trial, future: Future[Tried]) -> None:
+        """Ends a trial for which no one waits any longer."""
+        if not future.cancelled():
+            return
+        with self._lock:
+            if future in trial.waiting:
+                trial.waiting.remove(future)
+            if trial.waiting or self._open.get(trial.source) is not trial:
+                return
+            del self._open[trial.source]
+            if not trial.turn.remove(trial) and self._process is not None:
+                self._process.send(Frame(trial.number, END))
+
+    def _answered(self, process: TrialProcess, frame: Frame) -> None:
+        """What came of a trial; in a thread of the process."""
+        with self._lock:
+            if process is not self._process:
+                return
+            self._dead_in_a_row = 0
+            turn = self._first if frame.number in self._first.running else self._long
+            trial = turn.running.pop(frame.number)
+            is_open = self._open.get(trial.source) is trial  # else its client has left
+            goes_on = is_open and turn is self._first and frame.kind == TOO_LONG
+            if goes_on:
+                trial.starts = 0
+                self._long.add(trial)
+            elif is_open:
+                del self._open[trial.source]
+            self._dispatch()
+        if is_open and not goes_on:
+            self._settle(trial, _outcome(trial.source, frame))
+
+    def _settle(self, trial: _Trial, outcome: Tried | Exception) -> None:
+        """Tells those who wait for a trial, which is open no more."""
+        self._ended(trial.source, outcome)
+        with self._lock:
+            waiting = [*trial.waiting]
+        for future in waiting:
+            if not future.set_running_or_notify_cancel():
+                continue
+            if isinstance(outcome, Tried):
+                future.set_result(outcome)
+            else:
+                future.set_exception(type(outcome)(*outcome.args))  # threads do not share one
+
+    def _died(self, process: TrialProcess) -> None:
+        """The process has ended by itself, or could not be started; in a thread of it."""
+        with self._lock:
+            if process is not self._process:
+                return
+            self._process = None
+            self._dead_in_a_row += 1
+            failed = []
+            if self._dead_in_a_row >= _MOST_STARTS:
+                failed = self._forget_all()
+                self._dead_in_a_row = 0
+            for turn in (self._first, self._long):
+                for trial in turn.running.values():
+                    if self._open.get(trial.source) is not trial:
+                        continue
+                    if trial.starts < _MOST_STARTS:
+                        turn.add(trial)
+                    else:
+                        del self._open[trial.source]
+                        failed.append(trial)
+                turn.running.clear()
+            self._dispatch()
+        log.warning("the process that tries grammars has ended; another one takes its place")
+        for trial in failed:
+            self._settle(trial, TrialFailed("the process that tries grammars has ended twice"))
+
+    def _forget_all(self) -> list[_Trial]:
+        """The trials that were open. The lock is held."""
+        trials = [*self._open.values()]
+        self._open.clear()
+        self._first = _Turn(TRY, FIRST_S, 2)
+        self._long = _Turn(RUN_ON, MOST_S, 1)
+        return trials
+
+
+class TrialProcess:
+    """The process, as this one sees it: frames to it, and its answers in a thread."""
+
+    def __init__(
+        self,
+        vocabulary: Callable[[], Vocabulary],
+        answered: Callable[[TrialProcess, Frame], None],
+        ended: Callable[[TrialProcess], None],
+    ) -> None:
+        self._vocabulary, self._answered, self._ended = vocabulary, answered, ended
+        self._frames = SimpleQueue[Frame | None]()
+        self._process: subprocess.Popen[bytes] | None = None
+        Thread(target=self._run, name="sfumato-trials", daemon=True).start()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def send(self, frame: Frame) -> None:
+        self._frames.put(frame)
+
+    def close(self) -> None:
+        """The process ends itself and its children."""
+        self._frames.put(None)
+
+    def _run(self) -> None:
+        try:
+            first = Frame(0, TRY, body=pickle.dumps(self._vocabulary()))
+            self._process = process = _started()
+        except Exception:
+            log.exception("the process that tries grammars cannot be started")
+            return self._ended(self)
+        Thread(target=self._write, args=(process, first), daemon=True).start()
+        read, answers = bytearray(), process.stdout
+        assert answers is not None
+        while part := os.read(answers.fileno(), 1 << 20):
+            read += part
+            for frame in take_frames(read):
+                self._answered(self, frame)
+        self.close()
+        process.wait()
+        answers.close()
+        self._ended(self)
+
+    def _write(self, process: subprocess.Popen[bytes], first: Frame) -> None:
+        frame: Frame | None = first
+        assert process.stdin is not None
+        try:
+            with process.stdin as pipe:
+                while frame is not None:
+                    pipe.write(frame.packed())
+                    frame = self._frames.get()
+        except OSError:  # it has ended, which the other thread notices
+            return
+
+
+def _started() -> subprocess.Popen[bytes]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("SFUMATO_")}
+    # Address space that threads reserve would count against the limit of memory.
+    own |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "MALLOC_ARENA_MAX": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", _PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # what a grammar makes llguidance say
+        bufsize=0,
+        env=own,
+    )
+
+
+def _outcome(source: Source, frame: Frame) -> Tried | Exception:
+    name = source.field if isinstance(source, GrammarSource) else "tools"
+    if frame.kind == TOO_LONG:
+        return ValueError(
+            f"{name}: takes more than {MOST_S:g} s of the processor's time to compile, which is "
+            "the limit; make it smaller"
+        )
+    if frame.kind == DIED:
+        return ValueError(
+            f"{name}: compiling it needs more memory than a grammar may have, or too deep a "
+            "recursion; make it smaller"
+        )
+    if frame.kind != DONE:
+        return TrialFailed("the machine is too busy to compile grammars; try again later")
+    answer = json.loads(frame.body)
+    if "refused" in answer:
+        return ValueError(answer["refused"])
+    return Tried(answer["field"], answer["text"], tuple(answer["notes"]))
