@@ -61,8 +61,8 @@ def measured(case: tuple[Any, ...], levels: dict[str, Any], rounds: int) -> dict
     import torch
 
     from sfumato.ops import registry
+    from sfumato.ops.attention_reference import Causal
     from sfumato.ops.cpu import attention, library
-    from sfumato.ops.reference import Causal
 
     name, kv_heads, d, held, tokens, is_causal = case
     keys, values = ([torch.randn(kv_heads, n, d) for n in (held, tokens)] for _ in range(2))

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sfumato.bench.step_model.device_limits import DeviceLimits
 from sfumato.bench.step_model.prediction import step_time
 from sfumato.ops import registry
-from sfumato.ops.reads import Prefixes, Questions
+from sfumato.ops.attention_reference import Prefixes, Questions
 from sfumato.ops.triton import self_test, twins
 from sfumato.ops.triton.planes import LAYOUTS
 from sfumato.ops.triton.scaled import KINDS

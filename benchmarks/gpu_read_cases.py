@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sfumato.model.cache import slot_sizes
-from sfumato.ops.reads import Prefixes, Questions
+from sfumato.ops.attention_reference import Prefixes, Questions
 
 if TYPE_CHECKING:
     from benchmarks.gpu_cases import Sizes

@@ -56,7 +56,7 @@ from sfumato.model.network import Network
 from sfumato.model.other_layers import check_other_layers, faster_other_layers
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantize_on_load import quantized_on_load
-from sfumato.ops.registry import has_twins
+from sfumato.ops.registry import check_off, has_twins
 from sfumato.options.limits import MOST_STEPS
 from sfumato.tasks.alone import alone, finish
 from sfumato.tasks.decide import Answers, DecideTask
@@ -442,6 +442,7 @@ def load(
     start = time.perf_counter()
     checkpoint = _opened(path)
     # What fails fast comes first, and all of it before the weights.
+    check_off()
     config = config_of(checkpoint)
     checkpoint.check_tensors(expected_shapes(config))
     target, counts = pick_device(device), (experts_on_cpu, gpu_layers, split)

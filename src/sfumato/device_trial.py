@@ -18,12 +18,12 @@ from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
 from sfumato.diffusion.limits import Limits
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.model.families import open_checkpoint
-from sfumato.model.label_scores import vocabulary_mass
+from sfumato.model.label_scores import label_mass
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
 from sfumato.model.read_rows import Scratch
 from sfumato.ops.device_check import Call, check, copied
-from sfumato.ops.registry import BLOCKS, PANELS, watched
+from sfumato.ops.registry import PANELS, watched
 from sfumato.tasks.alone import generate
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
@@ -60,7 +60,7 @@ def _calls(small: Path) -> list[Call]:
         shapes = tuple(x.shape for x in arguments if isinstance(x, Tensor))
         count = sum(name == operation for name, _ in kept)
         if form != PANELS and (operation, shapes) not in kept and count < _EACH:
-            kept[operation, shapes] = Call(operation, form, copied(arguments))
+            kept[operation, shapes] = Call(operation, copied(arguments))
 
     with watched(keep):
         for _ in generate(network, prompt, config, Limits(_TOKENS, ()), seed=0):
@@ -76,7 +76,7 @@ def _read(network: Network, prompt: Tensor) -> None:
     scratches = [Scratch(slot), Scratch(slot)]
     network.encode_beside([prompt[:9], prompt[:5]], scratches)
     hidden = network.denoise_beside([prompt[:16]] * 2, scratches, [[3, 4], [5]])
-    vocabulary_mass(network.head, hidden, [[1, 2], [3, 4], [5, 6]])
+    label_mass(network.head, hidden, [[1, 2], [3, 4], [5, 6]])
 
 
 def _dequantizations() -> list[Call]:
@@ -86,5 +86,5 @@ def _dequantizations() -> list[Call]:
         # Bytes below 0x7C make no float16 that is infinite or no number.
         data = torch.arange(4 * block.block_bytes).remainder(0x7B).to(torch.uint8).view(4, -1)
         weight = QuantizedTensor(data, block, (4, block.block_size))
-        calls.append(Call("dense", BLOCKS, (weight, torch.float32, None)))
+        calls.append(Call("dense", (weight, torch.float32, None)))
     return calls

@@ -19,7 +19,7 @@ from sfumato.model.cache import (
     snapshot_bytes,
 )
 from sfumato.model.model_config import ModelConfig
-from sfumato.ops.reference import NOWHERE
+from sfumato.ops.attention_reference import NOWHERE
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from tests.support.gguf_files import encode
 
 from sfumato import ops
 from sfumato.model.head import VocabularyHead
-from sfumato.model.label_scores import label_scores, named_log_probs, vocabulary_mass
+from sfumato.model.label_scores import label_mass, label_scores, named_log_probs
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
 VOCAB, HIDDEN, CHUNK = 192, 256, 64
@@ -32,7 +32,7 @@ def test_all_tokens_together_have_the_mass_1(kind: str) -> None:
     hidden = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(5))
     hidden = hidden.to(torch.bfloat16 if kind == "bfloat16" else torch.float32)
     everything, some = list(range(VOCAB)), [3, 70, 71, 190]
-    mass = vocabulary_mass(head, hidden, [everything, some, everything, some, [5]]).fetch()
+    mass = label_mass(head, hidden, [everything, some, everything, some, [5]]).fetch()
     assert mass.labels[0] == pytest.approx(1, abs=1e-5)
     assert mass.labels[2] == pytest.approx(1, abs=1e-5)
     assert 0 < mass.labels[1] < 1 and mass.argmax == head.logits(hidden).argmax(1).tolist()
@@ -44,5 +44,5 @@ def test_all_tokens_together_have_the_mass_1(kind: str) -> None:
     assert logs[1].exp().sum().item() == pytest.approx(mass.labels[1], abs=1e-5)
     shares = torch.tensor(label_scores(head, hidden, [some] * 5).fetch()).softmax(1)
     torch.testing.assert_close(logs.softmax(1), shares)
-    alone = vocabulary_mass(head, hidden[1:2], [some]).fetch()
+    alone = label_mass(head, hidden[1:2], [some]).fetch()
     assert alone.labels == mass.labels[1:2], "the other positions change no bit"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,9 +13,7 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.ops import registry
-from sfumato.ops.device_check import Call, check
-from sfumato.ops.on_host import on_host
-from sfumato.ops.registry import ANY
+from sfumato.ops.device_check import Call, check, on_host
 
 CPU = torch.device("cpu")
 X, WEIGHT = torch.linspace(-1, 1, 24).view(3, 8), torch.linspace(0.5, 2, 8)
@@ -23,13 +22,18 @@ X, WEIGHT = torch.linspace(-1, 1, 24).view(3, 8), torch.linspace(0.5, 2, 8)
 @pytest.fixture(autouse=True)
 def own_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """No twins for a CPU but those of a test, and nothing replaced."""
+    monkeypatch.setattr(registry, "_operations", dict(registry.operations()))
     monkeypatch.setattr(registry, "_twins", {})
     monkeypatch.setattr(registry, "_replaced", {})
 
 
 def _norm_is(function: Callable[..., Any]) -> Call:
     registry.twin("rms_norm", "cpu")(function)
-    return Call("rms_norm", ANY, (X, WEIGHT, 1e-6))
+    return Call("rms_norm", (X, WEIGHT, 1e-6))
+
+
+def _given(result: object, *arguments: object) -> object:
+    return result
 
 
 def _fails(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -49,7 +53,7 @@ def test_a_wrong_operation_goes_to_the_cpu(
     function: Callable[..., Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     call = _norm_is(function)
-    right = registry.references()["rms_norm"](X, WEIGHT, 1e-6)
+    right = ops.rms_norm.reference(X, WEIGHT, 1e-6)
     with caplog.at_level(logging.WARNING):
         wrong = check(CPU, [call, call])
     assert list(wrong) == ["rms_norm"]
@@ -60,7 +64,7 @@ def test_a_wrong_operation_goes_to_the_cpu(
 
 
 def test_a_right_one_stays() -> None:
-    near = registry.references()["rms_norm"]
+    near = ops.rms_norm.reference
     call = _norm_is(lambda *arguments: near(*arguments) * (1 + 1e-6))
     assert check(CPU, [call]) == {}
     assert not registry.why_replaced("rms_norm", CPU)
@@ -68,24 +72,23 @@ def test_a_right_one_stays() -> None:
 
 def test_integers_may_differ_where_numbers_are_nearly_equal() -> None:
     chosen, shares = torch.arange(400).view(100, 4), torch.ones(100, 4)
+
+    @registry.operation
+    def choice(x: Tensor) -> tuple[Tensor, Tensor]:
+        return chosen, shares
+
     with_swap = chosen.clone()
     with_swap[0, :2] = with_swap[0, [1, 0]]
     for computed, wrong in ((with_swap, False), (chosen.flip(1), True)):
         registry._twins.clear()
         registry._replaced.clear()
-        registry.twin("route", "cpu")(lambda *_, computed=computed: (computed, shares))
-        registry._references["route"], kept = (
-            lambda *_: (chosen, shares),
-            registry._references["route"],
-        )
-        try:
-            assert bool(check(CPU, [Call("route", ANY, (X,))])) is wrong
-        finally:
-            registry._references["route"] = kept
+        result = computed, shares
+        registry.twin("choice", "cpu")(partial(_given, result))
+        assert bool(check(CPU, [Call("choice", (X,))])) is wrong
 
 
 def test_what_is_written_in_place_comes_back() -> None:
     stored, new = torch.zeros(2, 1, 4, 2), torch.ones(1, 3, 1, 2)
     places = (torch.tensor([1]), torch.tensor([0]), torch.tensor([2]))
-    assert on_host(registry.references()["write_cache"])(stored, new, *places) is None
+    assert on_host(ops.write_cache.reference)(stored, new, *places) is None
     assert stored.sum() == 4 and stored[1, 0, :2].eq(1).all()

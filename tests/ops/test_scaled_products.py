@@ -21,7 +21,7 @@ times the mean square, divided by √12. Both sides are rounded: √2 times eith
 def test_a_product_is_that_of_the_codes(kind: Kind) -> None:
     x, floats = torch.randn(2, 9, 256), torch.randn(40, 256)
     weight = round_rows(floats, kind)
-    out = reference.linear(x.double(), weight)
+    out = reference.linear.reference(x.double(), weight)
     sums = round_rows(x, kind).codes.double() @ weight.codes.double().T
     scales = round_rows(x, kind).scales.double()[..., None] * weight.scales.double()
     close(out, sums * scales, 1e-14)
@@ -41,18 +41,22 @@ def test_experts_round_what_each_product_takes(kind: Kind) -> None:
     floats = torch.randn(count, 2 * inner, hidden) * 0.125, torch.randn(count, hidden, inner)
     gate_up, down = (round_rows(each, kind) for each in floats)
     shares, chosen = scores.softmax(-1).topk(2)
-    wide = reference.experts(x.double(), chosen, shares, gate_up, down)
+    wide = reference.experts.reference(x.double(), chosen, shares, gate_up, down)
     one = []
     for token, (picked, share) in enumerate(zip(chosen, shares, strict=True)):
         parts = []
         for expert in picked.tolist():
-            both = reference.linear(x[token : token + 1].double(), gate_up[expert])
+            both = reference.linear.reference(x[token : token + 1].double(), gate_up[expert])
             gate, up = both.chunk(2, dim=-1)
-            parts.append(reference.linear(reference.geglu(gate, up), down[expert]))
+            parts.append(
+                reference.linear.reference(reference.geglu.reference(gate, up), down[expert])
+            )
         one.append(share.double() @ torch.cat(parts))
     close(wide, torch.stack(one), 1e-7)
     # Numbers between two codes may go to either, where float32 rounds otherwise than float64.
     close(ops.experts(x, chosen, shares, gate_up, down), wide, 2e-3)
     close(torch_device.experts(x, chosen, shares, gate_up, down), wide, 2e-3)
-    expected = reference.experts(x.double(), chosen, shares, *(each.double() for each in floats))
+    expected = reference.experts.reference(
+        x.double(), chosen, shares, *(each.double() for each in floats)
+    )
     close(wide, expected, 2 * ERROR[kind])

@@ -28,9 +28,11 @@ from sfumato.diffusion.step.read_forwards import ReadForwards
 from sfumato.engine.warm_up import warm_up
 from sfumato.model.cache import KVPool
 from sfumato.model.families import DIFFUSION_GEMMA
+from sfumato.model.label_scores import vocabulary_mass
 from sfumato.model.network import Network
 from sfumato.model.question_pool import QuestionPool
 from sfumato.model.transformer import Transformer
+from sfumato.model.vocabulary_pass import vocabulary_pass
 from sfumato.ops import narrow_cache, registry
 from sfumato.ops.triton import ahead_of_time, self_test, twins
 from sfumato.ops.triton.kernel import Kernel, all_kernels, in_place_of_launches
@@ -131,8 +133,8 @@ def multiply_planes() -> None:
         ops.experts(x, chosen, chosen.float(), gate_up, down)
     hidden, ones = x[:256], torch.ones(256)
     inputs = hidden, planes("Q6_K", 262144, 2816), ones, ones.double(), 30.0, None, 0, None
-    ops.vocabulary_pass(*inputs, torch.zeros(256, dtype=torch.bool))
-    ops.vocabulary_mass(hidden, inputs[1], torch.zeros(256, 1, dtype=torch.int64), 30.0, 0, None)
+    vocabulary_pass(*inputs, torch.zeros(256, dtype=torch.bool))
+    vocabulary_mass(hidden, inputs[1], torch.zeros(256, 1, dtype=torch.int64), 30.0, 0, None)
 
 
 def multiply_codes() -> None:

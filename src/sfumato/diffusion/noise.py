@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sfumato.ops.registry import reference
+from sfumato.ops.registry import operation
 
 _MULTIPLIERS = 0xCD9E8D57, 0xD2511F53  # of the counter's words 2 and 0
 _WEYL = 0x9E3779B9, 0xBB67AE85
@@ -76,7 +76,7 @@ def noise(
     return _uniform(high, low), word * vocab_size >> 32
 
 
-@reference("step_noise")
+@operation
 def step_noise(
     seeds: Tensor,
     canvas: Tensor,
@@ -87,7 +87,12 @@ def step_noise(
     width: int,
     vocab_size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the next step of each row is drawn with; see `ops.step_noise`."""
+    """What the next step of each row is drawn with.
+
+    seeds int64 [rows, 2], canvas, attempt, step (done so far) and max_steps int64 [rows],
+    temperatures float32 [rows, steps] → temperature float32, uniforms float64 in [0, 1) and new
+    tokens int64 of step + 1, all [rows, width].
+    """
     # A row that is done may have no next step in its table.
     now = torch.minimum(step, max_steps - 1)
     temperature = temperatures.gather(1, now[:, None]).expand(-1, width)

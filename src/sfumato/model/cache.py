@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from sfumato.model.model_config import ModelConfig
-from sfumato.ops import reference
+from sfumato.ops.attention_reference import KEYS, NOWHERE
 from sfumato.ops.narrow_cache import as_bytes, is_narrow, stored_as, stored_width
-from sfumato.ops.reference import NOWHERE
 
-BLOCK = reference.KEYS  # keys that torch's attention sums at a time; compiled attention sums half
+BLOCK = KEYS  # keys that torch's attention sums at a time; compiled attention sums half
 
 
 def slot_sizes(config: ModelConfig, capacity: int) -> list[int]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sfumato import ops
 from sfumato.model.approximate import Skip
 from sfumato.model.head_stats import HeadStats
 from sfumato.model.output_embedding import CHUNK, OutputEmbedding
-from sfumato.model.vocabulary_pass import Adjust, PassSettings, VocabularyPass
+from sfumato.model.vocabulary_pass import Adjust, PassSettings, VocabularyPass, vocabulary_pass
 from sfumato.ops.online_softmax import Bans
 
 __all__ = ["CHUNK", "Adjust", "HeadStats", "VocabularyHead"]
@@ -55,4 +54,4 @@ class VocabularyHead(OutputEmbedding):
         if not settings.plain:
             return VocabularyPass(self, hidden, settings).run()
         inputs = hidden, self.embedding, temperature, uniform, self.softcap, bans
-        return HeadStats(*ops.vocabulary_pass(*inputs, self.chunk, self.output, done))
+        return HeadStats(*vocabulary_pass(*inputs, self.chunk, self.output, done))

@@ -17,7 +17,7 @@ from sfumato.model.output_embedding import OutputEmbedding
 from sfumato.model.to_device import to_device
 from sfumato.ops.online_softmax import BLOCK, SoftmaxState
 from sfumato.ops.reference import Weight
-from sfumato.ops.registry import reference
+from sfumato.ops.registry import operation
 from sfumato.weights.blocks import QuantizedTensor
 
 
@@ -57,7 +57,7 @@ class VocabularyMass:
     argmax: list[int]
 
 
-def vocabulary_mass(
+def label_mass(
     head: OutputEmbedding, hidden: Tensor, labels: Sequence[Sequence[int]]
 ) -> DeviceResult[VocabularyMass]:
     """One pass over the vocabulary, at temperature 1: hidden [n, hidden], and the labels of each
@@ -70,7 +70,7 @@ def vocabulary_mass(
     padded = [[*own, *[own[-1]] * (most - len(own))] for own in labels]
     ids = to_device(torch.tensor(padded), hidden.device)
     arguments = ids, head.softcap, head.chunk, head.output
-    of_head = ops.vocabulary_mass(hidden, head.embedding, *arguments)
+    of_head = vocabulary_mass(hidden, head.embedding, *arguments)
 
     def mass(on_host: Sequence[Tensor]) -> VocabularyMass:
         rows, peaks, totals, argmax = (tensor.tolist() for tensor in on_host)
@@ -83,8 +83,8 @@ def vocabulary_mass(
     return DeviceResult(of_head, mass)
 
 
-@reference("vocabulary_mass")
-def plain_mass(
+@operation
+def vocabulary_mass(
     hidden: Tensor,
     weight: Tensor | QuantizedTensor,
     ids: Tensor,
@@ -92,8 +92,12 @@ def plain_mass(
     chunk: int,
     packed: Sequence[Weight] | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scores of given ids, and the highest score, the mass and the argmax of all; see
-    `ops.vocabulary_mass`."""
+    """One pass over the vocabulary at temperature 1: scores of given ids, and the mass of all.
+
+    hidden [positions, hidden], weight [vocab, hidden], ids int64 [positions, n]; chunk and packed
+    as in `vocabulary_pass` → the scores s of each position's ids float32 [positions, n]; and of all
+    ids the highest score and Σ e^(s - highest) float32, and the argmax int64 [positions].
+    """
     output = OutputEmbedding(weight, softcap, chunk, packed)
     state = SoftmaxState.empty(len(hidden), hidden.device)
     temperature = torch.ones(len(hidden), device=hidden.device)

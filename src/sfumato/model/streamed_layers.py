@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.ops.on_host import mapped
+from sfumato.ops.device_check import mapped
 from sfumato.ops.side_copies import SideCopies
 
 BUFFERS = 2  # one is read while the other is filled

@@ -25,7 +25,7 @@ from sfumato.model.most_probable import MostProbable, draw_and_embed
 from sfumato.model.output_embedding import OutputEmbedding
 from sfumato.ops.online_softmax import BANNED, BLOCK, Bans, SoftmaxState
 from sfumato.ops.reference import Weight
-from sfumato.ops.registry import reference
+from sfumato.ops.registry import operation
 from sfumato.weights.blocks import QuantizedTensor
 
 Adjust = Callable[[Tensor, int], Tensor]
@@ -251,8 +251,8 @@ def _kept(keep_logits: bool | Tensor) -> Tensor | slice | None:
     return which if len(which) else None
 
 
-@reference("vocabulary_pass")
-def plain_pass(
+@operation
+def vocabulary_pass(
     hidden: Tensor,
     weight: Tensor | QuantizedTensor,
     temperature: Tensor,
@@ -261,10 +261,16 @@ def plain_pass(
     bans: Bans | None,
     chunk: int,
     packed: Sequence[Weight] | None,
-    done: Tensor | None = None,
+    done: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """A pass of which nothing is asked but bans; see `ops.vocabulary_pass`. Of all positions: to
-    leave some out would be a shape that depends on data."""
+    """One pass over the vocabulary of which nothing is asked but bans.
+
+    hidden [positions, hidden], weight [vocab, hidden], temperature float32 and uniform float64
+    [positions]; chunk: ids at a time, where no kernel serves; packed: the chunks of the weight as
+    they are multiplied; done bool [positions]: those of rows that are done, whose results may be
+    any tokens and finite numbers → the fields of `HeadStats` but the logits, in their order.
+    """
+    # Of all positions: to leave some out would be a shape that depends on data.
     output = OutputEmbedding(weight, softcap, chunk, packed)
     stats = VocabularyPass(output, hidden, PassSettings(temperature, uniform, bans=bans)).run()
     plain = stats.argmax, stats.drawn, stats.entropy, stats.top_ids, stats.top_probs

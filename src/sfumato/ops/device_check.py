@@ -2,24 +2,25 @@
 
 For devices without kernels of ours, whose torch has not been seen here: Apple's, Intel's.  An
 operation that fails, or differs from the reference on a CPU, is served by the CPU from then on, one
-by one.  Knows no operation by name.
+by one: slow, and right.  Knows no operation by name.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sfumato.ops import registry
-from sfumato.ops.on_host import mapped, on_host, placed, tensors_of
-from sfumato.ops.registry import kind_of
+from sfumato.ops.narrow_cache import as_bytes
 
 log = logging.getLogger(__name__)
+
+_CPU = torch.device("cpu")
 
 LARGEST_ERROR = 32
 """Of a result's norm, in units of its dtype's rounding (at least float32's): other orders of a sum
@@ -33,7 +34,6 @@ class Call:
     """An operation and copies of the arguments of one call of it, on the CPU."""
 
     operation: str
-    form: str
     arguments: tuple[Any, ...]
 
 
@@ -47,19 +47,19 @@ def check(device: torch.device, calls: Sequence[Call]) -> dict[str, str]:
         if why := next(filter(None, (_why_wrong(device, call) for call in own)), ""):
             wrong[operation] = why
             log.warning("%s: the CPU serves it on %s, since %s", operation, device, why)
-            function = on_host(registry.references()[operation])
-            registry.replace(operation, kind_of(device), function, why)
+            function = on_host(registry.operations()[operation].reference)
+            registry.replace(operation, registry.kind_of(device), function, why)
     return wrong
 
 
 def _why_wrong(device: torch.device, call: Call) -> str:
     """Empty where the device's result is that of the reference."""
-    right = copied(call.arguments)
+    operation, right = registry.operations()[call.operation], copied(call.arguments)
     with registry.reference_only():
-        expected = registry.call(call.operation, torch.device("cpu"), call.form, *right)
+        expected = operation(*right)
     given = mapped(call.arguments, lambda x: placed(x.clone(), device))
     try:
-        result = registry.call(call.operation, device, call.form, *given)
+        result = operation(*given)
         # What has a result may use its arguments' memory as it likes.
         result, expected = (given, right) if expected is None else (result, expected)
         pairs = zip(tensors_of(result), tensors_of(expected), strict=True)
@@ -89,3 +89,60 @@ def _difference(out: Tensor, wanted: Tensor) -> str:
 def copied(value: Any) -> Any:
     """A value whose tensors are others, with the same numbers."""
     return mapped(value, Tensor.clone)
+
+
+def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function on the CPU, of arguments on any device. Tensors that it changes in place are
+    changed on their device; results go to the device of the first tensor."""
+
+    def serve(*arguments: Any) -> Any:
+        copies: list[tuple[Tensor, Tensor]] = []
+
+        def down(x: Tensor) -> Tensor:
+            copies.append((x, x.to(_CPU, copy=True)))
+            return copies[-1][1]
+
+        host = mapped(arguments, down)
+        before = [copy.clone() for _, copy in copies]
+        result = function(*host)
+        for (original, copy), old in zip(copies, before, strict=True):
+            if not torch.equal(as_bytes(copy).nan_to_num(), as_bytes(old).nan_to_num()):
+                original.copy_(copy)
+        device = copies[0][0].device
+        return mapped(result, lambda x: placed(x, device))
+
+    return serve
+
+
+def placed(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device; float64 as float32 where the device is an Apple GPU, which has none."""
+    narrow = device.type == "mps" and x.dtype == torch.float64
+    return x.to(device, torch.float32 if narrow else x.dtype)
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same value with every tensor in it changed: in tuples, lists, dicts and dataclasses."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        own = {f.name: mapped(getattr(value, f.name), change) for f in fields(value) if f.init}
+        return replace(value, **own)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(each, change) for each in value))
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(each, change) for each in value)
+    if isinstance(value, dict):
+        return {key: mapped(each, change) for key, each in value.items()}
+    return value
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Every tensor in a value, in order."""
+    tensors: list[Tensor] = []
+
+    def note(x: Tensor) -> Tensor:
+        tensors.append(x)
+        return x
+
+    mapped(value, note)
+    return tensors

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.ops.registry import reference
+from sfumato.ops.registry import operation
 
 TOP = 8  # how many of a distribution's most probable tokens are kept
 BLOCK = 64  # vocabulary ids whose mass is summed apart, for the draw
@@ -112,8 +112,8 @@ def _spread(columns: Tensor, values: Tensor, count: int) -> Tensor:
     return table.scatter_reduce_(1, columns.clamp(0, count - 1), kept, "amax")
 
 
-@reference("update_softmax")
-def update(
+@operation
+def update_softmax(
     state: SoftmaxState,
     raw: Tensor,
     first_id: int,
@@ -121,7 +121,6 @@ def update(
     softcap: float | None,
     dtype: torch.dtype,
     bans: Bans | None = None,
-    lazy: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Takes the scores of the ids first_id, first_id + 1, … into a state, in place.
 
@@ -131,8 +130,14 @@ def update(
     Returns, relative to the new peak, the mass e^(s - peak) of each id in `dtype` [positions, n],
     its sums over each BLOCK ids float32 [positions, ⌈n / BLOCK⌉], and the factor e^(old peak -
     peak) float32 [positions] by which all masses returned before have faded.
-    lazy: looks on the host whether any score displaces one of the top, and else sorts none.
     """
+    return take(state, scored(raw, first_id, temperature, softcap, bans), first_id, dtype)
+
+
+def scored(
+    raw: Tensor, first_id: int, temperature: Tensor, softcap: float | None, bans: Bans | None
+) -> Tensor:
+    """The scores of `update_softmax`, in memory that may be that of `raw`."""
     scores = raw.float()
     if softcap is not None:
         scores = scores.mul_(1 / softcap).tanh_().mul_(softcap)
@@ -140,6 +145,14 @@ def update(
     scores = scores.div_(temperature[:, None]).clamp_(min=BANNED)
     if bans is not None:
         scores.masked_fill_(bans.within(first_id, scores.shape[1]), BANNED)
+    return scores
+
+
+def take(
+    state: SoftmaxState, scores: Tensor, first_id: int, dtype: torch.dtype, lazy: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Takes scores, which are overwritten, into a state; see `update_softmax`. lazy: looks on the
+    host whether any score displaces one of the top, and else sorts none."""
     best, where = scores.max(dim=1)
     better = best > state.top[:, -1]
     if not lazy or better.any():

@@ -8,8 +8,7 @@ import torch
 
 from sfumato.ops import gpu, registry
 from sfumato.ops.cpu import library
-from sfumato.ops.registry import COMPILED, TORCH, TRITON, Twin
-from sfumato.ops.switched_off import OPERATIONS, VARIABLE
+from sfumato.ops.registry import COMPILED, TORCH, TRITON, VARIABLE, Twin
 from sfumato.ops.triton import self_test
 from sfumato.ops.triton.planes import OPERATIONS as PLANE_OPERATIONS
 from sfumato.ops.triton.planes import plane_names
@@ -33,8 +32,10 @@ def paths(device: torch.device) -> list[Path]:
     passed their test; and one for each format that failed it.
 
     On a GPU kernels must have been prepared (`ops.prepare`), or the table says that they were not.
+    Raises ValueError where SFUMATO_OFF names what is no operation.
     """
-    rows = [_path(operation, device) for operation in OPERATIONS]
+    registry.check_off()
+    rows = [_path(operation, device) for operation in sorted(registry.operations())]
     failed = self_test.failures(device).items()
     rows += filter(None, (_planes_path(operation, device) for operation in PLANE_OPERATIONS))
     return rows + [Path(name, "torch", why) for name, why in failed if " " in name]
@@ -80,3 +81,14 @@ def _reason(twin: Twin, refused: str) -> str:
     if twin.backend == TORCH:
         return _STEADY
     return "passed its test here" if twin.backend == TRITON else library.reason
+
+
+def table() -> list[str]:
+    """The rows of the table of operations in docs/hardware.md: the first sentence about each, and
+    where its reference is."""
+    rows = []
+    for name, operation in sorted(registry.operations().items()):
+        what = " ".join(str(operation.__doc__).split()).partition(". ")[0].rstrip(".")
+        file = operation.reference.__module__.removeprefix("sfumato.").replace(".", "/")
+        rows.append(f"| `{name}` | {what} | `{file}.py` |")
+    return rows

@@ -1,10 +1,11 @@
-"""Every operation of the network in plain torch: the executable specification.
+"""Products with weights, and what a layer does between them, in plain torch: the executable
+specification.
 
 Weights come either as float tensors or as `Stored`, which is dequantized.  Every function is
 differentiable in its float arguments, works on any torch device, and treats rows independently up
 to rounding.  None reads a number on the host, copies to the device or has a shape that depends on
-data, and, but for `attend_shared`, the number of tensor operations does not depend on the number of
-rows.
+data, and the number of tensor operations does not depend on the number of rows.  What a layer does
+is made of smaller operations, whose twins serve there too; elsewhere a reference calls references.
 
 Of one operation of torch this is known only by half: `experts` calls `F.grouped_mm`, which torch
 serves by a kernel on some devices and by a fallback on others, and a fallback may read the offsets
@@ -15,17 +16,13 @@ operation and not what serves it; on no device has it been measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.ops.narrow_cache import gathered, widened
-from sfumato.ops.registry import ANY, BLOCKS, SCALED, choose, reference, register_form
+from sfumato.ops.registry import BLOCKS, SCALED, operation, register_form
 from sfumato.weights.blocks import BlockFormat, QuantizedTensor
 from sfumato.weights.scaled import ScaledTensor, round_rows
 
@@ -63,10 +60,9 @@ register_form(ScaledTensor, SCALED)
 ROWS = 64
 """The `tile` for products with a small number of rows; see `ops.linear`."""
 
-KEYS, QUERIES, GROUP = 512, 16, 16
-"""The numbers of keys and queries of a canvas, and of the tokens of an expert, are padded to
-multiples of these.  Torch's kernels choose by the shape how they split a sum: without padding, a
-canvas of 100 beside one of 128 rounds otherwise than alone."""
+GROUP = 16
+"""The number of the tokens of an expert is padded to a multiple of this.  Torch's kernels choose by
+the shape how they split a sum."""
 
 SLICE = 1 << 26
 """Elements of the experts' weights that are dequantized at a time."""
@@ -75,16 +71,25 @@ COLUMNS = 128
 """Columns of the embedding that `own_scores` gathers at a time, or those of one block."""
 
 
-@reference("dense")
+@operation
 def dense(weight: Weight, dtype: torch.dtype, spare: Tensor | None = None) -> Tensor:
-    """The weight as a float tensor of `dtype`; a float tensor of that dtype is not copied."""
+    """The weight as a float tensor of `dtype`; a float tensor of that dtype is not copied.
+
+    spare: memory of its shape and dtype, which may be taken for the result: fresh memory costs
+    more than the work where weights are dequantized over and over.
+    """
     return weight.to(dtype) if isinstance(weight, Tensor) else weight.dequantize(dtype)
 
 
-@reference("linear")
+@operation
 def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
-    """`x @ weight.T`: x [..., in], weight [out, in] → [..., out] in x's dtype."""
-    return F.linear(multiplied(x, weight), dense(weight, x.dtype))
+    """`x @ weight.T`.
+
+    x [..., in], weight [out, in] → [..., out] in x's dtype.
+    tile: rows of each of torch's products on a CPU, such as ROWS for a small number of rows; None:
+    by the weight's size.
+    """
+    return F.linear(multiplied(x, weight), dense.reference(weight, x.dtype))
 
 
 def multiplied(x: Tensor, weight: Weight) -> Tensor:
@@ -93,22 +98,22 @@ def multiplied(x: Tensor, weight: Weight) -> Tensor:
     return round_rows(x, weight.kind).dequantize(x.dtype) if isinstance(weight, ScaledTensor) else x
 
 
-@reference("geglu")
+@operation
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
-    """`gelu(gate) · up`, where gelu(x) = x · Φ(x) by the tanh approximation."""
+    """`gelu(gate) · up` of the same shape, where gelu is the tanh approximation."""
     return F.gelu(gate, approximate="tanh") * up
 
 
-@reference("embed")
+@operation
 def embed(ids: Tensor, weight: Embedding, dtype: torch.dtype) -> Tensor:
-    """Rows of the embedding: ids int64 [...], weight [vocab, hidden] → [..., hidden]."""
+    """Rows of the embedding. ids int64 [...], weight [vocab, hidden] → [..., hidden]."""
     if not isinstance(weight, Tensor):
         rows = weight.index_select(ids.reshape(-1)).dequantize(dtype)
         return rows.view(*ids.shape, weight.shape[-1])
     return F.embedding(ids, weight).to(dtype)
 
 
-@reference("rms_norm")
+@operation
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """`x / sqrt(mean(x²) + eps) · weight` over the last axis, in float32; x's dtype again."""
     wide = x.float()
@@ -118,186 +123,23 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return wide.to(x.dtype)
 
 
-@reference("rotate")
+@operation
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of pairs (i, i + d/2): x [..., heads, d]; cos and sin [..., d/2]."""
+    """Rotary embedding of pairs (i, i + d/2). x [..., heads, d]; cos and sin [..., d/2]."""
     cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-@reference("attention")
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Softmax attention with scale 1 and grouped heads.
-
-    q [..., heads, n, d]; k and v [..., kv_heads, m, d]; mask [..., n, m], bool with True where a
-    query may look, or what to add to the scores (None: everywhere) → [..., heads, n, d].
-    """
-    *batch, heads, n, d = q.shape
-    kv_heads, m = k.shape[-3:-1]
-    group = heads // kv_heads
-    # Torch's fused kernels want exactly four axes; with others it takes a slower path.
-    if mask is None:
-        # The heads that share a key head become more queries of that head.
-        folded = q.reshape(-1, kv_heads, group * n, d)
-        k, v = k.reshape(-1, kv_heads, m, d), v.reshape(-1, kv_heads, m, d)
-        return F.scaled_dot_product_attention(folded, k, v, scale=1.0).view(q.shape)
-    # A batch entry for each key head: its group sees views of one key, one value and one mask.
-    grouped = q.reshape(-1, group, n, d)
-    k, v = (x.reshape(-1, 1, m, d).expand(-1, group, -1, -1) for x in (k, v))
-    mask = mask.unsqueeze(-3).expand(*batch, kv_heads, n, m).reshape(-1, 1, n, m)
-    return F.scaled_dot_product_attention(grouped, k, v, mask, scale=1.0).view(q.shape)
-
-
-NOWHERE = 2**31 - 1
-"""A position after all others, which no token sees; int32 for kernels."""
-
-
-@dataclass(frozen=True)
-class Causal:
-    """Which keys a token sees: those at its own position and before, at most `window` of them."""
-
-    queries: Tensor  # int64 [tokens]: their positions
-    keys: Tensor  # int64 [m]
-    window: int | None = None
-
-    def mask(self) -> Tensor:
-        """bool [tokens, m]: True where a token sees a key."""
-        seen = self.keys <= self.queries[:, None]
-        if self.window is not None:
-            seen &= self.keys > self.queries[:, None] - self.window
-        return seen
-
-
-@reference("attend")
-def attend(
-    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal | None = None
-) -> Tensor:
-    """Softmax attention of one row's tokens, scale 1, grouped heads.
-
-    q [tokens, heads, d]; keys and values in parts, one after another, each [kv_heads, n, d], whose
-    dtypes may differ, or as a narrow cache stores them, [kv_heads, n, stored width]; causal None:
-    every token sees every key → like q.
-    """
-    k, v = joined(keys, q.dtype), joined(values, q.dtype)
-    mask = None if causal is None else causal.mask()
-    return attention(q.transpose(0, 1), k, v, mask).transpose(0, 1)
-
-
-@dataclass(frozen=True)
-class SharedCausal:
-    """Which keys the tokens of rows see that follow one prefix: as `Causal` has it, those of the
-    prefix and those of their own row."""
-
-    queries: Sequence[Tensor]  # of each row int64 [tokens]: their positions
-    shared: Tensor  # int64 [m]: of the prefix's keys
-    own: Sequence[Tensor]  # of each row int64 [keys]
-    window: int | None = None
-
-    @cached_property
-    def rows(self) -> list[Causal]:
-        """Of each row by itself."""
-        both = zip(self.queries, self.own, strict=True)
-        return [Causal(q, torch.cat((self.shared, own)), self.window) for q, own in both]
-
-    @cached_property
-    def all_queries(self) -> Tensor:
-        """int32: of all rows, one after another."""
-        return torch.cat(list(self.queries)).int()
-
-    @cached_property
-    def all_keys(self) -> Tensor:
-        """int32: the prefix's, then those of all rows."""
-        return torch.cat((self.shared, *self.own)).int()
-
-
-@dataclass(frozen=True)
-class OwnKeys:
-    """Keys and values that the tokens of one row see and no other row's do."""
-
-    keys: Sequence[Tensor]  # parts as `attend` takes them, which come before the new ones
-    values: Sequence[Tensor]
-    new: int  # how many new ones
-
-
-@reference("attend_shared")
-def attend_shared(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    own: Sequence[OwnKeys],
-    causal: SharedCausal,
-) -> Tensor:
-    """Attention of rows that follow one prefix; see `ops.attend_shared`. Each as it is alone."""
-    counts, outs = [row.new for row in own], []
-    keys, values = widened(keys, q.dtype), widened(values, q.dtype)  # once for all rows
-    rows = zip(q.split([len(each) for each in causal.queries]), k.split(counts), v.split(counts),
-               own, causal.rows, strict=True)  # fmt: skip
-    for rq, rk, rv, row, seen in rows:
-        all_keys = *keys, *row.keys, rk.transpose(0, 1)
-        all_values = *values, *row.values, rv.transpose(0, 1)
-        serve = choose("attend", q.device, ANY, rq, all_keys, all_values, seen)
-        outs.append(serve(rq, all_keys, all_values, seen))
-    return torch.cat(outs)
-
-
-def joined(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Keys or values in parts [kv_heads, n, stored width] as one tensor [kv_heads, all n, d]."""
-    return torch.cat([part.to(dtype) for part in widened(parts, dtype)], dim=1)
-
-
-@reference("canvas_attention")
-def canvas_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    slots: Tensor,
-    held: Tensor,
-    width: Tensor,
-) -> Tensor:
-    """Attention of canvases, one a row; see `ops.canvas_attention`."""
-    rows, length, _, d = q.shape
-    kv_heads, size = keys.shape[1:3]
-    more_keys = -(size + length) % KEYS
-
-    place = torch.arange(size + length + more_keys, device=q.device)
-    in_canvas = (place >= size) & (place < size + width[:, None])
-    seen = ((place < size) & (place < held[:, None])) | in_canvas  # [rows, keys]
-
-    def all_of(stored: Tensor, new: Tensor) -> Tensor:
-        padding = new.new_zeros(1, 1, 1, 1).expand(rows, kv_heads, more_keys, d)
-        parts = gathered(stored, slots, q.dtype), new.transpose(1, 2), padding
-        # What an earlier request left in the slot may be NaN or infinite, and 0 · NaN is NaN.
-        return torch.cat(parts, dim=2).masked_fill_(~seen[:, None, :, None], 0.0)
-
-    out = over_seen(q, all_of(keys, k), all_of(values, v), seen)
-    return out.masked_fill((held + width == 0)[:, None, None, None], 0.0)  # of no key
-
-
-def over_seen(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-    """Attention of canvases q [rows, n, heads, d] over keys and values [rows, kv_heads, m, d] of
-    which all positions of a row see those that are `seen` bool [rows, m] → like q."""
-    _, length, heads, d = q.shape
-    rows, kv_heads = keys.shape[:2]
-    # The heads that share a key head become more queries of that head.
-    more = (0, 0, 0, -length % QUERIES)
-    folded = F.pad(q.transpose(1, 2), more).reshape(rows, kv_heads, -1, d)
-    mask = seen[:, None, None]
-    out = F.scaled_dot_product_attention(folded, keys, values, mask, scale=1.0)
-    return out.view(rows, heads, -1, d)[:, :, :length].transpose(1, 2)
-
-
-@reference("experts")
+@operation
 def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: Weight) -> Tensor:
-    """A gated-GELU mixture of experts; see `ops.experts`.
+    """A gated-GELU mixture of experts.
 
-    Tokens are sorted by expert, so that each expert's weights are read once.  Every group begins
-    at a multiple of GROUP.  A token's k parts are summed in the order of `chosen`.
+    x [tokens, hidden]; chosen int64 and shares float [tokens, k]; gate_up [experts, 2·m, hidden]
+    with the gate first; down [experts, hidden, m] → [tokens, hidden].
     """
+    # Tokens are sorted by expert, so that each expert's weights are read once. Every group begins
+    # at a multiple of GROUP. A token's k parts are summed in the order of `chosen`.
     count, k = gate_up.shape[0], chosen.shape[-1]
     order = chosen.reshape(-1).argsort(stable=True)
     expert = chosen.reshape(-1).index_select(0, order)
@@ -311,7 +153,7 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: We
     grouped = x.new_zeros(total, x.shape[-1])
     grouped = grouped.index_copy(0, place, multiplied(x, gate_up).index_select(0, order // k))
     gate, up = _grouped_product(grouped, offsets, gate_up).chunk(2, dim=-1)
-    parts = _grouped_product(multiplied(geglu(gate, up), down), offsets, down)
+    parts = _grouped_product(multiplied(geglu.reference(gate, up), down), offsets, down)
     back = torch.empty_like(place).scatter_(0, order, place)
     weighted = parts.index_select(0, back).view(*chosen.shape, -1)
     return (weighted * shares.unsqueeze(-1).to(x.dtype)).sum(1)
@@ -323,14 +165,15 @@ def _grouped_product(x: Tensor, offsets: Tensor, weight: Weight) -> Tensor:
     count, *each = weight.shape
     step = count if isinstance(weight, Tensor) else max(1, SLICE // math.prod(each))
     if step >= count:
-        return _product_of_groups(x, offsets, dense(weight, x.dtype))
+        return _product_of_groups(x, offsets, dense.reference(weight, x.dtype))
     out = x.new_zeros(len(x), each[0])
     rows = torch.arange(len(x), device=x.device)
     for a in range(0, count, step):
         first = offsets[a - 1] if a else offsets.new_zeros(())
         ends = offsets[a : a + step]
         some = x.index_select(0, (rows + first).clamp(max=len(x) - 1))
-        part = _product_of_groups(some, ends - first, dense(weight[a : a + step], x.dtype))
+        floats = dense.reference(weight[a : a + step], x.dtype)
+        part = _product_of_groups(some, ends - first, floats)
         inside = (rows >= first) & (rows < ends[-1])
         out = torch.where(inside[:, None], part.index_select(0, (rows - first).clamp(min=0)), out)
     return out
@@ -350,13 +193,12 @@ def _product_of_groups(x: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-@reference("own_scores")
+@operation
 def own_scores(hidden: Tensor, weight: Embedding, ids: Tensor) -> Tensor:
-    """Products of each position with the rows that its ids name; see `ops.own_scores`.
-
-    Gathers COLUMNS columns of the rows at a time, so that memory is bounded by n · m · COLUMNS and
-    the number of operations depends on the hidden size alone.
-    """
+    """Products of each position with the rows of the weight that its ids name. hidden [n, hidden],
+    weight [vocab, hidden], ids int64 [n, m] → [n, m] in the dtype of hidden."""
+    # Gathers COLUMNS columns of the rows at a time, so that memory is bounded by n · m · COLUMNS
+    # and the number of operations depends on the hidden size alone.
     size = hidden.shape[-1]
     step = COLUMNS
     if not isinstance(weight, Tensor):
@@ -380,3 +222,76 @@ def _part_of_rows(weight: Embedding, ids: Tensor, a: int, b: int, dtype: torch.d
     size, nbytes = weight.format.block_size, weight.format.block_bytes
     data = weight.data[:, a // size * nbytes : b // size * nbytes].index_select(0, ids)
     return QuantizedTensor(data, weight.format, (len(ids), b - a)).dequantize(dtype)
+
+
+@operation
+def prepare_heads(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What attention reads of the projections of tokens: `rotate(norm(q))`, `rotate(norm(k))`, and
+    v's norm without a weight.
+
+    q [..., tokens, heads, d], k and v [..., tokens, kv_heads, d] (v None: k stands for it); the
+    norms' weights [d]; cos and sin [..., tokens, d / 2] → q, k and v of the same shapes.
+    """
+    v = rms_norm(k if v is None else v, None, eps)
+    k = rotate(rms_norm(k, k_weight, eps), cos, sin)
+    return rotate(rms_norm(q, q_weight, eps), cos, sin), k, v
+
+
+@operation
+def after_attention(
+    x: Tensor,
+    attended: Tensor,
+    weight: Tensor,
+    dense_weight: Tensor,
+    expert_weight: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The residual after attention, `x + norm(attended)`, and two norms of it: what the dense MLP
+    and the experts read. x and attended [..., hidden], the norms' weights [hidden] → like x."""
+    x = x + rms_norm(attended, weight, eps)
+    return x, rms_norm(x, dense_weight, eps), rms_norm(x, expert_weight, eps)
+
+
+@operation
+def after_layer(
+    x: Tensor,
+    dense: Tensor,
+    mixed: Tensor,
+    dense_weight: Tensor,
+    mixed_weight: Tensor,
+    weight: Tensor,
+    scalar: Tensor,
+    eps: float,
+) -> Tensor:
+    """The residual after a layer, `(x + norm(norm(dense) + norm(mixed))) · scalar`.
+
+    x, dense and mixed [..., hidden]; the norms' weights [hidden]; scalar [1], or of each token
+    [..., 1] → like x.
+    """
+    both = rms_norm(dense, dense_weight, eps) + rms_norm(mixed, mixed_weight, eps)
+    return (x + rms_norm(both, weight, eps)) * scalar.to(x.dtype)
+
+
+@operation
+def route(
+    x: Tensor, weight: Weight, scale: Tensor, per_expert: Tensor, active: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The experts of each token and their shares, in float32: of the scores `norm(x) · scale /
+    sqrt(hidden) @ weight.T` the highest, and their softmax times `per_expert`.
+
+    x [tokens, hidden]; weight [experts, hidden]; scale [hidden]; per_expert [experts] → chosen
+    int64 and shares float32 [tokens, active].
+    """
+    unit = rms_norm(x.float(), None, eps) * scale.float() * x.shape[-1] ** -0.5
+    shares, chosen = torch.softmax(linear(unit, weight), dim=-1).topk(active, dim=-1)
+    shares = shares / shares.sum(dim=-1, keepdim=True)
+    return chosen, shares * per_expert.float()[chosen]

@@ -1,21 +1,42 @@
-"""The function that serves an operation, by its name, the device and the form of the weight.
+"""What an operation is, and which function serves a call of it, by device and form of weight.
 
-Every operation has a reference in plain torch.  A twin is a faster function of the same signature,
-registered for one kind of device and one form of weight in a file of its own.  A twin has no
-gradient, so where one is asked for the reference serves, or what `differentiable` put in its
-place.  This module knows no operation.
+`@operation` declares an operation: it makes a dispatcher of the reference, which is in plain torch.
+A twin is a faster function of the same signature, registered for one kind of device and one form of
+weight.  A twin has no gradient, so where one is asked for the reference serves, or what
+`differentiable` put in its place.  The environment variable SFUMATO_OFF names operations whose
+references serve everywhere: for finding out which faster form makes a wrong result, and for a
+device on which one does.  This module knows no operation.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import update_wrapper
+from inspect import Parameter, signature
+from types import NoneType, UnionType
+from typing import (
+    Any,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import torch
 from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+VARIABLE = "SFUMATO_OFF"
 
 ANY, FLOAT, BLOCKS, PANELS, PLANES = "any", "float", "blocks", "panels", "planes"
 SCALED = "scaled"
@@ -26,7 +47,10 @@ for each row."""
 TORCH, TRITON, COMPILED = 0, 1, 2
 """Backends of twins: where several could serve, the higher one does."""
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Function = Callable[..., Any]
+F = TypeVar("F", bound=Function)
 Refusal = Callable[[torch.device], str]
 """Why a twin never serves on a device; empty where it may."""
 Watcher = Callable[[str, str, tuple[Any, ...]], None]
@@ -44,26 +68,104 @@ class Twin:
     note: str
 
 
-_references: dict[str, Function] = {}
+class Operation(Generic[P, R]):
+    """An operation; a call of it goes to the function that serves its arguments.
+
+    The device is that of the first argument whose type is a Tensor, else of the first.  The form is
+    that of the weights: the arguments that may be a Tensor or something else, but None.
+    """
+
+    def __init__(self, reference: Callable[P, R]) -> None:
+        update_wrapper(self, reference)
+        self.name, self.reference = reference.__name__, reference
+        self._defaults = {
+            each.name: each.default for each in signature(reference).parameters.values()
+        }
+        self._count = len(self._defaults)
+        hints = get_type_hints(reference)
+        kinds = [hints[name] for name in self._defaults]
+        self._device = kinds.index(Tensor) if Tensor in kinds else 0
+        self._weights = [at for at, kind in enumerate(kinds) if _is_weight(kind)]
+
+    def __call__(self, *given: P.args, **named: P.kwargs) -> R:
+        arguments = cast(tuple[Any, ...], given)
+        if named or len(arguments) != self._count:
+            arguments = self._completed(arguments, named)
+        form = form_of(*[arguments[at] for at in self._weights]) if self._weights else ANY
+        for watch in _watchers:
+            watch(self.name, form, arguments)
+        device = getattr(arguments[self._device], "device", _CPU)
+        return cast(R, choose(self.name, device, form, *arguments)(*arguments))
+
+    def _completed(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """All arguments of a call in the order of the parameters, as twins take them."""
+        rest = list(self._defaults)[len(given) :]
+        values = [named.get(name, self._defaults[name]) for name in rest]
+        known = all(value is not Parameter.empty for value in values) and named.keys() <= {*rest}
+        if not known or len(given) > self._count:
+            signature(self.reference).bind(*given, **named)  # raises TypeError, and says which
+        return *given, *values
+
+
+def _is_weight(kind: object) -> bool:
+    """Whether the type of a parameter is that of a weight."""
+    if get_origin(kind) not in (Union, UnionType):
+        return False
+    return Tensor in get_args(kind) and bool(set(get_args(kind)) - {Tensor, NoneType})
+
+
+def names_in(wanted: str) -> frozenset[str]:
+    """The names in a list with commas."""
+    return frozenset(name.strip() for name in wanted.split(",") if name.strip())
+
+
+_operations: dict[str, Operation[..., Any]] = {}
 _differentiable: dict[str, Function] = {}
 _twins: dict[tuple[str, str, str], list[Twin]] = {}
 _forms: dict[type, str] = {}
 _watchers: list[Watcher] = []
 _seen_as: dict[str, str] = {}
 _replaced: dict[tuple[str, str], tuple[Function, str]] = {}
-_off: set[str] = set()
+_off = names_in(os.environ.get(VARIABLE, ""))
 _forced = 0  # how many `reference_only` are open
+_CPU = torch.device("cpu")
+
+if _off:
+    log.warning("%s: torch serves, since %s asks for it", ", ".join(sorted(_off)), VARIABLE)
 
 
-def reference(operation: str) -> Callable[[Function], Function]:
-    """Registers the decorated function as the specification of an operation."""
+def operation(reference: Callable[P, R]) -> Operation[P, R]:
+    """Declares the operation of the decorated function's name, whose specification it is."""
+    name = reference.__name__
+    assert name not in _operations, f"{name}: has a reference already"
+    _operations[name] = declared = Operation(reference)
+    for (own, _, _), entries in _twins.items():
+        for entry in entries if own == name else ():
+            check_signature(name, entry.function)
+    return declared
 
-    def register(function: Function) -> Function:
-        assert operation not in _references, f"{operation}: has a reference already"
-        _references[operation] = function
-        return function
 
-    return register
+def operations() -> Mapping[str, Operation[..., Any]]:
+    """All operations that are declared, by name."""
+    return _operations
+
+
+def check_signature(operation: str, function: Function) -> None:
+    """Raises TypeError where a twin has other parameters or defaults than the reference. One that
+    takes `*arguments` alone passes a call on as it is; an operation may be declared after its
+    twins, which are compared then."""
+    theirs, known = _parameters(function), _operations.get(operation)
+    if known is not None and theirs not in ("*", ours := _parameters(known.reference)):
+        where = f"{function.__module__}.{function.__qualname__}"
+        raise TypeError(f"{operation}: the twin {where} takes ({theirs}), its reference ({ours})")
+
+
+def _parameters(function: Function) -> str:
+    """The parameters of a function with their defaults; "*" where it takes any."""
+    found = signature(function).parameters.values()
+    if [each.kind for each in found] == [Parameter.VAR_POSITIONAL]:
+        return "*"
+    return ", ".join(str(each.replace(annotation=Parameter.empty)) for each in found)
 
 
 def twin(
@@ -74,15 +176,16 @@ def twin(
     backend: int = COMPILED,
     refusal: Refusal = lambda device: "",
     note: str = "",
-) -> Callable[[Function], Function]:
+) -> Callable[[F], F]:
     """Registers the decorated function for a kind of device and a form of weight.
 
     serves: takes the arguments of a call; False leaves the call to the next twin, and at last to
     the reference.  A twin for one form goes before those for any.  refusal and note: see `Twin`;
-    for people, the calls do not ask them.
+    for people, the calls do not ask them.  See `check_signature` for what is raised.
     """
 
-    def register(function: Function) -> Function:
+    def register(function: F) -> F:
+        check_signature(operation, function)
         entries = _twins.setdefault((operation, device, form), [])
         assert all(entry.backend != backend for entry in entries), (
             f"{operation}: has a twin of this backend"
@@ -105,19 +208,12 @@ def form_of(*weights: object) -> str:
     return forms.pop() if len(forms) == 1 else ANY
 
 
-def call(operation: str, device: torch.device, form: str, *arguments: Any) -> Any:
-    """Calls an operation: what the public functions of `ops` do."""
-    for watch in _watchers:
-        watch(operation, form, arguments)
-    return choose(operation, device, form, *arguments)(*arguments)
-
-
 def choose(
     operation: str, device: torch.device, form: str, *arguments: Any, below: int = COMPILED + 1
 ) -> Function:
     """The function that serves these arguments, of the backends below one."""
     if not _forced and _wants_gradient(arguments):
-        return _differentiable.get(operation) or _references[operation]
+        return _differentiable.get(operation) or _operations[operation].reference
     if not _forced and operation not in _off:
         kind = kind_of(device)
         if (operation, kind) in _replaced:
@@ -126,7 +222,7 @@ def choose(
             for entry in _twins.get((operation, kind, key), ()):
                 if entry.backend < below and entry.serves(*arguments):
                     return entry.function
-    return _references[operation]
+    return _operations[operation].reference
 
 
 def twins_of(operation: str, device: torch.device) -> list[Twin]:
@@ -146,11 +242,6 @@ def has_twins(device: torch.device) -> bool:
     return any(kind == kind_of(device) for _, kind, _ in _twins)
 
 
-def references() -> Mapping[str, Function]:
-    """The specification of every operation that is registered, by name."""
-    return _references
-
-
 def replace(operation: str, kind: str, function: Function, why: str) -> None:
     """Lets a function serve an operation on a kind of device, in place of twins and reference."""
     _replaced[operation, kind] = function, why
@@ -161,14 +252,16 @@ def why_replaced(operation: str, device: torch.device) -> str:
     return _replaced.get((operation, kind_of(device)), (None, ""))[1]
 
 
-def turn_off(operations: Iterable[str]) -> None:
-    """Lets the references serve these operations everywhere, whatever twins there are."""
-    _off.update(operations)
-
-
 def is_off(operation: str) -> bool:
-    """Whether `turn_off` was called for an operation."""
+    """Whether SFUMATO_OFF names an operation."""
     return operation in _off
+
+
+def check_off() -> None:
+    """Raises ValueError where SFUMATO_OFF names what is no operation; call it once all of them are
+    declared, as they are where the model and its steps are imported."""
+    for name in sorted(_off - _operations.keys()):
+        raise ValueError(f"{VARIABLE}: {name!r} is none of {', '.join(sorted(_operations))}")
 
 
 def _wants_gradient(arguments: tuple[Any, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""What `ops.move_rows` reads and writes: the rows of a step, what decides in them, and statistics.
+"""What `move_rows` reads and writes: the rows of a step, what decides in them, and statistics.
 
 R: rows, W: positions of a row.  Knows no batch, no rule and no network.
 """

@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.ops import reference
-from sfumato.ops.reference import SLICE, Weight
-from sfumato.ops.registry import TORCH, call, form_of, twin
+from sfumato.ops.reference import SLICE, Weight, dense, geglu, multiplied
+from sfumato.ops.registry import TORCH, twin
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +71,7 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: We
     place = starts[:, None] + row  # [experts, tokens]: in the order of the experts
     exists = row < (ends - starts)[:, None]
     source = order.index_select(0, place.clamp(max=tokens * k - 1).flatten()) // k
-    given = reference.multiplied(x, gate_up)
+    given = multiplied(x, gate_up)
     # One more row, for what exists in no group.
     parts = x.new_zeros(tokens * k + 1, hidden)
     target = torch.where(exists, place, tokens * k).flatten()
@@ -81,15 +80,10 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: We
         b = min(a + step, count)
         at = slice(a * tokens, b * tokens)
         rows = given.index_select(0, source[at]).view(b - a, tokens, hidden)
-        gate, up = torch.bmm(rows, _floats(gate_up[a:b], x).transpose(1, 2)).chunk(2, dim=-1)
-        inner_rows = reference.multiplied(reference.geglu(gate, up), down)
-        out = torch.bmm(inner_rows, _floats(down[a:b], x).transpose(1, 2))
+        gate, up = torch.bmm(rows, dense(gate_up[a:b], x.dtype).transpose(1, 2)).chunk(2, dim=-1)
+        inner_rows = multiplied(geglu.reference(gate, up), down)
+        out = torch.bmm(inner_rows, dense(down[a:b], x.dtype).transpose(1, 2))
         parts.index_copy_(0, target[at], out.flatten(0, 1))
     back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
     weighted = parts.index_select(0, back).view(*chosen.shape, -1)
     return (weighted * shares.unsqueeze(-1).to(x.dtype)).sum(1)
-
-
-def _floats(weight: Weight, like: Tensor) -> Tensor:
-    floats: Tensor = call("dense", like.device, form_of(weight), weight, like.dtype, None)
-    return floats

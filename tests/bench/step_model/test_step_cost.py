@@ -21,7 +21,8 @@ from sfumato.bench.step_model.step_cost import (
 from sfumato.bench.subject import Subject
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.model_config import ModelConfig
-from sfumato.ops.reference import GROUP, Causal
+from sfumato.ops.attention_reference import Causal
+from sfumato.ops.reference import GROUP
 from sfumato.ops.registry import reference_only
 
 PREFIX, WIDTH = 40, 32

@@ -13,12 +13,11 @@ from tests.ops.cpu.forced import compiled, each_isa, forced, normal, runs
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.ops import online_softmax, reference, registry
+from sfumato.ops import attention_reference, online_softmax, registry
+from sfumato.ops.attention_reference import Causal
 from sfumato.ops.cpu import attention as compiled_attention
-from sfumato.ops.cpu import library
-from sfumato.ops.cpu import online_softmax as compiled_softmax
+from sfumato.ops.cpu import kernels, library
 from sfumato.ops.online_softmax import SoftmaxState
-from sfumato.ops.reference import Causal
 
 
 @pytest.fixture(params=("avx512", "avx512_vnni", "avx2", "neon"))
@@ -47,7 +46,7 @@ def test_attend(sizes: tuple[int, ...], causal: bool, window: int | None, error:
     positions = torch.arange(held + tokens)
     who = Causal(positions[held:], positions, window) if causal else None
     out = compiled_attention.attend(q, keys, values, who)
-    expected = reference.attend(q, keys, values, who)
+    expected = attention_reference.attend.reference(q, keys, values, who)
     assert (out - expected).norm() < error * expected.norm()
     alone = Causal(positions[held : held + 1], positions, window) if causal else None
     assert torch.equal(compiled_attention.attend(q[:1], keys, values, alone)[0], out[0])
@@ -63,7 +62,7 @@ def attend_inputs(tokens: int = 5) -> tuple[Tensor, list[Tensor], list[Tensor]]:
 def test_attend_in_any_dtype(dtype: torch.dtype, error: float) -> None:
     """Queries, and one of the parts."""
     q, keys, values = attend_inputs()
-    expected = reference.attend(q, keys, values)
+    expected = attention_reference.attend.reference(q, keys, values)
     keys[0], values[0] = keys[0].to(dtype), values[0].to(dtype)
     out = compiled_attention.attend(q.to(dtype), keys, values, None)
     assert out.dtype == dtype
@@ -130,7 +129,7 @@ def test_a_token_that_sees_no_key_gets_zeros(window: int | None, error: float) -
     who = Causal(torch.arange(5) * 3, torch.arange(1, 11), window)
     out, expected = (
         compiled_attention.attend(q, keys, values, who),
-        reference.attend(q, keys, values, who),
+        attention_reference.attend.reference(q, keys, values, who),
     )
     assert not out[0].any()
     assert ((out == 0) == (expected == 0)).all()
@@ -264,7 +263,7 @@ def test_keys_of_several_windows(error: float) -> None:
     positions = torch.arange(8503)
     for causal in (None, Causal(positions[-3:], positions, 400)):
         out = compiled_attention.attend(q, keys, values, causal)
-        expected = reference.attend(q, keys, values, causal)
+        expected = attention_reference.attend.reference(q, keys, values, causal)
         assert (out - expected).norm() < error * expected.norm()
 
 
@@ -312,7 +311,7 @@ def test_update(isa: str, softcap: float | None) -> None:
         if softcap is None and index == 1:
             raw[:, ::3] = -torch.inf
         with forced(isa):
-            got = compiled_softmax.update(
+            got = kernels.update_softmax(
                 ours, raw.clone(), 700 * index, temperature, softcap, torch.float32
             )
         wanted = online_softmax.update(
@@ -334,7 +333,7 @@ def test_update_takes_temperatures_of_any_dtype_and_stride(isa: str) -> None:
 
     def masses(temperature: Tensor) -> Tensor:
         state = SoftmaxState.empty(256, torch.device("cpu"))
-        return compiled_softmax.update(state, raw.clone(), 0, temperature, 30.0, torch.float32)[0]
+        return kernels.update_softmax(state, raw.clone(), 0, temperature, 30.0, torch.float32)[0]
 
     with forced(isa):
         expected = masses(temperature)
@@ -348,7 +347,7 @@ def test_update_asks_for_fitting_inputs() -> None:
     for positions, temperature in ((3, ones[:1]), (3, torch.ones(())), (2, ones)):
         with pytest.raises(AssertionError):
             state = SoftmaxState.empty(positions, torch.device("cpu"))
-            compiled_softmax.update(state, raw, 0, temperature, None, torch.float32)
+            kernels.update_softmax(state, raw, 0, temperature, None, torch.float32)
 
 
 @compiled
@@ -369,5 +368,5 @@ def test_any_nan_shows_in_the_state(isa: str, softcap: float | None, bits: int) 
     raw[1, 5] = torch.tensor(bits, dtype=torch.uint32).view(torch.float32)
     state = SoftmaxState.empty(2, torch.device("cpu"))
     with forced(isa):
-        mass, _, _ = compiled_softmax.update(state, raw, 0, torch.ones(2), softcap, torch.float32)
+        mass, _, _ = kernels.update_softmax(state, raw, 0, torch.ones(2), softcap, torch.float32)
     assert mass[1, 5].isnan() and state.sum_exp.isnan().tolist() == [False, True]

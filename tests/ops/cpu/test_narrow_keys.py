@@ -14,9 +14,9 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.ops import registry
+from sfumato.ops.attention_reference import Causal, OwnKeys, SharedCausal
 from sfumato.ops.cpu import attention, library
 from sfumato.ops.narrow_cache import FP8, Q8_0, stored_as, stored_width, widened
-from sfumato.ops.reference import Causal, OwnKeys, SharedCausal
 
 NARROW = pytest.mark.parametrize("stored", [FP8, Q8_0], ids=["fp8", "q8_0"])
 

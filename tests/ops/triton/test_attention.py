@@ -9,7 +9,7 @@ import torch
 from tests.support.kernels import close, interpreted
 from torch import Tensor
 
-from sfumato.ops import phase_reference, reference
+from sfumato.ops import attention_reference
 
 pytestmark = interpreted
 
@@ -65,7 +65,7 @@ CASES = [
 def test_both_phases_are_those_of_the_reference(case: Case) -> None:
     floats = case.floats()
     rest = *case.numbers(), torch.tensor(case.commits), case.window
-    expected = phase_reference.phase_attention(*(x.double() for x in floats), *rest)
+    expected = attention_reference.phase_attention.reference(*(x.double() for x in floats), *rest)
     close(case.seen(phases(case, floats)), case.seen(expected))
 
 
@@ -75,7 +75,9 @@ def test_canvases_are_those_of_the_reference() -> None:
     case = Case(width=(24, 7, 0), first=(70, 0, 0))
     slots, held, width = case.numbers()
     floats = case.floats()
-    expected = reference.canvas_attention(*(x.double() for x in floats), slots, held, width)
+    expected = attention_reference.canvas_attention.reference(
+        *(x.double() for x in floats), slots, held, width
+    )
     out = canvas_attention(*floats, slots, held, width)
     close(case.seen(out), case.seen(expected))
     assert not out[2].any(), "what sees no key is zero"
@@ -117,7 +119,7 @@ def test_pieces_of_a_long_prefix_are_merged(monkeypatch: pytest.MonkeyPatch) -> 
         out = phases(case, floats)
     assert launches["attention_merge"] == 1
     rest = *case.numbers(), torch.tensor(case.commits), None
-    expected = phase_reference.phase_attention(*(x.double() for x in floats), *rest)
+    expected = attention_reference.phase_attention.reference(*(x.double() for x in floats), *rest)
     close(case.seen(out), case.seen(expected))
     assert torch.equal(out[0], alone[0])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tests.support.kernels import interpreted
 
-from sfumato.ops import phase_reference
+from sfumato.ops import attention_reference
 
 pytestmark = interpreted
 
@@ -18,6 +18,6 @@ def test_rows_write_where_the_reference_does() -> None:
     stored, new = torch.randn(4, 3, 3, 24), torch.randn(3, 4, 3, 24)
     slots, first, count = torch.tensor([[0, 3, 1], [2, 5, 7], [0, 3, 4]])
     expected = stored.clone()
-    phase_reference.write_cache(expected, new, slots, first, count)
+    attention_reference.write_cache.reference(expected, new, slots, first, count)
     write_cache(stored, new, slots, first, count)
     assert torch.equal(stored, expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from tests.support.kernels import close, interpreted
 import sfumato.engine.runner  # noqa: F401, which registers all operations
 from sfumato import ops
 from sfumato.ops import reference, registry
+from sfumato.ops.attention_reference import Prefixes
 from sfumato.ops.narrow_cache import CACHED, FORMATS, Q8_0
 from sfumato.ops.paths import paths
-from sfumato.ops.reads import Prefixes
 from sfumato.ops.registry import PLANES, SCALED
 from sfumato.ops.triton import OPERATIONS, PLANE_OPERATIONS, SCALED_OPERATIONS, self_test
 from sfumato.ops.triton.kernel import LaunchError
@@ -47,23 +48,27 @@ def kernels(way: str) -> Callable[[str], KernelTwin]:
     return lambda name: KernelTwin(name, function, lambda *_: way != "refused", lambda device: None)
 
 
+def served(operation: str, form: str, *arguments: Any) -> object:
+    return registry.choose(operation, CPU, form, *arguments)(*arguments)
+
+
 def fall_back(
     operation: str, name: str, call: tuple[Any, ...], way: str, patch: pytest.MonkeyPatch
 ) -> None:
     """With its kernels, and then without them. call: the form of the weight, and the arguments."""
     everything = frozenset((*OPERATIONS, name))
-    references = dict.fromkeys(registry._references, lambda *arguments: "torch")
-    patch.setattr(registry, "_references", references)
+    torch_serves = SimpleNamespace(reference=lambda *arguments: "torch")
+    patch.setattr(registry, "_operations", dict.fromkeys(registry.operations(), torch_serves))
     patch.setattr(self_test, "_passed", {CPU: everything})
     patch.setattr("sfumato.ops.triton._twin", kernels(""))
-    assert registry.call(operation, CPU, *call) == "kernels"
+    assert served(operation, *call) == "kernels"
     patch.setattr("sfumato.ops.triton._twin", kernels(way))
     if way == "failed":
         patch.setattr(self_test, "_passed", {CPU: everything - {name}})
     if way == "off":
         patch.setattr(registry, "_off", {operation})
     for _ in range(2):
-        assert registry.call(operation, CPU, *call) == "torch"
+        assert served(operation, *call) == "torch"
     if way == "does not run":
         assert self_test.passed(CPU) == everything - {name}
 
@@ -134,4 +139,4 @@ def test_a_broken_kernel_falls_back_alone(
     assert rows["rms_norm"].path == "torch" and rows["rms_norm"].reason.startswith(why)
     assert rows["step_noise"].path == "Triton"
     x = torch.randn(3, 72)
-    close(ops.rms_norm(x, None, 1e-6), reference.rms_norm(x, None, 1e-6))
+    close(ops.rms_norm(x, None, 1e-6), reference.rms_norm.reference(x, None, 1e-6))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sfumato.model.draw import locate
 from sfumato.model.head import HeadStats, VocabularyHead
-from sfumato.model.label_scores import plain_mass
+from sfumato.model.label_scores import vocabulary_mass as mass_operation
 from sfumato.ops import registry
 from sfumato.ops.online_softmax import BLOCK, Bans
 
@@ -143,7 +143,7 @@ def test_the_mass_of_the_vocabulary(passed: Passed) -> None:
     ids = torch.tensor([[0, 199], [64, 64]])
     arguments = hidden[:2], weight, ids, SOFTCAP, 128, None
     with registry.reference_only():
-        expected = plain_mass(*arguments)
+        expected = mass_operation.reference(*arguments)
     for ours, theirs in zip(vocabulary_mass(*arguments), expected, strict=True):
         close(ours, theirs, 1e-5)
 

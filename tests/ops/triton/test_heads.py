@@ -27,6 +27,10 @@ def test_heads_are_those_of_the_reference(has_values: bool) -> None:
 
     q, k, v, q_weight, k_weight, rotary = _inputs(3)
     out = prepare_heads(q, k, v if has_values else None, q_weight, k_weight, *rotary, EPS)
-    close(out[0], reference.rotate(reference.rms_norm(q, q_weight, EPS), *rotary))
-    close(out[1], reference.rotate(reference.rms_norm(k, k_weight, EPS), *rotary))
-    close(out[2], reference.rms_norm(v if has_values else k, None, EPS))
+    close(
+        out[0], reference.rotate.reference(reference.rms_norm.reference(q, q_weight, EPS), *rotary)
+    )
+    close(
+        out[1], reference.rotate.reference(reference.rms_norm.reference(k, k_weight, EPS), *rotary)
+    )
+    close(out[2], reference.rms_norm.reference(v if has_values else k, None, EPS))

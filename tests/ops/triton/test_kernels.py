@@ -17,8 +17,9 @@ import pytest
 import torch
 from tests.support.kernels import interpreted
 
+from sfumato import ops
 from sfumato.ops.narrow_cache import CACHED, FORMATS
-from sfumato.ops.registry import FLOAT, call, seen_as
+from sfumato.ops.registry import seen_as
 from sfumato.ops.triton import (
     OPERATIONS,
     ahead_of_time,
@@ -151,7 +152,7 @@ def test_one_line_says_that_torch_serves(
         monkeypatch.setattr("sfumato.ops.triton._twin", lambda operation: twin)
         with seen_as("cpu", "cuda"):
             for _ in range(2):
-                call("linear", CPU, FLOAT, torch.eye(3), torch.eye(3))
+                ops.linear(torch.eye(3), torch.eye(3))
     lines = [record.getMessage() for record in caplog.records]
     assert [line.split(":")[0] for line in lines] == ["kernels", "kernels", "linear"]
     assert "not installed" in lines[0] and "torch.float32 (3, 3)" in lines[2]
@@ -194,10 +195,10 @@ def test_torch_serves_once_a_kernel_does_not_run(
     x = torch.eye(3)
     with seen_as("cpu", "cuda"), caplog.at_level(logging.WARNING, logger=self_test.__name__):
         with pytest.raises(RuntimeError):  # an error of the caller's, which torch raises too
-            call("linear", CPU, FLOAT, x, torch.ones(3, 2))
+            ops.linear(x, torch.ones(3, 2))
         assert self_test.passed(CPU) == {"linear", "route"} and not caplog.records
         for _ in range(2):
-            assert torch.equal(call("linear", CPU, FLOAT, x, 2 * x), 2 * x)
+            assert torch.equal(ops.linear(x, 2 * x), 2 * x)
     assert self_test.passed(CPU) == {"route"}
     (record,) = caplog.records
     assert "linear" in record.getMessage() and "ValueError: out of" in record.getMessage()

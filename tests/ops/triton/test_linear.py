@@ -17,10 +17,10 @@ def test_products_are_those_of_the_reference(shape: tuple[int, int, int]) -> Non
 
     tokens, outputs, inputs = shape
     x, weight = torch.randn(tokens, inputs), torch.randn(outputs, inputs)
-    close(linear(x, weight), reference.linear(x.double(), weight.double()))
+    close(linear(x, weight), reference.linear.reference(x.double(), weight.double()))
     halves = x.view(tokens, 2, inputs // 2).transpose(0, 1)  # not contiguous, three axes
     part = weight[:, : inputs // 2].contiguous()
-    close(linear(halves, part), reference.linear(halves.double(), part.double()))
+    close(linear(halves, part), reference.linear.reference(halves.double(), part.double()))
 
 
 def test_a_token_has_the_same_result_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,4 +71,4 @@ def test_a_gpu_without_a_copy_engine_gets_addresses(monkeypatch: pytest.MonkeyPa
     for module in (kernel, operands):
         monkeypatch.setattr(module, "has_copy_engine", lambda device: False)
     x, weight = torch.randn(5, 88), torch.randn(72, 88)
-    close(linear(x, weight), reference.linear(x.double(), weight.double()))
+    close(linear(x, weight), reference.linear.reference(x.double(), weight.double()))

@@ -29,7 +29,7 @@ def test_scores_of_rows_in_planes(format: str) -> None:
     ids[0, :2] = 49
     with counted_launches() as launches:
         scores = own_scores(hidden, weight, ids)
-    close(scores, reference.own_scores(hidden, weight.dequantize(), ids))
+    close(scores, reference.own_scores.reference(hidden, weight.dequantize(), ids))
     assert launches == {"listed_scores_planes": 1}
 
 
@@ -57,5 +57,5 @@ def test_scores_are_those_of_the_reference() -> None:
     hidden, weight = torch.randn(2, 136), torch.randn(50, 136)
     ids = torch.randint(50, (2, 19))
     ids[0, :2] = 49
-    close(own_scores(hidden, weight, ids), reference.own_scores(hidden, weight, ids))
+    close(own_scores(hidden, weight, ids), reference.own_scores.reference(hidden, weight, ids))
     assert own_scores(hidden, weight, ids[:, :0]).shape == (2, 0)

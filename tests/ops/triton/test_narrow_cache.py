@@ -11,7 +11,8 @@ from tests.support.kernels import close, interpreted
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.ops import phase_reference, registry
+from sfumato.ops import attention_reference, registry
+from sfumato.ops.attention_reference import Prefixes, Questions
 from sfumato.ops.narrow_cache import (
     CACHED,
     FORMATS,
@@ -22,7 +23,6 @@ from sfumato.ops.narrow_cache import (
     stored_width,
     widened,
 )
-from sfumato.ops.reads import Prefixes, Questions
 from sfumato.ops.triton import self_test, tiles, twins
 from sfumato.ops.triton.kernel import counted_launches
 
@@ -54,7 +54,7 @@ def test_what_is_written_is_what_the_reference_stores(stored: torch.dtype, d: in
     held = torch.randint(256, (4, 3, 11, stored_width(d, stored)), dtype=torch.uint8)
     held, expected = held.view(stored), held.clone().view(stored)
     numbers = torch.tensor([[0, 3, 1], [2, 5, 7], [0, 9, 12]])
-    phase_reference.write_cache(expected, new, *numbers)
+    attention_reference.write_cache.reference(expected, new, *numbers)
     write_cache(held, new, *numbers)
     if stored == Q8_0:
         expected_nan, is_nan = (widened([x], torch.float32)[0].isnan() for x in (expected, held))
@@ -108,7 +108,7 @@ def test_what_is_read_is_the_widened_cache(name: str, d: int, stored: torch.dtyp
     if name != "read_attention":
         inside = torch.arange(9) < torch.tensor([9, 2, 7])[:, None]
     assert torch.equal(out[inside], twin.function(*given)[inside])
-    close(out[inside], registry.references()[name](*given)[inside])
+    close(out[inside], registry.operations()[name].reference(*given)[inside])
 
 
 def test_a_narrow_kind_serves_once_it_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_a_narrow_kind_serves_once_it_has_passed(monkeypatch: pytest.MonkeyPatch
         outs = {kind: ops.canvas_attention(*each) for kind, each in given.items()}
     assert launches == {"attention_256_narrow": 1, "attention_256": 1}
     for kind, out in outs.items():
-        close(out[0], registry.references()["canvas_attention"](*given[kind])[0])
+        close(out[0], ops.canvas_attention.reference(*given[kind])[0])
     serves, (q, k, v, keys, *rest) = twins()["canvas_attention"].serves, given[FP8]
     assert serves(q, k, v, keys, *rest)
     assert not serves(q, k, v, keys[..., :8].contiguous(), *rest), "of another head's size"

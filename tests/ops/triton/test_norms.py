@@ -18,9 +18,9 @@ def test_norms(shape: tuple[int, ...]) -> None:
 
     x, weight = torch.randn(shape), torch.randn(shape[-1])
     for scale in (weight, None):
-        close(rms_norm(x, scale, EPS), reference.rms_norm(x, scale, EPS))
+        close(rms_norm(x, scale, EPS), reference.rms_norm.reference(x, scale, EPS))
     apart = x.transpose(0, -2)
-    close(rms_norm(apart, weight, EPS), reference.rms_norm(apart, weight, EPS))
+    close(rms_norm(apart, weight, EPS), reference.rms_norm.reference(apart, weight, EPS))
     assert rms_norm(x[:0], weight, EPS).shape == x[:0].shape
 
 
@@ -29,8 +29,8 @@ def test_what_follows_attention() -> None:
 
     x, attended = torch.randn(2, 40), torch.randn(2, 40) * 7
     weights = torch.randn(3, 40).unbind()
-    out = x + reference.rms_norm(attended, weights[0], EPS)
-    expected = out, *(reference.rms_norm(out, each, EPS) for each in weights[1:])
+    out = x + reference.rms_norm.reference(attended, weights[0], EPS)
+    expected = out, *(reference.rms_norm.reference(out, each, EPS) for each in weights[1:])
     for ours, theirs in zip(after_attention(x, attended, *weights, EPS), expected, strict=True):
         close(ours, theirs)
 
@@ -40,7 +40,9 @@ def test_the_end_of_a_layer() -> None:
 
     x, dense, mixed = torch.randn(3, 2, 40).unbind()
     weights = torch.randn(3, 40).unbind()
-    both = reference.rms_norm(dense, weights[0], EPS) + reference.rms_norm(mixed, weights[1], EPS)
-    residual = x + reference.rms_norm(both, weights[2], EPS)
+    both = reference.rms_norm.reference(dense, weights[0], EPS) + reference.rms_norm.reference(
+        mixed, weights[1], EPS
+    )
+    residual = x + reference.rms_norm.reference(both, weights[2], EPS)
     for scalar in (torch.tensor([0.5]), torch.tensor([[0.5], [3.0]])):
         close(after_layer(x, dense, mixed, *weights, scalar, EPS), residual * scalar)

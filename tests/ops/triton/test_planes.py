@@ -167,7 +167,7 @@ def test_a_token_has_the_same_result_beside_others(
     mixed = experts(x, chosen, shares, gate_up, down)
     close(experts(x[some], chosen[some], shares[some], gate_up, down), mixed[some])
     wide = (each.dequantize().double() for each in (gate_up, down))
-    close(mixed, reference.experts(x.double(), chosen, shares, *wide))
+    close(mixed, reference.experts.reference(x.double(), chosen, shares, *wide))
 
 
 @interpreted

@@ -9,8 +9,8 @@ import torch
 from tests.support.kernels import close, interpreted
 from torch import Tensor
 
-from sfumato.ops import reference, registry
-from sfumato.ops.reference import NOWHERE, Causal, OwnKeys, SharedCausal
+from sfumato.ops import attention_reference, registry
+from sfumato.ops.attention_reference import NOWHERE, Causal, OwnKeys, SharedCausal
 
 pytestmark = interpreted
 
@@ -65,7 +65,7 @@ def test_it_is_the_reference(chunk: Chunk) -> None:
     q, keys, values = chunk.floats()
     causal = chunk.causal()
     wide = q.double(), [x.double() for x in keys], [x.double() for x in values]
-    close(attend(q, keys, values, causal), reference.attend(*wide, causal))
+    close(attend(q, keys, values, causal), attention_reference.attend.reference(*wide, causal))
 
 
 def test_a_token_has_the_same_result_beside_others() -> None:

@@ -10,8 +10,8 @@ import torch
 from tests.support.kernels import close, interpreted
 from torch import Tensor
 
-from sfumato.ops import read_reference
-from sfumato.ops.reads import Prefixes, Questions
+from sfumato.ops import attention_reference
+from sfumato.ops.attention_reference import Prefixes, Questions
 
 pytestmark = interpreted
 
@@ -49,7 +49,7 @@ def test_reads_are_those_of_the_reference(window: int | None, n: int, heads: int
     from sfumato.ops.triton.read_attention import read_attention
 
     given = call(window=window, n=n, heads=heads)
-    close(read_attention(*given), read_reference.read_attention(*wide(given)))
+    close(read_attention(*given), attention_reference.read_attention.reference(*wide(given)))
 
 
 def test_pieces_of_a_long_prefix_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_pieces_of_a_long_prefix_are_merged(monkeypatch: pytest.MonkeyPatch) -> 
     with counted_launches() as launches:
         out = read_attention.read_attention(*given)
     assert launches == {"read_256": 1, "attention_merge": 1}
-    close(out, read_reference.read_attention(*wide(given)))
+    close(out, attention_reference.read_attention.reference(*wide(given)))
 
 
 def test_a_row_has_the_same_result_beside_others_and_wherever_its_question_stands() -> None:

@@ -79,7 +79,7 @@ def test_experts_of_unpacked_codes() -> None:
     shares, chosen = scores.softmax(-1).topk(2)
     out = scaled_experts.multiply(x, chosen, shares, gate_up, down, as_codes=False)
     wide = (each.dequantize(torch.float64) for each in (gate_up, down))
-    close(out, reference.experts(x.double(), chosen, shares, *wide))
+    close(out, reference.experts.reference(x.double(), chosen, shares, *wide))
 
 
 @interpreted
@@ -140,7 +140,7 @@ def test_the_registry_calls_them_and_falls_back(
     from sfumato.ops.triton import scaled_linear as module
 
     x, weight = torch.randn(3, 48), round_rows(torch.randn(24, 48), "INT8")
-    expected = reference.linear(x, weight)
+    expected = reference.linear.reference(x, weight)
     monkeypatch.setattr(self_test, "_failed", {})
     monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(("linear INT8", "linear FP8"))})
     monkeypatch.setattr("sfumato.ops.triton._refused", set())
@@ -148,7 +148,7 @@ def test_the_registry_calls_them_and_falls_back(
         close(ops.linear(x, weight), expected)
         assert launches.pop("linear_int8") == launches.pop("round_rows_int8") == 1
         odd = round_rows(torch.randn(24, 47), "INT8")
-        close(ops.linear(x[:, :47], odd), reference.linear(x[:, :47], odd))
+        close(ops.linear(x[:, :47], odd), reference.linear.reference(x[:, :47], odd))
         assert not launches
 
         def fails(*given: object, **more: object) -> None:

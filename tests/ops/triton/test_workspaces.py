@@ -12,8 +12,7 @@ from tests.support.live_bytes import LiveBytes
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from sfumato.ops.reads import Prefixes, Questions
-from sfumato.ops.reference import Causal
+from sfumato.ops.attention_reference import Causal, Prefixes, Questions
 from sfumato.ops.triton import twins, workspaces
 
 pytestmark = interpreted

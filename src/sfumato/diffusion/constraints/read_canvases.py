@@ -14,7 +14,7 @@ from sfumato.diffusion.constraints.slot_reading import SlotReading, slot_reading
 from sfumato.diffusion.constraints.template import NOISE, ReadCanvas
 from sfumato.diffusion.step.read_forwards import ReadForwards
 from sfumato.model.device_result import DeviceResult
-from sfumato.model.label_scores import VocabularyMass, label_scores, vocabulary_mass
+from sfumato.model.label_scores import VocabularyMass, label_mass, label_scores
 from sfumato.model.network import Network
 from sfumato.model.read_rows import Scratch
 from sfumato.model.to_device import to_device
@@ -105,7 +105,7 @@ def _readings(
     mass: DeviceResult[VocabularyMass] | None = None
     if at:
         chosen = hidden[to_device(torch.tensor(at), hidden.device)]
-        mass = vocabulary_mass(network.head, chosen, [labels[number] for number in at])
+        mass = label_mass(network.head, chosen, [labels[number] for number in at])
 
     def readings(on_host: Sequence[Tensor]) -> list[list[SlotReading]]:
         logits = scores.result(on_host[: len(scores.tensors)])

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sfumato import ops
 from sfumato.diffusion.canvas import Canvas
+from sfumato.diffusion.noise import step_noise
 from sfumato.diffusion.scoring import score_rows
 from sfumato.diffusion.soft_rows import embedded
 from sfumato.diffusion.step.layout import Layout, Part
@@ -44,7 +44,7 @@ def draw(parts: Sequence[Part], vocab_size: int) -> Draws:
     for part in parts:
         batch = part.batch
         counters = batch.canvas, batch.attempt, batch.step, batch.max_steps
-        temperature, uniform, tokens = ops.step_noise(
+        temperature, uniform, tokens = step_noise(
             batch.seeds, *counters, batch.temperatures, batch.width, vocab_size
         )
         temperatures.append(part.pack(temperature))

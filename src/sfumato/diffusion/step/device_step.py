@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sfumato import ops
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.scoring import ban_limits
 from sfumato.diffusion.step.batch import StepBatch
@@ -33,7 +32,7 @@ from sfumato.model.network import Network
 from sfumato.model.step_rows import StepPart, StepRows
 from sfumato.model.to_device import to_device
 from sfumato.ops.online_softmax import TOP, Bans
-from sfumato.ops.registry import reference
+from sfumato.ops.registry import operation
 
 BANNED_AT_LEAST = 8
 """Ids that a row of a step with bans may ban, times a power of two."""
@@ -169,7 +168,7 @@ class DeviceStep:
         host. Where it raises, no row has moved on."""
         draws = draw([self._part], self.network.config.vocab_size)
         stats = self._scored(self._hidden(), draws)
-        ops.move_rows(self._part.batch, self._rules, stats, draws.fresh[0], self.words)
+        move_rows(self._part.batch, self._rules, stats, draws.fresh[0], self.words)
 
     def _hidden(self) -> Tensor:
         """Hidden states [rows · width, hidden]."""
@@ -195,11 +194,15 @@ class DeviceStep:
         return replace(stats, entropy=stats.entropy.masked_fill(covered, float("inf")))
 
 
-@reference("move_rows")
+@operation
 def move_rows(
     rows: StepBatch, rules: StaticRules, stats: HeadStats, fresh: Tensor, words: Tensor
 ) -> None:
-    """Moves rows one step on, and packs what the host is to learn; see `ops.move_rows`."""
+    """Moves rows one step on, in place, and packs what the host is to learn.
+
+    stats: of all positions of the rows, [R · W, ...]; fresh: new tokens int64 [R, W]; words int32
+    [R, words], which are overwritten.  A row that is done stays as it is.
+    """
     update = decided_update(Part(rows, (), None, ()), stats, fresh, rules.decide)
     words.copy_(pack(update))
     apply_update(rows, update)

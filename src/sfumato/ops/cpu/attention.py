@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from sfumato.ops.attention_reference import Causal, OwnKeys, SharedCausal
 from sfumato.ops.cpu import library
 from sfumato.ops.cpu.kernels import DTYPES, contiguous
 from sfumato.ops.narrow_cache import FP8, Q8_0, is_narrow, stored_width, widened
-from sfumato.ops.reference import Causal, OwnKeys, SharedCausal
 from sfumato.ops.registry import is_off, twin
 
+_CPU = torch.device("cpu")
 EVERYTHING = 2**63 - 1  # a window that no two positions are apart
 _FP8, _Q8_0, _Q8_0_BF16 = 2, 3, 4  # see csrc/sfumato.h
 
@@ -25,9 +26,9 @@ WINDOWS = {torch.bfloat16: 8192, torch.float32: 1024}
 """Keys that are packed at a time, by what is multiplied: WINDOW of csrc/attention_*.inc."""
 
 
-def multiplies_bf16() -> bool:
-    """Whether the library uses the processor's bfloat16 instructions."""
-    return library.kernels is not None and library.kernels.bf16
+def multiplies_bf16(device: torch.device = _CPU) -> bool:
+    """Whether the library uses the processor's bfloat16 instructions on a device."""
+    return device.type == "cpu" and library.kernels is not None and library.kernels.bf16
 
 
 def packs(stored: torch.dtype, activations: torch.dtype) -> torch.dtype | None:

@@ -1,15 +1,22 @@
-"""Products with packed weights and dequantization by the compiled library.
+"""Operations by the compiled library: products with packed weights, dequantization, gated GELU, RMS
+norm and rotary embedding (one pass, rounded once), and the update of an online softmax state.
 
 A row's result depends neither on the other rows of a call nor on the number of threads.
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
+from ctypes import c_float, c_int, c_int64, c_void_p
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from sfumato.ops.cpu import library
 from sfumato.ops.cpu.panels import PackedTensor
+from sfumato.ops.online_softmax import BLOCK, TOP, Bans, SoftmaxState
 from sfumato.ops.registry import BLOCKS, PANELS, twin
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
@@ -91,3 +98,138 @@ def dequantize(weight: QuantizedTensor, dtype: torch.dtype, spare: Tensor | None
         *(out.numel(), out.data_ptr(), DTYPES[out.dtype]),
     )
     return out.to(dtype)
+
+
+def _known(x: Tensor, other: Tensor | None, *_: object) -> bool:
+    """Whether the library knows the dtypes."""
+    known = x.dtype in DTYPES and (other is None or other.dtype in DTYPES)
+    return known and library.kernels is not None
+
+
+def _same_dtype(x: Tensor, *others: Tensor) -> bool:
+    same = x.dtype in DTYPES and all(other.dtype == x.dtype for other in others)
+    return same and library.kernels is not None
+
+
+@twin("geglu", "cpu", serves=_same_dtype, refusal=library.refusal)
+def geglu(gate: Tensor, up: Tensor) -> Tensor:
+    """See `ops.geglu`. Both may be parts of the columns of a wider tensor."""
+    assert gate.shape == up.shape, f"{gate.shape} and {up.shape}"
+    columns = gate.shape[-1]
+    out = torch.empty(gate.shape, dtype=gate.dtype)
+    if out.numel() == 0:
+        return out
+    gate, up = _rows(gate), _rows(up)
+    kernels = library.loaded()
+    kernels.run(
+        *("sf_geglu", kernels.level, gate.data_ptr(), gate.stride(0)),
+        *(up.data_ptr(), up.stride(0), DTYPES[gate.dtype], len(gate), columns, out.data_ptr()),
+    )
+    return out
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[..., columns] → [rows, columns], whose rows may lie apart."""
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 and rows.stride(0) >= 0 else rows.contiguous()
+
+
+@twin("rms_norm", "cpu", serves=_known, refusal=library.refusal)
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """See `ops.rms_norm`."""
+    columns = x.shape[-1]
+    assert weight is None or weight.shape == (columns,), f"{x.shape} by {weight.shape}"
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    if x.numel() == 0:
+        return out
+    weight = weight if weight is None else weight.contiguous()
+    scale = (None, 0) if weight is None else (weight.data_ptr(), DTYPES[weight.dtype])
+    kernels = library.loaded()
+    kernels.run(
+        *("sf_rms_norm", kernels.level, x.data_ptr(), DTYPES[x.dtype], x.numel() // columns),
+        *(columns, *scale, eps, out.data_ptr()),
+    )
+    return out
+
+
+@twin("rotate", "cpu", serves=_same_dtype, refusal=library.refusal)
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """See `ops.rotate`."""
+    *tokens, heads, size = x.shape
+    half = size // 2
+    assert cos.shape == sin.shape == (*tokens, half), f"{x.shape} by {cos.shape}"
+    x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
+    out = torch.empty_like(x)
+    if x.numel() == 0:
+        return out
+    kernels = library.loaded()
+    kernels.run(
+        *("sf_rotate", kernels.level, x.data_ptr(), DTYPES[x.dtype], math.prod(tokens), heads),
+        *(half, cos.data_ptr(), sin.data_ptr(), out.data_ptr()),
+    )
+    return out
+
+
+class SoftmaxCall(ctypes.Structure):
+    """`sf_softmax_call` of csrc/sfumato.h."""
+
+    _fields_ = (
+        ("raw", c_void_p),
+        ("raw_dtype", c_int),
+        *((name, c_int64) for name in ("positions", "count", "first_id")),
+        ("softcap", c_float),
+        *((name, c_void_p) for name in ("temperature", "ban_first", "ban_last", "ban_ids")),
+        ("bans", c_int64),
+        *((name, c_void_p) for name in ("max", "sum_exp", "sum_shifted", "argmax")),
+        *((name, c_void_p) for name in ("top", "top_ids", "fade", "block_sums", "mass")),
+        ("mass_dtype", c_int),
+    )
+
+
+def _known_dtype(*arguments: Any) -> bool:
+    return library.kernels is not None and arguments[5] in DTYPES
+
+
+@twin("update_softmax", "cpu", serves=_known_dtype, refusal=library.refusal)
+def update_softmax(
+    state: SoftmaxState,
+    raw: Tensor,
+    first_id: int,
+    temperature: Tensor,
+    softcap: float | None,
+    dtype: torch.dtype,
+    bans: Bans | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `ops.update_softmax`."""
+    positions, count = raw.shape
+    assert temperature.shape == state.max.shape == (positions,), f"{temperature.shape}, {raw.shape}"
+    assert state.top.shape == state.top_ids.shape == (positions, TOP)
+    assert state.argmax.dtype == state.top_ids.dtype == torch.int64
+    assert (
+        state.max.dtype
+        == state.sum_exp.dtype
+        == state.sum_shifted.dtype
+        == state.top.dtype
+        == torch.float32
+    )
+    mass = torch.empty(positions, count, dtype=dtype)
+    sums, fade = torch.empty(positions, -(-count // BLOCK)), torch.empty(positions)
+    if positions == 0:
+        return mass, sums, fade
+    banned = () if bans is None else bans.lists
+    assert all(part.dtype == torch.int64 and part.is_contiguous() for part in banned)
+    assert bans is None or bans.row.shape == bans.place.shape == (positions,)
+    first, last, ids = (part.data_ptr() for part in banned) if banned else (None, None, None)
+    # Named, so that they outlive the call.
+    scores, temperatures = contiguous(raw), temperature.float().contiguous()
+    call = SoftmaxCall(
+        *(scores.data_ptr(), DTYPES[scores.dtype], positions, count, first_id, softcap or 0.0),
+        *(temperatures.data_ptr(), first, last, ids, len(banned[2]) if banned else 0),
+        *(state.max.data_ptr(), state.sum_exp.data_ptr(), state.sum_shifted.data_ptr()),
+        *(state.argmax.data_ptr(), state.top.data_ptr(), state.top_ids.data_ptr()),
+        *(fade.data_ptr(), sums.data_ptr(), mass.data_ptr(), DTYPES[dtype]),
+    )
+    kernels = library.loaded()
+    kernels.run("sf_softmax_update", kernels.level, ctypes.addressof(call))
+    return mass, sums, fade

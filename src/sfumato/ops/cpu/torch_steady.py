@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.ops import online_softmax, reference
-from sfumato.ops.online_softmax import Bans, SoftmaxState
-from sfumato.ops.reference import KEYS, ROWS, Causal, Weight, attention, joined
+from sfumato.ops import reference
+from sfumato.ops.attention_reference import KEYS, Causal, attention, joined
+from sfumato.ops.online_softmax import Bans, SoftmaxState, scored, take
+from sfumato.ops.reference import ROWS, Weight
 from sfumato.ops.registry import TORCH, choose, form_of, twin
 from sfumato.weights.blocks import QuantizedTensor
 
@@ -81,7 +82,7 @@ def embed(ids: Tensor, weight: Tensor | QuantizedTensor, dtype: torch.dtype) -> 
     if isinstance(weight, QuantizedTensor):
         rows = _dense(weight.index_select(ids.reshape(-1)), dtype)
         return rows.view(*ids.shape, weight.shape[-1])
-    return reference.embed(ids, weight, dtype)
+    return reference.embed.reference(ids, weight, dtype)
 
 
 def _more_keys_than_queries(
@@ -92,7 +93,7 @@ def _more_keys_than_queries(
 
 @twin("attend", "cpu", serves=_more_keys_than_queries, backend=TORCH)
 def attend_causally(
-    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal
+    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal | None = None
 ) -> Tensor:
     """Attention of which a token's result does not depend on the other tokens of a call.
 
@@ -102,6 +103,7 @@ def attend_causally(
     first key's position is a multiple of KEYS.
     """
     q, k, v = q.transpose(0, 1), joined(keys, q.dtype), joined(values, q.dtype)
+    assert causal is not None
     seen = causal.mask()
     n, m = seen.shape
     front = (m - n) % QUERIES
@@ -114,7 +116,7 @@ def attend_causally(
         at = slice(blocks[0] * KEYS, (blocks[-1] + 1) * KEYS)
         hidden = q.new_zeros(QUERIES, at.stop - at.start)
         hidden.masked_fill_(~sees[:, at], float("-inf"))
-        parts.append(attention(queries.contiguous(), k[:, at], v[:, at], hidden))
+        parts.append(attention.reference(queries.contiguous(), k[:, at], v[:, at], hidden))
     return torch.cat(parts, dim=1)[:, front : front + n].transpose(0, 1)
 
 
@@ -188,7 +190,7 @@ def _gathered(weight: Tensor | QuantizedTensor, ids: Tensor, room: Tensor) -> Te
 
 
 @twin("update_softmax", "cpu", backend=TORCH)
-def update(
+def update_softmax(
     state: SoftmaxState,
     raw: Tensor,
     first_id: int,
@@ -198,4 +200,5 @@ def update(
     bans: Bans | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `ops.update_softmax`. Leaves out the sort of scores that displace none of the top."""
-    return online_softmax.update(state, raw, first_id, temperature, softcap, dtype, bans, lazy=True)
+    scores = scored(raw, first_id, temperature, softcap, bans)
+    return take(state, scores, first_id, dtype, lazy=True)

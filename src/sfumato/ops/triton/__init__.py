@@ -14,14 +14,15 @@ from typing import Any
 
 import torch
 
+from sfumato.ops.attention_reference import Prefixes
 from sfumato.ops.narrow_cache import CACHED, FORMATS
-from sfumato.ops.reads import Prefixes
 from sfumato.ops.registry import (
     ANY,
     FLOAT,
     PLANES,
     SCALED,
     TRITON,
+    check_signature,
     choose,
     device_of,
     is_off,
@@ -72,6 +73,7 @@ def _twin(operation: str) -> KernelTwin:
     module_name = f"scaled_{name}" if format in KINDS else OPERATIONS[name][0]
     module = import_module(f"{__name__}.{module_name}")
     kernel_twin: KernelTwin = module.TWINS[operation]
+    check_signature(name, kernel_twin.function)
     return kernel_twin
 
 

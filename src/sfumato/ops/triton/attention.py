@@ -13,7 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
-from sfumato.ops import phase_reference, reference
+from sfumato.ops import attention_reference
 from sfumato.ops.narrow_cache import is_narrow, stored_as, widened
 from sfumato.ops.triton.attention_kernels import attend, merge
 from sfumato.ops.triton.kernel import Kernel, launch, register
@@ -231,15 +231,16 @@ def _check_heads(
     for stored in (keys, values):
         stored[2, :, before:] = stored[0] = float("nan")
     keys, values = (stored_as(x, kind or dtype) for x in (keys, values))
-    wide = [x.double() for x in (q, k, v, *widened([keys, values], dtype))]
+    wide_keys, wide_values = (x.double() for x in widened([keys, values], dtype))
+    wide = q.double(), k.double(), v.double(), wide_keys, wide_values
     held = first.clamp(max=size)
     inside = torch.arange(n, device=device) < width[:, None]
     out = canvas_attention(q, k, v, keys, values, slots, held, width)
-    expected = reference.canvas_attention(*wide, slots, held, width)
+    expected = attention_reference.canvas_attention.reference(*wide, slots, held, width)
     assert_close(out[inside], expected[inside], 2 * error_bound(dtype))
     rest = slots, first, width, commits, 140
     out = phase_attention(q, k, v, keys, values, *rest)
-    expected = phase_reference.phase_attention(*wide, *rest)
+    expected = attention_reference.phase_attention.reference(*wide, *rest)
     assert_close(out[inside], expected[inside], 2 * error_bound(dtype))
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sfumato.ops import phase_reference
+from sfumato.ops import attention_reference
 from sfumato.ops.narrow_cache import (
     FP8,
     NUMBERS,
@@ -174,7 +174,7 @@ def _check(device: torch.device, kind: torch.dtype | None = None) -> None:
     numbers = torch.tensor([[0, 3, 1], [2, 5, 7], [0, 3, 4]]).to(device)
     expected = stored.clone()
     write_cache(stored, new, *numbers)
-    phase_reference.write_cache(expected, new, *numbers)
+    attention_reference.write_cache.reference(expected, new, *numbers)
     if kind == Q8_0:  # a device may round a scale otherwise, and with it a code
         stored, expected = widened([stored, expected], torch.float32)
         return assert_close(stored, expected, error_bound(torch.bfloat16))

@@ -350,7 +350,7 @@ def _check_tokens(tokens: int, device: torch.device) -> None:
     scores[:, 3] -= 30
     shares, chosen = scores.softmax(-1).topk(2)
     wide = (each.double() for each in (gate_up * hidden**-0.5, down))
-    expected = reference.experts(x.double(), chosen, shares, *wide)
+    expected = reference.experts.reference(x.double(), chosen, shares, *wide)
     out = experts(x, chosen, shares, gate_up * hidden**-0.5, down)
     assert_close(out, expected, error_bound(dtype))
 
@@ -376,7 +376,7 @@ def _check_planes(format: str, device: torch.device) -> None:
         down = random_planes(device, format_of_down, count, hidden, inner)
         shares, chosen = scores.float().softmax(-1).topk(1)
         wide = (each.dequantize(dtype).double() for each in (gate_up, down))
-        expected = reference.experts(x.double(), chosen, shares, *wide)
+        expected = reference.experts.reference(x.double(), chosen, shares, *wide)
         out = experts(x, chosen, shares, gate_up, down)
         assert_close(out, expected, error_bound(dtype))
 

@@ -120,7 +120,7 @@ def vocabulary_pass(
     packed: object,
     done: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """See `ops.vocabulary_pass`."""
+    """See `vocabulary_pass`."""
     out = vocabulary_head(hidden, weight, temperature, uniform, softcap, bans, done)
     named = min(TOP, weight.shape[0])
     top_ids, top_probs = out.top_ids[:, :named], out.top_probs[:, :named]

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sfumato.ops import layer_reference
+from sfumato.ops import reference
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.operands import elementwise
 from sfumato.ops.triton.self_test import KernelTwin, assert_close, error_bound, random_like
@@ -190,7 +190,7 @@ def _check(device: torch.device) -> None:
     q, k, v = random_like(device, dtype, (3, 5, 24), (3, 2, 24), (3, 2, 24))
     given = random_like(device, dtype, (24,), (24,), (3, 12), (3, 12))
     weights = given[0], given[1], given[2], given[3]
-    expected = layer_reference.prepare_heads(q, k, v, *weights, 1e-6)
+    expected = reference.prepare_heads.reference(q, k, v, *weights, 1e-6)
     for out, right in zip(prepare_heads(q, k, v, *weights, 1e-6), expected, strict=True):
         assert_close(out, right, error_bound(dtype))
 

@@ -129,7 +129,7 @@ def _check(device: torch.device) -> None:
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     hidden, weight = random_like(device, dtype, (2, 136), (50, 136))
     ids = torch.arange(38, device=device).view(2, 19)
-    expected = reference.own_scores(hidden.float(), weight, ids)
+    expected = reference.own_scores.reference(hidden.float(), weight, ids)
     assert_close(own_scores(hidden.float(), weight, ids), expected, 1e-5)
 
 
@@ -141,7 +141,7 @@ def _check_planes(format: str, device: torch.device) -> None:
     (hidden,) = random_like(device, torch.float32, (2, whole_blocks(format, 136)))
     weight = random_planes(device, format, 50, hidden.shape[1])
     ids = torch.arange(38, device=device).view(2, 19)
-    expected = reference.own_scores(hidden, weight.dequantize(), ids)
+    expected = reference.own_scores.reference(hidden, weight.dequantize(), ids)
     assert_close(own_scores(hidden, weight, ids), expected, 1e-5)
 
 

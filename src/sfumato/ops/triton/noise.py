@@ -105,7 +105,7 @@ def step_noise(
     width: int,
     vocab_size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `ops.step_noise`. The integers are parts of one record for each row."""
+    """See `step_noise`. The integers are parts of one record for each row."""
     rows = len(seeds)
     temperature = temperatures.new_empty(rows, width)
     uniforms = temperatures.new_empty(rows, width, dtype=torch.float64)

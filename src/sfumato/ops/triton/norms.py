@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sfumato.ops import layer_reference, reference
+from sfumato.ops import reference
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.operands import elementwise
 from sfumato.ops.triton.self_test import KernelTwin, assert_close, error_bound, random_like
@@ -273,7 +273,7 @@ def _check_norm(device: torch.device) -> None:
     for shape in ((3, 72), (2, 5, 16)):
         dtype, (x, weight) = _inputs(device, shape, shape[-1:])
         for scale in (weight, None):
-            expected = reference.rms_norm(x, scale, 1e-6)
+            expected = reference.rms_norm.reference(x, scale, 1e-6)
             assert_close(rms_norm(x, scale, 1e-6), expected, error_bound(dtype))
 
 
@@ -281,7 +281,7 @@ def _check_after_attention(device: torch.device) -> None:
     dtype, given = _inputs(device, (2, 40), (2, 40), (40,), (40,), (40,))
     x, attended, *others = given
     weights = others[0], others[1], others[2]
-    expected = layer_reference.after_attention(x, attended, *weights, 1e-6)
+    expected = reference.after_attention.reference(x, attended, *weights, 1e-6)
     for out, right in zip(after_attention(x, attended, *weights, 1e-6), expected, strict=True):
         assert_close(out, right, error_bound(dtype))
 
@@ -290,7 +290,7 @@ def _check_after_layer(device: torch.device) -> None:
     for scalars in ((1,), (2, 1)):
         dtype, given = _inputs(device, *[(2, 40)] * 3, *[(40,)] * 3, scalars)
         rows, weights = (given[0], given[1], given[2]), (given[3], given[4], given[5])
-        expected = layer_reference.after_layer(*rows, *weights, given[6], 1e-6)
+        expected = reference.after_layer.reference(*rows, *weights, given[6], 1e-6)
         assert_close(after_layer(*rows, *weights, given[6], 1e-6), expected, error_bound(dtype))
 
 

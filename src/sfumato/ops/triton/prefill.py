@@ -13,9 +13,9 @@ import torch
 import triton
 from torch import Tensor
 
-from sfumato.ops import reference
+from sfumato.ops import attention_reference
+from sfumato.ops.attention_reference import NOWHERE, Causal
 from sfumato.ops.narrow_cache import is_narrow, widened
-from sfumato.ops.reference import NOWHERE, Causal
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.operands import EVERYTHING, matrix, multiplied
 from sfumato.ops.triton.prefill_kernels import attend_causally
@@ -123,7 +123,7 @@ def _check_heads(heads: int, kv_heads: int, d: int, device: torch.device) -> Non
     out = attend(q, (zeros, old_k, k), (zeros, old_v, v), causal)
     wide = [x.double() for x in (q, zeros, old_k, old_v, k, v)]
     q, zeros, old_k, old_v, k, v = wide
-    expected = reference.attend(q, (zeros, old_k, k), (zeros, old_v, v), causal)
+    expected = attention_reference.attend.reference(q, (zeros, old_k, k), (zeros, old_v, v), causal)
     assert_close(out, expected, 2 * error_bound(dtype))
 
 

@@ -10,9 +10,9 @@ import torch
 import triton
 from torch import Tensor
 
-from sfumato.ops import read_reference
+from sfumato.ops import attention_reference
+from sfumato.ops.attention_reference import Prefixes, Questions
 from sfumato.ops.narrow_cache import is_narrow, stored_as, widened
-from sfumato.ops.reads import Prefixes, Questions
 from sfumato.ops.triton.attention import merge_pieces
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.narrow_cache import (
@@ -169,7 +169,7 @@ def _check_heads(
         return q.to(kind), k.to(kind), v.to(kind), prefixes, questions
 
     wide = [x.double() for x in widened(held, dtype)]
-    expected = read_reference.read_attention(*call(torch.float64, wide))
+    expected = attention_reference.read_attention.reference(*call(torch.float64, wide))
     assert_close(read_attention(*call(dtype, held)), expected, 2 * error_bound(dtype))
 
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sfumato.ops import layer_reference
+from sfumato.ops import reference
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.operands import elementwise
 from sfumato.ops.triton.self_test import KernelTwin, assert_close, random_like
@@ -160,7 +160,7 @@ def _check(device: torch.device) -> None:
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     x, weight, scale, each = random_like(device, dtype, (18, 72), (20, 72), (72,), (20,))
     chosen, shares = route(x, weight, scale, each, 3, 1e-6)
-    right, expected = layer_reference.route(x, weight, scale, each, 3, 1e-6)
+    right, expected = reference.route.reference(x, weight, scale, each, 3, 1e-6)
     assert torch.equal(chosen, right), "other experts are chosen"
     assert_close(shares, expected, 1e-5)
 

@@ -231,7 +231,7 @@ TAKE_SOFT = register(
 
 
 def move_rows(rows: Rows, rules: Rules, stats: Statistics, fresh: Tensor, words: Tensor) -> None:
-    """See `ops.move_rows`."""
+    """See `move_rows`."""
     assert rules.settings is not None
     (count, width), device = rows.tokens.shape, words.device
     numbers = {name: getattr(stats, name).contiguous() for name in _STATISTICS}

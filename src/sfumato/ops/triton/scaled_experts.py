@@ -270,7 +270,7 @@ def _check(kind: Kind, device: torch.device) -> None:
         gate_up, down = rounded(floats[0] * hidden**-0.5, kind), rounded(floats[1], kind)
         as_codes = multiplies_codes(kind, device)
         wide = (each if as_codes else each.dequantize(torch.float64) for each in (gate_up, down))
-        expected = reference.experts(x.double(), chosen, shares, *wide)
+        expected = reference.experts.reference(x.double(), chosen, shares, *wide)
         out = experts(x, chosen, shares, gate_up, down)
         assert_close(out, expected, error_bound(dtype) + (_BETWEEN if as_codes else 0))
 
