@@ -25,7 +25,6 @@ from typing import (
     ParamSpec,
     TypeVar,
     Union,
-    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -72,39 +71,42 @@ class Operation(Generic[P, R]):
     """An operation; a call of it goes to the function that serves its arguments.
 
     The device is that of the first argument whose type is a Tensor, else of the first.  The form is
-    that of the weights: the arguments that may be a Tensor or something else, but None.
+    that of the weights: the arguments, side by side, that may be a Tensor or something else, but
+    None.  A twin gets all arguments in the order of the parameters.
     """
 
     def __init__(self, reference: Callable[P, R]) -> None:
         update_wrapper(self, reference)
         self.name, self.reference = reference.__name__, reference
-        self._defaults = {
-            each.name: each.default for each in signature(reference).parameters.values()
-        }
-        self._count = len(self._defaults)
+        found = signature(reference).parameters
+        self._count, self._defaults = len(found), tuple(each.default for each in found.values())
+        self._least = self._defaults.count(Parameter.empty)
         hints = get_type_hints(reference)
-        kinds = [hints[name] for name in self._defaults]
+        kinds = [hints[name] for name in found]
         self._device = kinds.index(Tensor) if Tensor in kinds else 0
-        self._weights = [at for at, kind in enumerate(kinds) if _is_weight(kind)]
+        weights = [at for at, kind in enumerate(kinds) if _is_weight(kind)]
+        self._weights = slice(weights[0], weights[-1] + 1) if weights else None
+        assert all(map(_is_weight, kinds[self._weights] if self._weights else ())), "side by side"
 
     def __call__(self, *given: P.args, **named: P.kwargs) -> R:
-        arguments = cast(tuple[Any, ...], given)
+        arguments: tuple[Any, ...] = given
         if named or len(arguments) != self._count:
-            arguments = self._completed(arguments, named)
-        form = form_of(*[arguments[at] for at in self._weights]) if self._weights else ANY
+            short = not named and self._least <= len(arguments) < self._count
+            more = self._defaults[len(arguments) :]
+            arguments = arguments + more if short else self._bound(arguments, named)
+        form = form_of(*arguments[self._weights]) if self._weights else ANY
         for watch in _watchers:
             watch(self.name, form, arguments)
         device = getattr(arguments[self._device], "device", _CPU)
-        return cast(R, choose(self.name, device, form, *arguments)(*arguments))
+        result: R = choose(self.name, device, form, *arguments)(*arguments)
+        return result
 
-    def _completed(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-        """All arguments of a call in the order of the parameters, as twins take them."""
-        rest = list(self._defaults)[len(given) :]
-        values = [named.get(name, self._defaults[name]) for name in rest]
-        known = all(value is not Parameter.empty for value in values) and named.keys() <= {*rest}
-        if not known or len(given) > self._count:
-            signature(self.reference).bind(*given, **named)  # raises TypeError, and says which
-        return *given, *values
+    def _bound(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """All arguments of a call in the order of the parameters. Raises TypeError as a call of the
+        reference would."""
+        bound = signature(self.reference).bind(*given, **named)
+        bound.apply_defaults()
+        return bound.args
 
 
 def _is_weight(kind: object) -> bool:
@@ -204,19 +206,26 @@ def register_form(kind: type, form: str) -> None:
 
 def form_of(*weights: object) -> str:
     """The form of a weight, or of several where they share it, else ANY."""
-    forms = {_forms.get(type(weight), FLOAT) for weight in weights}
-    return forms.pop() if len(forms) == 1 else ANY
+    form = ANY
+    for weight in weights:
+        own = _forms.get(type(weight), FLOAT)
+        if form != ANY and form != own:
+            return ANY
+        form = own
+    return form
 
 
 def choose(
     operation: str, device: torch.device, form: str, *arguments: Any, below: int = COMPILED + 1
 ) -> Function:
     """The function that serves these arguments, of the backends below one."""
-    if not _forced and _wants_gradient(arguments):
+    if _forced:
+        return _operations[operation].reference
+    if _wants_gradient(arguments):
         return _differentiable.get(operation) or _operations[operation].reference
-    if not _forced and operation not in _off:
+    if operation not in _off:
         kind = kind_of(device)
-        if (operation, kind) in _replaced:
+        if _replaced and (operation, kind) in _replaced:
             return _replaced[operation, kind][0]
         for key in (form, ANY) if form != ANY else (ANY,):
             for entry in _twins.get((operation, kind, key), ()):
@@ -272,7 +281,8 @@ def _wants_gradient(arguments: tuple[Any, ...]) -> bool:
 
 def kind_of(device: torch.device) -> str:
     """The kind of device whose twins serve a device."""
-    return _seen_as.get(device.type, device.type)
+    kind = device.type
+    return _seen_as.get(kind, kind)
 
 
 def device_of(arguments: tuple[Any, ...]) -> torch.device:
