@@ -261,7 +261,7 @@ def vocabulary_pass(
     bans: Bans | None,
     chunk: int,
     packed: Sequence[Weight] | None,
-    done: Tensor | None,
+    done: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """One pass over the vocabulary of which nothing is asked but bans.
 

@@ -18,8 +18,9 @@ import torch
 from tests.support.kernels import interpreted
 
 from sfumato import ops
+from sfumato.diffusion.step import device_step
 from sfumato.ops.narrow_cache import CACHED, FORMATS
-from sfumato.ops.registry import seen_as
+from sfumato.ops.registry import check_signature, seen_as
 from sfumato.ops.triton import (
     OPERATIONS,
     ahead_of_time,
@@ -39,8 +40,10 @@ from sfumato.ops.triton.kernel import (
     launch,
     load,
 )
+from sfumato.ops.triton.scaled import KINDS
 from sfumato.ops.triton.self_test import KernelTwin
 from sfumato.ops.triton.tiles import CANDIDATES, Tile, candidates, table, tile_for
+from sfumato.weights.blocks import KNOWN_FORMATS
 
 CPU = torch.device("cpu")
 SPILLED = {
@@ -103,6 +106,15 @@ def test_devices_are_tested_with_more_sizes_than_an_interpreter() -> None:
     assert self_test.sizes_for(torch.device("cuda", 0), [1], [2, 3]) == [1, 2, 3]
 
 
+@interpreted
+def test_every_twin_has_the_signature_of_its_reference() -> None:
+    assert device_step is not None  # what other packages declare is declared
+    for operation, twin in twins({*KNOWN_FORMATS, *KINDS, *FORMATS.values()}).items():
+        check_signature(operation.split()[0], twin.function)
+    with pytest.raises(TypeError, match="linear: the twin .* its reference"):
+        check_signature("linear", lambda x, weight: x)
+
+
 def test_a_kernel_that_is_wrong_is_switched_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -148,7 +160,7 @@ def test_one_line_says_that_torch_serves(
         assert not prepare(gpu)
         monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(("linear",))})
         monkeypatch.setattr("sfumato.ops.triton._refused", set())
-        twin = KernelTwin("linear", max, lambda x, weight: False, lambda device: None)
+        twin = KernelTwin("linear", max, lambda x, weight, tile: False, lambda device: None)
         monkeypatch.setattr("sfumato.ops.triton._twin", lambda operation: twin)
         with seen_as("cpu", "cuda"):
             for _ in range(2):
@@ -186,11 +198,11 @@ def test_torch_serves_once_a_kernel_does_not_run(
     monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(("linear", "route"))})
     stub, tile = Kernel("stub", Stub(fails=True), {}, {}), Tile({}, 4, 1)
 
-    def failing(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def failing(x: torch.Tensor, weight: torch.Tensor, tile: int | None) -> torch.Tensor:
         launch(stub, (1,), tile, CPU, out=x)
         return x
 
-    twin = KernelTwin("linear", failing, lambda x, weight: True, lambda device: None)
+    twin = KernelTwin("linear", failing, lambda x, weight, tile: True, lambda device: None)
     monkeypatch.setattr("sfumato.ops.triton._twin", lambda operation: twin)
     x = torch.eye(3)
     with seen_as("cpu", "cuda"), caplog.at_level(logging.WARNING, logger=self_test.__name__):
