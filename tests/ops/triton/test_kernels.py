@@ -111,7 +111,7 @@ def test_every_twin_has_the_signature_of_its_reference() -> None:
     assert device_step is not None  # what other packages declare is declared
     for operation, twin in twins({*KNOWN_FORMATS, *KINDS, *FORMATS.values()}).items():
         check_signature(operation.split()[0], twin.function)
-    with pytest.raises(TypeError, match="linear: the twin .* its reference"):
+    with pytest.raises(TypeError, match=r"linear: the twin .* its reference"):
         check_signature("linear", lambda x, weight: x)
 
 
@@ -196,10 +196,10 @@ def test_torch_serves_once_a_kernel_does_not_run(
 ) -> None:
     monkeypatch.setattr(kernel_module, "interpreting", lambda: False)
     monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(("linear", "route"))})
-    stub, tile = Kernel("stub", Stub(fails=True), {}, {}), Tile({}, 4, 1)
+    stub, own = Kernel("stub", Stub(fails=True), {}, {}), Tile({}, 4, 1)
 
     def failing(x: torch.Tensor, weight: torch.Tensor, tile: int | None) -> torch.Tensor:
-        launch(stub, (1,), tile, CPU, out=x)
+        launch(stub, (1,), own, CPU, out=x)
         return x
 
     twin = KernelTwin("linear", failing, lambda x, weight, tile: True, lambda device: None)
