@@ -78,11 +78,14 @@ class Operation(Generic[P, R]):
     def __init__(self, reference: Callable[P, R]) -> None:
         update_wrapper(self, reference)
         self.name, self.reference = reference.__name__, reference
-        found = signature(reference).parameters
-        self._count, self._defaults = len(found), tuple(each.default for each in found.values())
+        parameters = signature(reference).parameters
+        self._count, self._defaults = (
+            len(parameters),
+            tuple(each.default for each in parameters.values()),
+        )
         self._least = self._defaults.count(Parameter.empty)
         hints = get_type_hints(reference)
-        kinds = [hints[name] for name in found]
+        kinds = [hints[name] for name in parameters]
         self._device = kinds.index(Tensor) if Tensor in kinds else 0
         weights = [at for at, kind in enumerate(kinds) if _is_weight(kind)]
         self._weights = slice(weights[0], weights[-1] + 1) if weights else None
@@ -164,10 +167,10 @@ def check_signature(operation: str, function: Function) -> None:
 
 def _parameters(function: Function) -> str:
     """The parameters of a function with their defaults; "*" where it takes any."""
-    found = signature(function).parameters.values()
-    if [each.kind for each in found] == [Parameter.VAR_POSITIONAL]:
+    parameters = signature(function).parameters.values()
+    if [each.kind for each in parameters] == [Parameter.VAR_POSITIONAL]:
         return "*"
-    return ", ".join(str(each.replace(annotation=Parameter.empty)) for each in found)
+    return ", ".join(str(each.replace(annotation=Parameter.empty)) for each in parameters)
 
 
 def twin(
