@@ -452,8 +452,7 @@ def load(
     if quantize is not None:
         checkpoint = quantized_on_load(checkpoint, quantize, target)
     kind = pick_dtype(dtype, checkpoint, target)
-    defaults = checkpoint_defaults(checkpoint)
-    text = _fitting_text(checkpoint, config)
+    defaults, text = checkpoint_defaults(checkpoint), _fitting_text(checkpoint, config)
     if not has_twins(target):
         try_device(target, EMBEDDED)
     if placement.leaves_layers:

@@ -34,7 +34,7 @@ def vocabulary_mass(
     chunk: int,
     packed: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `ops.vocabulary_mass`. Both products are summed in float32 and not rounded, so that the
+    """See `vocabulary_mass`. Both products are summed in float32 and not rounded, so that the
     mass of all tokens is 1."""
     ones = torch.ones(len(hidden), device=hidden.device)
     out = vocabulary_head(hidden, weight, ones, ones.double(), softcap, masses=False)
