@@ -54,7 +54,7 @@ def test_what_a_server_does_not_tell_is_absent() -> None:
     values = values_of(plain)
     assert set(values) == {"first_token_s", "last_token_s", "total_s"}
     (first,), (last,), (total,) = values.values()
-    assert 0.05 <= first <= last - 0.04 <= total - 0.08 < 1
+    assert 0.05 <= first <= last - 0.02 <= total - 0.04 < 1  # half of what the server waits
 
 
 def test_what_it_tells_is_in_the_same_report() -> None:

@@ -185,4 +185,4 @@ PARTS = _list(
     ),
     least=1,
 ) | {"maxItems": 2 * MOST_HOLES + 1}
-EXTRA = either(_list(_object({}, {"text": TEXT, "filename": either(TEXT, NULL)})), NULL)
+EXTRA = either(_list(_object({"text": TEXT}, {"filename": either(TEXT, NULL)})), NULL)

@@ -42,7 +42,7 @@ def parse(service: Service, body: InfillBody) -> list[Request]:
 
 def _extra(part: Mapping[str, Any], where: str) -> str:
     """A text of another file, after its name."""
-    text, name = part.get("text"), part.get("filename", "")
+    text, name = part.get("text"), part.get("filename") or ""
     if not isinstance(text, str):
         raise bad_request(f"{where}.text: must be text", f"{where}.text")
     if not isinstance(name, str):
