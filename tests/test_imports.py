@@ -20,6 +20,7 @@ SRC = ROOT / "src" / "sfumato"
 _NETWORK = {"threads", "options", "model", "ops", "weights", "catalog"}
 _ENGINE = {"engine", "api", "decisions", "tasks", "diffusion", "text", "fills"} | _NETWORK
 MAY_IMPORT: dict[str, set[str]] = {
+    "refused": set(),
     "values": set(),
     "threads": set(),
     "options": {"values"},
@@ -96,9 +97,9 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def _allowed(part: str, target: str) -> bool:
-    """Whether `part` may import sfumato.`target`."""
+    """Whether `part` may import sfumato.`target`. All may raise `Refused`."""
     own = target.split(".")[0]
-    return own == part or bool({own, target} & MAY_IMPORT[part])
+    return own in (part, "refused") or bool({own, target} & MAY_IMPORT[part])
 
 
 def _upward() -> set[tuple[str, str]]:

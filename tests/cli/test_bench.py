@@ -153,7 +153,7 @@ def test_ctrl_c_reports_what_was_measured(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--random-weights", "27b"), "random_weights: '27b' is none of"),
+        (("--random-weights", "27b"), "--random-weights: '27b' is none of"),
         (("--random-weights", "tiny", "-m", "x"), "--random-weights: does not go with -m"),
         (("--random-weights", "tiny", "--prompts", "x"), "does not go with --prompts"),
         (("--random-weights", "tiny", "--quantize", "q8_0"), "are made in the format of --format"),

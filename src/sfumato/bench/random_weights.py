@@ -18,6 +18,7 @@ from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.loading import expected_shapes
 from sfumato.model.model_config import ConfigError
 from sfumato.model.quant_recipes import TARGETS, formats, takes_codes, takes_int4
+from sfumato.refused import Refused
 from sfumato.weights.blocks import BLOCK_FORMATS, KNOWN_FORMATS, BlockFormat, QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.quantize import quantize
@@ -101,7 +102,7 @@ def random_config(
     Raises ValueError, naming the option, for an unknown preset.
     """
     if preset not in PRESETS:
-        raise ValueError(f"random_weights: {preset!r} is none of {', '.join(PRESETS)}")
+        raise Refused("random_weights", f"{preset!r} is none of {', '.join(PRESETS)}")
     sizes, canvas = PRESETS[preset]
     changed = {"num_hidden_layers": layers, "vocab_size": vocab}
     text = sizes | {name: value for name, value in changed.items() if value is not None}
@@ -166,12 +167,12 @@ def random_checkpoint(
     published = PUBLISHED.get(format)
     if format not in TARGETS and published is None:
         known = ", ".join((*TARGETS, *PUBLISHED))
-        raise ValueError(f"format: {format!r} is none of {known}")
+        raise Refused("format", f"{format!r} is none of {known}")
     config = random_config(preset, layers, vocab)
     try:
         shapes = expected_shapes(DIFFUSION_GEMMA.config.from_hf(config, {}))
     except ConfigError as error:
-        raise ValueError(f"layers: {layers} make no network ({error})") from None
+        raise Refused("layers", f"{layers} make no network ({error})") from None
     path = Path(f"random-{preset}")
     kinds = formats(shapes, TARGETS["bf16" if published else format])
     if published:

@@ -32,6 +32,7 @@ from sfumato.ops import gpu, packing
 from sfumato.ops.narrow_cache import FORMATS
 from sfumato.ops.reference import Weight
 from sfumato.ops.registry import PANELS, watched
+from sfumato.refused import Refused
 from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.scaled import ScaledTensor
@@ -90,7 +91,7 @@ def load_network(
     tensors, and ValueError for other arguments, before any tensor is read.
     """
     if activations not in ops.ACTIVATIONS:
-        raise ValueError(f"activations: {activations!r} is none of {', '.join(ops.ACTIVATIONS)}")
+        raise Refused("activations", f"{activations!r} is none of {', '.join(ops.ACTIVATIONS)}")
     stored = cache_dtype(checkpoint, device, dtype, cache_type)
     config = config_of(checkpoint)
     placement = placement or on_one_device(device, len(config.layers))

@@ -23,6 +23,7 @@ from sfumato.model.step_rows import StepRows
 from sfumato.model.to_device import to_device
 from sfumato.model.transformer import Transformer
 from sfumato.ops.reference import Weight
+from sfumato.refused import Refused
 from sfumato.weights.tensorfile import FileSizes
 
 PREFILL_CHUNK = 512  # tokens of a prompt encoded at once: bounds the working memory of a prefill
@@ -74,13 +75,15 @@ class Network:
         number from 1, and where they exceed the device's memory."""
         for name, value in (("rows", rows), ("capacity", capacity)):
             if type(value) is not int or value < 1:
-                raise ValueError(f"{name}: must be a whole number from 1, got {value!r}")
+                raise Refused(name, f"must be a whole number from 1, got {value!r}")
         needed = rows * slot_bytes(self.config, capacity, self.cache_dtype)
         available = device_memory(self.device)
         if available is not None and needed > available:
-            raise ValueError(
-                f"rows, capacity: a cache of {rows} x {capacity} positions needs {needed:,} bytes, "
-                f"and {self.device} has {available:,}; lower one of them"
+            raise Refused(
+                ("rows", "capacity"),
+                f"a cache of {rows} x {capacity} positions needs {needed:,} bytes, and "
+                f"{self.device} has {available:,}",
+                "lower one of them",
             )
         return KVCache(self.new_slots(rows, capacity))
 
@@ -273,7 +276,8 @@ class Network:
         """Raises ValueError, naming `where`, for token ids that the embedding does not have: on a
         GPU they would end the process."""
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.config.vocab_size:
-            raise ValueError(
-                f"{where}: token ids must lie in 0..{self.config.vocab_size - 1}, "
-                f"got {int(ids.min())}..{int(ids.max())}"
+            raise Refused(
+                where,
+                f"token ids must lie in 0..{self.config.vocab_size - 1}, got "
+                f"{int(ids.min())}..{int(ids.max())}",
             )

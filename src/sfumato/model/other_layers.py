@@ -25,6 +25,7 @@ from sfumato.model.placement import cache_dtype
 from sfumato.model.streamed_layers import aligned
 from sfumato.model.transformer import Block
 from sfumato.ops.side_copies import side_copies
+from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint
 
 _log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def check_other_layers(name: str) -> None:
     """Raises ValueError for what is neither "auto" nor a name of OTHER_LAYERS."""
     names = "auto", *OTHER_LAYERS
     if name not in names:
-        raise ValueError(f"other_layers: {name!r} is none of {', '.join(names)}")
+        raise Refused("other_layers", f"{name!r} is none of {', '.join(names)}")
 
 
 @dataclass(frozen=True)

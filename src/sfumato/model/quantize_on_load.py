@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sfumato.model.quant_recipes import FP8, TARGETS, format_of, takes_codes
+from sfumato.refused import Refused
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.quantize import quantize
@@ -39,7 +40,7 @@ class QuantizedCheckpoint(Checkpoint):
         try:
             return quantized(name, value.to(self.device), self.target)
         except ValueError as error:
-            raise ValueError(f"quantize: {self.tensors[name].file}: {error}") from error
+            raise Refused("quantize", f"{self.tensors[name].file}: {error}") from error
 
 
 def quantized_on_load(checkpoint: Checkpoint, target: str, device: torch.device) -> Checkpoint:
@@ -49,7 +50,7 @@ def quantized_on_load(checkpoint: Checkpoint, target: str, device: torch.device)
     Raises ValueError for another target.
     """
     if target not in ON_LOAD:
-        raise ValueError(f"quantize: {target!r} is none of {', '.join(ON_LOAD)}")
+        raise Refused("quantize", f"{target!r} is none of {', '.join(ON_LOAD)}")
     values = {field.name: getattr(checkpoint, field.name) for field in fields(Checkpoint)}
     tensors = {
         name: _quantized_info(name, info, target) for name, info in checkpoint.tensors.items()
@@ -70,14 +71,14 @@ def quantized(name: str, tensor: Tensor, target: str) -> QuantizedTensor | Scale
     if chosen is None or chosen.sensitive is not None:
         known = ", ".join(key for key, value in TARGETS.items() if value.sensitive is None)
         known += f", {FP8}"
-        raise ValueError(f"quantize: {target!r} is none of {known}")
+        raise Refused("quantize", f"{target!r} is none of {known}")
     block = BLOCK_FORMATS.get(format_of(name, tuple(tensor.shape), chosen))
     if block is None:
         return tensor
     try:
         return quantize(tensor, block)
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+        raise Refused(name, str(error)) from error
 
 
 def _as_codes(name: str, tensor: Tensor) -> ScaledTensor | Tensor:
@@ -85,7 +86,7 @@ def _as_codes(name: str, tensor: Tensor) -> ScaledTensor | Tensor:
         return tensor
     held = round_rows(tensor.contiguous(), "FP8")
     if not bool(held.scales.isfinite().all()):
-        raise ValueError(f"{name}: holds values that are not finite")
+        raise Refused(name, "holds values that are not finite")
     return held
 
 

@@ -12,8 +12,9 @@ from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from sfumato.refused import Refused
 from sfumato.server.http import request_body
-from sfumato.server.http.errors import ApiError, bad_request
+from sfumato.server.http.errors import ApiError
 from sfumato.server.http.security import OWNER
 from sfumato.server.http.wire import SSE, named_event
 from sfumato.server.openapi import fails
@@ -87,7 +88,7 @@ def _wants_stream(request: Request) -> bool:
     """Raises ApiError."""
     given = request.query_params.get("stream", "false").lower()
     if given not in ("false", "0", "true", "1"):
-        raise bad_request("stream: must be true or false", "stream")
+        raise Refused("stream", "must be true or false")
     return given in ("true", "1")
 
 
@@ -97,9 +98,7 @@ def _starting_after(request: Request) -> int | None:
     if given is None:
         return None
     if not (given.isascii() and given.isdecimal() and len(given) <= _MOST_DIGITS):
-        raise bad_request(
-            f"starting_after: must be a number of at most {_MOST_DIGITS} digits", "starting_after"
-        )
+        raise Refused("starting_after", f"must be a number of at most {_MOST_DIGITS} digits")
     return int(given)
 
 
@@ -144,19 +143,19 @@ def _input_items(service: Service, request: Request, name: str) -> dict[str, Any
     query = request.query_params
     order, after = query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
-        raise bad_request("order: must be asc or desc", "order")
+        raise Refused("order", "must be asc or desc")
     given = query.get("limit", str(_LISTED))
     is_number = given.isascii() and given.isdecimal() and len(given) <= 3
     limit = int(given) if is_number else 0
     if not 1 <= limit <= _MOST_LISTED:
-        raise bad_request(f"limit: must be from 1 to {_MOST_LISTED}", "limit")
+        raise Refused("limit", f"must be from 1 to {_MOST_LISTED}")
     items = _inputs(service, request, name)
     if order == "desc":
         items.reverse()
     if after is not None:
         at = next((i for i, item in enumerate(items) if item["id"] == after), None)
         if at is None:
-            raise bad_request("after: is the id of none of these items", "after")
+            raise Refused("after", "is the id of none of these items")
         items = items[at + 1 :]
     shown = items[:limit]
     return {

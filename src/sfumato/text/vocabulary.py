@@ -14,6 +14,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
+from sfumato.refused import Refused
 from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.jsonfile import read_object
 
@@ -24,8 +25,12 @@ _MARKER_TYPES = (3, 4)
 _NAMED = {"bos": "bos", "eos": "eos", "pad": "padding"}
 
 
-class TokenizerError(ValueError):
+class TokenizerError(Refused):
     """A vocabulary that cannot be used, or text or ids that it cannot turn into the other."""
+
+    def __init__(self, why: str, field: str | None = None) -> None:
+        super().__init__(field, why)
+        self.args = (why, field)
 
 
 def from_json(path: Path) -> tokenizers.Tokenizer:

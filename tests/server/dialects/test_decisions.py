@@ -19,6 +19,7 @@ from sfumato.diffusion.constraints.questions import (
     YesNoQuestion,
 )
 from sfumato.engine import EngineDead, Failed, QueueFull, TooLarge
+from sfumato.refused import Refused
 from sfumato.server.app import create_app
 from sfumato.server.dialects.openai_decisions import option_names
 from sfumato.server.settings import ServerSettings
@@ -320,7 +321,7 @@ def test_images_are_refused_in_words(client: Client) -> None:
 @pytest.mark.parametrize(
     ("refusal", "one", "word", "google"),
     [
-        (TooLarge("state: too long", 9, 5), 413, "request_too_large_error", 400),
+        (TooLarge("state", "too long", "", 9, 5), 413, "request_too_large_error", 400),
         (QueueFull("full"), 429, "rate_limit_error", 429),
         (EngineDead("closed"), 503, "service_unavailable_error", 503),
     ],
@@ -339,7 +340,7 @@ def test_refusals_of_the_engine(
 
 
 def test_a_value_that_the_engine_refuses_names_its_field(client: Client) -> None:
-    client.engine.refusal = ValueError("questions.0: its labels cannot be told apart")
+    client.engine.refusal = Refused("questions.0", "its labels cannot be told apart")
     answer = client.questions(NOUL)
     (detail,) = answer.json()["detail"]
     assert (answer.status_code, detail["loc"]) == (422, ["body", "questions"])

@@ -20,6 +20,7 @@ from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.quant_recipes import TARGETS, formats
 from sfumato.ops.triton.planes import plane_bytes, refusal
 from sfumato.ops.triton.workspaces import GROUP, head_chunk
+from sfumato.refused import Refused
 from sfumato.weights.blocks import BLOCK_FORMATS
 from sfumato.weights.scaled import KINDS
 from sfumato.weights.tensorfile import FLOAT_FORMATS
@@ -56,7 +57,7 @@ def stored_bytes(config: ModelConfig, format: str = "bf16") -> dict[str, int]:
     """Bytes of every tensor of a checkpoint in a format of `sfumato convert`, by canonical name.
     Raises ValueError for another format."""
     if format not in TARGETS:
-        raise ValueError(f"format: {format!r} is none of {', '.join(TARGETS)}")
+        raise Refused("format", f"{format!r} is none of {', '.join(TARGETS)}")
     shapes = expected_shapes(config)
     return {
         name: format_bytes(kind, shapes[name])

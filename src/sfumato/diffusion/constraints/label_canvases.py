@@ -12,6 +12,7 @@ from sfumato.diffusion.constraints.labels import Label
 from sfumato.diffusion.constraints.listing import Listing, listing_orders, means_itself
 from sfumato.diffusion.constraints.questions import Question
 from sfumato.diffusion.constraints.template import NOISE, ReadCanvas, ReadTemplate
+from sfumato.refused import Refused
 
 Options = tuple[tuple[int, int | None], ...]
 """Where each option is on the canvases, see `Target.options`."""
@@ -61,8 +62,10 @@ def _canvases(
 
 def _fitting(canvas: ReadCanvas | None, template: ReadTemplate) -> ReadCanvas:
     if canvas is None:
-        raise ValueError(
-            f"questions: a canvas of this model has {template.canvas_length} tokens, which is too "
-            "short for an answer; use another model"
+        raise Refused(
+            "questions",
+            f"a canvas of this model has {template.canvas_length} tokens, which is too "
+            "short for an answer",
+            "use another model",
         )
     return canvas

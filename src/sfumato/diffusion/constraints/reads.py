@@ -20,6 +20,7 @@ from sfumato.diffusion.constraints.questions import Question
 from sfumato.diffusion.constraints.slot_reading import SlotReading
 from sfumato.diffusion.constraints.template import NOISE, ReadCanvas, ReadTemplate
 from sfumato.diffusion.constraints.wording import joint_line, joint_text, question_text
+from sfumato.refused import Refused
 
 
 @dataclass(frozen=True)
@@ -158,9 +159,10 @@ def _even_parts(
     while _joint_canvas(template, _lines(template, -(-len(items) // count))) is None:
         count += 1
         if count > len(items):
-            raise ValueError(
-                f"joint: a canvas of {template.canvas_length} tokens holds no line of a question; "
-                "leave joint out"
+            raise Refused(
+                "joint",
+                f"a canvas of {template.canvas_length} tokens holds no line of a question",
+                "leave joint out",
             )
     for part in range(count):
         a, b = part * len(items) // count, (part + 1) * len(items) // count

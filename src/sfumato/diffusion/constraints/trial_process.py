@@ -36,6 +36,7 @@ from sfumato.diffusion.constraints.trial_protocol import (
     Vocabulary,
     take_frames,
 )
+from sfumato.refused import Refused
 
 NICENESS = 5
 """Of this process and its children; those that yield to others get as much once more."""
@@ -158,8 +159,8 @@ def _tried(source: Source, tokens: GrammarTokens) -> dict[str, Any]:
     """What comes of a source that is compiled, asked for its first mask, copied and freed."""
     try:
         grammar = compiled_source(source, tokens)
-    except ValueError as error:
-        return {"refused": str(error)}
+    except Refused as error:
+        return {"fields": error.fields, "why": error.why, "advice": error.advice}
     return {"field": grammar.field, "text": grammar.text, "notes": grammar.notes}
 
 

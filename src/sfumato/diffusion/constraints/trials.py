@@ -33,6 +33,7 @@ from sfumato.diffusion.constraints.trial_protocol import (
     Vocabulary,
     take_frames,
 )
+from sfumato.refused import Refused
 
 log = logging.getLogger(__name__)
 
@@ -336,18 +337,20 @@ def _started() -> subprocess.Popen[bytes]:
 def _outcome(source: Source, frame: Frame) -> Tried | Exception:
     name = source.field if isinstance(source, GrammarSource) else "tools"
     if frame.kind == TOO_LONG:
-        return ValueError(
-            f"{name}: takes more than {MOST_S:g} s of the processor's time to compile, which is "
-            "the limit; make it smaller"
+        return Refused(
+            name,
+            f"takes more than {MOST_S:g} s of the processor's time to compile, which is the limit",
+            "make it smaller",
         )
     if frame.kind == DIED:
-        return ValueError(
-            f"{name}: compiling it needs more memory than a grammar may have, or too deep a "
-            "recursion; make it smaller"
+        return Refused(
+            name,
+            "compiling it needs more memory than a grammar may have, or too deep a recursion",
+            "make it smaller",
         )
     if frame.kind != DONE:
         return TrialFailed("the machine is too busy to compile grammars; try again later")
     answer = json.loads(frame.body)
-    if "refused" in answer:
-        return ValueError(answer["refused"])
+    if "why" in answer:
+        return Refused(tuple(answer["fields"]), answer["why"], answer["advice"])
     return Tried(answer["field"], answer["text"], tuple(answer["notes"]))

@@ -7,12 +7,12 @@ from typing import Any
 
 from fastapi.datastructures import Headers
 
+from sfumato.refused import Refused
 from sfumato.server.dialects.gemini_decisions import GEMINI_DECISIONS, KEY_HEADER
 from sfumato.server.dialects.openai_decisions import OPENAI_DECISIONS
 from sfumato.server.dialects.systemone import PATH, SYSTEM_ONE
 from sfumato.server.http.decision_dialect import DecisionDialect
 from sfumato.server.http.decision_route import DecisionRoute
-from sfumato.server.http.errors import bad_request
 
 _FORMS = (
     "state with questions as an object (System One), input with questions as a list (OpenAI), or "
@@ -26,7 +26,7 @@ def by_headers(headers: Headers) -> DecisionDialect[Any]:
 
 
 def by_body(headers: Headers, body: Mapping[str, Any]) -> DecisionDialect[Any]:
-    """Raises ApiError for a body of no form, and for one of two."""
+    """Raises Refused for a body of no form, and for one of two."""
     has_state, has_input = (body.get(name) is not None for name in ("state", "input"))
     questions = body.get("questions")
     if has_state and not has_input and isinstance(questions, dict):
@@ -36,7 +36,7 @@ def by_body(headers: Headers, body: Mapping[str, Any]) -> DecisionDialect[Any]:
             return OPENAI_DECISIONS
         if isinstance(questions, dict) and KEY_HEADER in headers:
             return GEMINI_DECISIONS
-    raise bad_request(f"the body must have one of three forms: {_FORMS}", code="unknown_form")
+    raise Refused(None, f"the body must have one of three forms: {_FORMS}", code="unknown_form")
 
 
 ROUTES = (

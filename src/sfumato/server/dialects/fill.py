@@ -9,12 +9,13 @@ from typing import Any
 from sfumato.diffusion.constraints.filled import Alternative, FilledHole
 from sfumato.diffusion.constraints.hole import Hole, Part, check_parts
 from sfumato.engine import Finished, Request, Settled
+from sfumato.options import exclusions
+from sfumato.refused import Refused
 from sfumato.server.dialects.shared import openai_objects
 from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.openai_messages import conversation
 from sfumato.server.dialects.shared.sampling import request_fields, seeds_of
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
-from sfumato.server.http.errors import bad_request
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.wire import SSE
 from sfumato.server.schemas.fill import FillBody
@@ -33,17 +34,14 @@ _OF_REPLIES: dict[str, tuple[Any, ...]] = {
 
 
 def parse(service: Service, body: FillBody) -> list[Request]:
-    """Raises ApiError."""
+    """Raises Refused."""
+    given: dict[str, object] = {"parts": True, "grammar": (grammar := grammar_of(body))}
     for name, neutral in _OF_REPLIES.items():
         value = getattr(body, name)
-        if value is not None and value not in neutral:
-            raise bad_request(f"{name}: a fill has the length that its holes have", name)
-    if body.messages is not None and body.prompt is not None:
-        raise bad_request("messages, prompt: give at most one of them", "prompt")
-    if (grammar := grammar_of(body)) is not None:
-        raise bad_request(
-            f"{grammar.field}: does not go together with holes; give a hole choices", grammar.field
-        )
+        given[name] = value is not None and value not in neutral
+    given |= {"messages": body.messages is not None, "prompt": body.prompt is not None}
+    if (refused := exclusions.refusal(exclusions.FILL, given)) is not None:
+        raise refused if grammar is None else refused.renamed({"grammar": grammar.field})
     parts = parts_of(body.parts)
     fields = request_fields(body, service.model, PATH)
     if body.messages is not None:
@@ -51,24 +49,19 @@ def parse(service: Service, body: FillBody) -> list[Request]:
     else:
         ids = service.raw_prompt(body.prompt or "", PATH, body.user)
         if not ids:
-            raise bad_request(
-                "prompt: is empty, and this model has no token to begin with", "prompt"
-            )
+            raise Refused("prompt", "is empty, and this model has no token to begin with")
         fields["ids"] = ids
     seed = seeds_of(body.seed, 1)[0]
     return [Request(parts=parts, seed=seed, user=body.user, **fields)]
 
 
 def parts_of(given: Sequence[str | Mapping[str, Any]]) -> tuple[Part, ...]:
-    """Texts and holes. Raises ApiError."""
+    """Texts and holes. Raises Refused."""
     parts = [
         part if isinstance(part, str) else _hole(part, f"parts[{place}]")
         for place, part in enumerate(given)
     ]
-    try:
-        return check_parts(parts)
-    except ValueError as error:
-        raise bad_request(str(error), "parts") from None
+    return check_parts(parts)
 
 
 def _hole(given: Mapping[str, Any], where: str) -> Hole:
@@ -76,20 +69,20 @@ def _hole(given: Mapping[str, Any], where: str) -> Hole:
     unknown = [name for name in fields if name not in _HOLE]
     if unknown:
         name = f"{where}.{unknown[0][:100]}"
-        raise bad_request(f"{name}: unknown; a hole has tokens, at_most or choices", name)
+        raise Refused(name, "unknown", "a hole has tokens, at_most or choices")
     if len(fields) != 1:
         text = (
             f'a hole has exactly one of {", ".join(_HOLE)}, as {{"tokens": 6}}; got {len(fields)}'
         )
-        raise bad_request(f"{where}: {text}", where)
+        raise Refused(where, text)
     for name, value in fields.items():
         if isinstance(value, float) and value.is_integer():
             text = f"whole numbers are written without a decimal point, and not as {value!r}"
-            raise bad_request(f"{where}.{name}: {text}", f"{where}.{name}")
+            raise Refused(f"{where}.{name}", text)
     try:
         return Hole(**fields)
     except ValueError as error:
-        raise bad_request(f"{where}: {error}", where) from None
+        raise Refused(where, str(error)) from None
 
 
 class FillRenderer(Renderer):

@@ -8,6 +8,7 @@ from typing import Any
 
 from sfumato.api import Reply
 from sfumato.engine import Account, Finished, Request, Settled, new_id
+from sfumato.refused import Refused
 from sfumato.server.dialects.shared import openai_objects
 from sfumato.server.dialects.shared.ends import reply_ends
 from sfumato.server.dialects.shared.given_canvas import canvas_fields, longest, names, reads
@@ -26,7 +27,6 @@ from sfumato.server.dialects.shared.sampling import check_size, limited, request
 from sfumato.server.dialects.shared.thinking import Thinking, thinking_of
 from sfumato.server.examples import warnings
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
-from sfumato.server.http.errors import bad_request
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.wire import SSE
 from sfumato.server.schemas.openai import ChatBody
@@ -37,7 +37,7 @@ PATH = "/v1/chat/completions"
 
 
 def parse(service: Service, body: ChatBody) -> list[Request]:
-    """One request for each of the n replies. Raises ApiError."""
+    """One request for each of the n replies. Raises Refused."""
     body = limited(body)
     markers = service.model.template.markers
     messages, continued = continuation(
@@ -54,9 +54,8 @@ def parse(service: Service, body: ChatBody) -> list[Request]:
     fields["max_thinking_tokens"] = budget
     fields |= canvas_fields(body, service, fields["sampler"], bool(body.logprobs))
     if use.opening is not None and fields["canvas"] is not None:
-        raise bad_request(
-            "tool_choice: a given canvas cannot begin with a call; leave one of them out",
-            "tool_choice",
+        raise Refused(
+            "tool_choice", "a given canvas cannot begin with a call", "leave one of them out"
         )
     if body.prediction is not None:
         fields["prediction"] = prediction_of(body.prediction)
@@ -99,14 +98,14 @@ def limit_of(service: Service, body: ChatBody, prompt: int, request: Request) ->
 
 def _check(body: ChatBody, max_choices: int) -> None:
     if (body.n or 1) > max_choices:
-        raise bad_request(f"n: at most {max_choices} replies", "n")
+        raise Refused("n", f"at most {max_choices} replies")
     if body.top_logprobs and not body.logprobs:
-        raise bad_request("top_logprobs: needs logprobs to be true", "top_logprobs")
+        raise Refused("top_logprobs", "needs logprobs to be true")
     if body.stream_options is not None and not body.stream:
-        raise bad_request("stream_options: only with stream", "stream_options")
+        raise Refused("stream_options", "only with stream")
     both = (body.max_tokens, body.max_completion_tokens)
     if None not in both and both[0] != both[1]:
-        raise bad_request("max_tokens, max_completion_tokens: differ; send one", "max_tokens")
+        raise Refused(("max_tokens", "max_completion_tokens"), "differ", "send one")
 
 
 class ChatRenderer(Renderer):

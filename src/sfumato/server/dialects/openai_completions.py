@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from sfumato.engine import Account, Finished, PromptScoring, Request, Settled, new_id
+from sfumato.options import exclusions
+from sfumato.refused import Refused
 from sfumato.server.dialects.shared import openai_objects
 from sfumato.server.dialects.shared.echo import EchoLog, prompt_logprobs, prompt_text
 from sfumato.server.dialects.shared.given_canvas import canvas_fields, longest, names, reads
@@ -17,7 +19,6 @@ from sfumato.server.dialects.shared.pieces import pieces
 from sfumato.server.dialects.shared.sampling import check_size, limited, request_fields, seeds_of
 from sfumato.server.examples import warnings
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
-from sfumato.server.http.errors import bad_request
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.wire import SSE
 from sfumato.server.schemas.openai import CompletionBody
@@ -27,44 +28,41 @@ PATH = "/v1/completions"
 
 
 def prompts_of(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
-    """The one or several prompts that the field holds. Raises ApiError."""
+    """The one or several prompts that the field holds. Raises Refused."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise bad_request("prompt: is empty", "prompt")
+        raise Refused("prompt", "is empty")
     if isinstance(prompt[0], int):
         return [[token for token in prompt if isinstance(token, int)]]
     return [part for part in prompt if isinstance(part, str | list)]
 
 
 def parse(service: Service, body: CompletionBody) -> list[Request]:
-    """n requests for each prompt. Raises ApiError."""
+    """n requests for each prompt. Raises Refused."""
     body = limited(body)
     prompts, count = prompts_of(body.prompt), body.n or 1
     most = service.settings.max_choices
     if len(prompts) * count > most:
-        raise bad_request(f"n: at most {most} replies to a request, all prompts together", "n")
+        raise Refused("n", f"at most {most} replies to a request, all prompts together")
     if body.stream_options is not None and not body.stream:
-        raise bad_request("stream_options: only with stream", "stream_options")
+        raise Refused("stream_options", "only with stream")
     fields = _fields(service, body)
     inserted = None
     if body.suffix:
-        if fields["canvas"] is not None:
-            raise bad_request("suffix: does not go with a given canvas; leave one out", "suffix")
-        if fields["scoring"] is not None or fields["sampler"].mode == "causal":
-            raise bad_request(
-                "suffix: does not go with echo, prompt_logprobs and the mode causal, which read "
-                "from left to right; leave them out",
-                "suffix",
-            )
+        given = {
+            "suffix": True,
+            "canvas": fields["canvas"],
+            "echo": fields["scoring"],
+            "mode=causal": fields["sampler"].mode == "causal",
+        }
+        exclusions.check(exclusions.SUFFIX, given)
         inserted = insertion(service, body, body.suffix, body.max_tokens, "suffix", PATH)
     requests: list[Request] = []
     for prompt in prompts:
         ids = service.raw_prompt(prompt, PATH, body.user)
         if not ids:
-            raise bad_request(
-                "prompt: is empty, and this model has no token to begin with", "prompt"
-            )
+            raise Refused("prompt", "is empty, and this model has no token to begin with")
         one = Request(ids=ids, user=body.user, **fields)
         if inserted is None:
             length = service.limit(body.max_tokens, len(ids), fields["sampler"].canvas_length)
@@ -88,49 +86,38 @@ def _entries(request: Request) -> int:
 
 
 def _fields(service: Service, body: CompletionBody) -> dict[str, Any]:
-    """What all requests of a body share. Raises ApiError."""
+    """What all requests of a body share. Raises Refused."""
     fields = request_fields(body, service.model, PATH, alternatives=body.logprobs)
     fields["grammar"] = grammar_of(body)
+    given = {
+        "echo": body.echo,
+        "grammar": fields["grammar"],
+        "mode=canvas": body.mode == "canvas",
+        "logprob_token_ids": body.logprob_token_ids,
+        "prompt_logprobs": body.prompt_logprobs is not None,
+        "stream": body.stream,
+    }
+    exclusions.check(exclusions.COMPLETION, given)
     if body.echo:
-        if fields["grammar"] is not None:
-            raise bad_request(
-                "echo: the reply is written in the mode causal, which holds no schema and no "
-                "grammar; leave one of them out",
-                "echo",
-            )
-        if body.mode == "canvas":
-            raise bad_request(
-                "echo: the reply is written in the mode causal; leave mode out", "mode"
-            )
-        if body.logprob_token_ids:
-            raise bad_request(
-                "echo: names the most probable tokens alone; leave logprob_token_ids out",
-                "logprob_token_ids",
-            )
         fields["sampler"] = replace(fields["sampler"], mode="causal")
         try:
             fields["sampler"].check_mode()
-        except ValueError as error:
-            advice = str(error).rpartition("; ")[2]
-            raise bad_request(
-                f"echo: the reply is written in the mode causal, without steps; {advice}", "echo"
-            ) from None
+        except Refused as error:
+            why = "the reply is written in the mode causal, without steps"
+            raise Refused("echo", why, error.advice) from None
         fields["retry_empty"] = bool(body.retry_empty)
     fields |= canvas_fields(body, service, fields["sampler"], body.logprobs is not None)
     fields["scoring"] = scoring_of(body)
     if body.max_tokens == 0 and fields["scoring"] is None:
-        raise bad_request(
-            "max_tokens: 0 asks for nothing without echo or prompt_logprobs; ask for 1 at least",
-            "max_tokens",
+        raise Refused(
+            "max_tokens", "0 asks for nothing without echo or prompt_logprobs", "ask for 1 at least"
         )
     return fields
 
 
 def scoring_of(body: CompletionBody) -> PromptScoring | None:
-    """What of the prompt's tokens is wanted. Raises ApiError."""
+    """What of the prompt's tokens is wanted. Raises Refused."""
     named = body.prompt_logprobs
-    if named is not None and body.stream:
-        raise bad_request("prompt_logprobs: only without stream", "prompt_logprobs")
     if body.echo and (body.logprobs is not None or body.max_tokens == 0):
         return PromptScoring(max(body.logprobs or 0, named or 0), named is not None)
     return None if named is None else PromptScoring(named, ranks=True)

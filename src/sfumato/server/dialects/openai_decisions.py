@@ -49,7 +49,7 @@ Typed = schema.OpenAIPredicate | schema.OpenAIChoice | schema.OpenAIScore
 
 
 def parse(service: Service, endpoint: str, body: OpenAIDecisionBody) -> DecisionCall:
-    """Raises ApiError."""
+    """Raises Refused."""
     check_decides(service)
     state = state_of(body.input)
     if not isinstance(body.questions, list):
@@ -97,7 +97,7 @@ def option_names(values: Sequence[str | bool]) -> list[str]:
 
 
 def state_of(given: Any) -> str:
-    """The state's text. Raises ApiError."""
+    """The state's text. Raises Refused."""
     if isinstance(given, str):
         return given
     if not isinstance(given, list) or not given:
@@ -110,7 +110,7 @@ def state_of(given: Any) -> str:
 
 
 def _item(item: Any, loc: Loc, calls: dict[str, str]) -> dict[str, Any]:
-    """One item of the input as the model reads it. Raises ApiError."""
+    """One item of the input as the model reads it. Raises Refused."""
     if not isinstance(item, dict):
         raise refusal(loc, f"must be an object, and not {describe(item)}", "dict_type")
     kind = item.get("type", "message")
@@ -142,7 +142,7 @@ def _string(item: Mapping[str, Any], field: str, loc: Loc) -> str:
 
 
 def _content(content: Any, loc: Loc) -> str:
-    """A text, or parts as one text, with a line each. Raises ApiError."""
+    """A text, or parts as one text, with a line each. Raises Refused."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:

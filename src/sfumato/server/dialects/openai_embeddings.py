@@ -32,7 +32,7 @@ class EmbeddingsRenderer(VectorRenderer):
 
 
 def parse(service: Service, body: EmbeddingsBody) -> list[Request]:
-    """Raises ApiError."""
+    """Raises Refused."""
     return requests_of(service, body, body.input, "input", PATH)
 
 

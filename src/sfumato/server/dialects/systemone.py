@@ -14,6 +14,7 @@ from sfumato.diffusion.constraints.questions import (
     YesNoQuestion,
 )
 from sfumato.engine import Decided
+from sfumato.refused import Refused
 from sfumato.server.dialects.shared import typed_answers
 from sfumato.server.dialects.shared.decisions import (
     Loc,
@@ -26,7 +27,7 @@ from sfumato.server.dialects.shared.decisions import (
     text_of,
 )
 from sfumato.server.http.decision_dialect import DecisionCall, DecisionDialect
-from sfumato.server.http.errors import ApiError, ErrorForm, bad_request
+from sfumato.server.http.errors import ApiError, ErrorForm
 from sfumato.server.http.security import KeyRefused
 from sfumato.server.schemas import decisions as schema
 from sfumato.server.schemas.decisions import SystemOneBody
@@ -96,11 +97,11 @@ def _check_model(service: Service, name: str | None) -> None:
     served = (service.name, *service.settings.aliases)
     if name is None or name in served or service.settings.lenient or name.startswith(_JEV):
         return
-    raise bad_request(
-        f"model: {name[:200]!r} is not served here; send jev-latest or {service.name!r}, or start "
-        "the server with --alias or --lenient",
+    raise Refused(
         "model",
-        "model_not_found",
+        f"{name[:200]!r} is not served here",
+        f"send jev-latest or {service.name!r}, or start the server with --alias or --lenient",
+        code="model_not_found",
     )
 
 

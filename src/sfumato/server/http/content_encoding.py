@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 
-from sfumato.server.http.errors import ApiError, WrongField, bad_request
+from sfumato.refused import Refused
+from sfumato.server.http.errors import ApiError, WrongField
 
 MOST_WINDOW = 23  # log2 of bytes that a frame may refer back to: RFC 9659 allows 8 MiB over HTTP
 _SUPPORTED = {"": False, "identity": False, "zstd": True}
@@ -72,6 +73,6 @@ def expanded(data: bytes | bytearray, most: int) -> bytearray:
 
 
 def _broken(message: str) -> ApiError:
-    error = bad_request(message, code="bad_encoding")
+    error = ApiError.of(Refused(None, message, code="bad_encoding"))
     error.field = WrongField((), message, "bad_encoding")
     return error

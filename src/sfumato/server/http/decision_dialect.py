@@ -31,7 +31,7 @@ class DecisionDialect(Generic[B]):
     """One form of a request for decisions, and of its answers and errors."""
 
     body_type: type[B]
-    parse: Callable[[Service, str, B], DecisionCall]  # endpoint; in a thread; raises ApiError
+    parse: Callable[[Service, str, B], DecisionCall]  # endpoint; in a thread; raises Refused
     errors: ErrorForm = OPENAI_ERRORS
     state: str = "state"  # the field that holds what the engine calls the state
     listed: bool = False  # questions are a list, and their ids are their numbers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from fastapi.datastructures import Headers
 from fastapi.responses import Response
 
 from sfumato.engine import DecisionRequest
+from sfumato.refused import Refused
 from sfumato.server.http import answer, request_body
 from sfumato.server.http.decision_dialect import DecisionDialect
 from sfumato.server.http.errors import (
@@ -21,14 +21,10 @@ from sfumato.server.http.errors import (
     OPENAI_ERRORS,
     ApiError,
     WrongField,
-    bad_request,
 )
 from sfumato.server.http.pending_decision import PendingDecision
 from sfumato.server.schemas.decisions import DecisionBody
 from sfumato.server.service import Service
-
-_FIELD = re.compile(r"(?P<field>state|questions)\b(\.(?P<number>\d+)(?=:))?")
-"""Which of the engine's fields a message begins with. Ids of listed questions are numbers."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +50,10 @@ async def reply(route: DecisionRoute, service: Service, http: HttpRequest) -> Re
         nonlocal dialect
         try:
             value = request_body.parse(data, service.settings.max_values, names_repeat=False)
-        except ApiError as error:
-            error.field = WrongField((), error.message, error.code or "json_invalid")
-            raise
+        except Refused as error:
+            answer = ApiError.of(error)
+            answer.field = WrongField((), answer.message, answer.code or "json_invalid")
+            raise answer from None
         data.clear()
         http.scope[ERROR_FORM] = OPENAI_ERRORS  # of a body of no form, or of two
         dialect = route.by_body(http.headers, value)
@@ -95,20 +92,22 @@ def _explained(dialect: DecisionDialect[Any], request: DecisionRequest) -> Itera
 
 
 def _in_the_bodys_words(error: ApiError, dialect: DecisionDialect[Any]) -> None:
-    """Gives a refusal of the engine the names that fields have in the body."""
-    named = _FIELD.match(error.message)
-    if error.status != 400 or named is None:
+    """Gives a refusal of the engine the names that fields have in the body. Ids of listed
+    questions are numbers."""
+    refused = error.refused
+    if refused is None or refused.field is None:
         return
-    field, number = named["field"], named["number"]
-    if field == "state":
-        error.param = dialect.state
-    elif number is not None and dialect.listed:
-        error.param = f"questions[{number}]"
-    else:
-        error.param = named[0]
-    text = error.message[named.end() :]
-    error.message = error.param + text
-    error.field = WrongField((field,), text.lstrip(".: "), error.code or "value_error")
+    root, _, name = refused.field.partition(".")
+    if root not in ("state", "questions"):
+        return
+    names = {"state": dialect.state}
+    if dialect.listed and name.isdecimal():
+        names[refused.field] = f"questions[{name}]"
+    error.rename(names)
+    if root == "questions" and not name.isdecimal():
+        error.param = root
+    text = f"{name}: {refused.reason}" if name and not name.isdecimal() else refused.reason
+    error.field = WrongField((root,), text, error.code or "value_error")
 
 
 async def _refuse_multipart(http: HttpRequest) -> None:
@@ -116,8 +115,9 @@ async def _refuse_multipart(http: HttpRequest) -> None:
     kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind.startswith("multipart/"):
         await request_body.discard(http)
-        raise bad_request(
-            f"Content-Type: {kind[:40]} is how images are sent, which are not supported yet; send "
-            "JSON without assets",
+        raise Refused(
+            None,
+            f"Content-Type: {kind[:40]} is how images are sent, which are not supported yet",
+            "send JSON without assets",
             code="unsupported",
         )

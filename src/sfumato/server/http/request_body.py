@@ -19,13 +19,14 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import from_json
 
+from sfumato.refused import Refused
 from sfumato.server.http.admission import SMALL, Admission, Arrival, ThreadLimit, arriving
 from sfumato.server.http.content_encoding import ExpandsTooFar, expanded, is_zstd
-from sfumato.server.http.errors import CLIENT_GONE, ApiError, WrongField, bad_request
+from sfumato.server.http.errors import CLIENT_GONE, ApiError, WrongField
 from sfumato.server.http.security import OWNER, BodyTooLarge
-from sfumato.server.schemas.body import UNKNOWN_FIELD, Body, Unknown
+from sfumato.server.schemas.body import Body, Unknown
 from sfumato.server.service import Service
-from sfumato.text.jsonscan import JsonTooLarge, extent, values_of
+from sfumato.text.jsonscan import JsonTooDeep, JsonTooLarge, extent, values_of
 
 Model = TypeVar("Model", bound=Body)
 
@@ -176,21 +177,22 @@ def parse(data: bytearray, most_values: int, names_repeat: bool = True) -> dict[
     try:
         counts = extent(data, most_values)
     except JsonTooLarge as error:
-        hint = "" if "nested" in str(error) else "; send less, or raise --max-values"
-        raise bad_request(f"the body {error}{hint}", code="body_too_complex") from None
+        hint = "" if isinstance(error, JsonTooDeep) else "send less, or raise --max-values"
+        raise Refused(None, f"the body {error}", hint, "body_too_complex") from None
     try:
         if data.startswith(_BOM):
             del data[: len(_BOM)]
         value = from_json(data, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
         hint = "; NaN and Infinity are no numbers in JSON" if _has_no_number(data) else ""
-        raise bad_request(f"the body is not JSON: {str(error)[:200]}{hint}") from None
+        raise Refused(None, f"the body is not JSON: {str(error)[:200]}{hint}") from None
     if not isinstance(value, dict):
-        raise bad_request("the body must be a JSON object")
+        raise Refused(None, "the body must be a JSON object")
     if not names_repeat and values_of(value) != counts.values:
-        raise bad_request(
-            "an object of the body has the same name twice; give each question, option and field "
-            "a name of its own",
+        raise Refused(
+            None,
+            "an object of the body has the same name twice",
+            "give each question, option and field a name of its own",
             code="repeated_name",
         )
     return value
@@ -204,11 +206,7 @@ def validated(value: dict[str, Any], model: type[Model], lenient: bool) -> Model
     """The body's model. Raises ApiError."""
     unknown = Unknown(_unknown(value, model))
     if unknown.count and not lenient:
-        raise bad_request(
-            f"{unknown}: {UNKNOWN_FIELD}",
-            unknown.named[0],
-            "unknown_field",
-        )
+        raise unknown.refused()
     try:
         body = model.model_validate(_known(value, model))
     except ValidationError as error:
@@ -268,11 +266,10 @@ def refusal(loc: Sequence[int | str], message: str, kind: str, name: str | None 
     path does not say it."""
     name = name or _name(loc)
     text = message.removeprefix("Value error, ")
-    if kind == "value_error":  # from `only`
-        error = bad_request(f"{name}: {text}", name, "unsupported")
-    else:
+    code = {"value_error": "unsupported", "missing": "missing"}.get(kind)  # the first: of `only`
+    if kind != "value_error":
         text = text[:1].lower() + text[1:]
-        error = bad_request(f"{name}: {text}", name, kind if kind == "missing" else None)
+    error = ApiError.of(Refused(name, text, code=code))
     parts = tuple(part if isinstance(part, int) else part[:100] for part in loc)
     error.field = WrongField(parts, text, kind)
     return error

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from sfumato.engine import Request
 from sfumato.server.http import answer, inflight, request_body, stream
 from sfumato.server.http.dialect import Dialect, Frame
-from sfumato.server.http.wording import in_the_words_of
+from sfumato.server.http.errors import in_the_words_of
 from sfumato.server.schemas.body import Body
 from sfumato.server.service import Service
 
@@ -19,7 +19,7 @@ B = TypeVar("B", bound=Body)
 
 
 async def reply(dialect: Dialect[B], service: Service, http: HttpRequest) -> Response:
-    """Raises ApiError."""
+    """Raises Refused."""
     with in_the_words_of(dialect.wording):
         return await _reply(dialect, service, http)
 

@@ -19,7 +19,6 @@ from sfumato.server.http.draft_frames import draft_frame, settled_frame
 from sfumato.server.http.errors import ApiError, from_failed, internal
 from sfumato.server.http.inflight import InFlight, headers_of
 from sfumato.server.http.security import Receive, Scope, Send
-from sfumato.server.http.wording import reword
 from sfumato.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -136,7 +135,7 @@ class _Frames:
         return map(self.wire.encode, frames)
 
     def _failed(self, error: ApiError) -> Iterable[Frame]:
-        reword(error, self._dialect.wording)
+        error.rename(self._dialect.wording)
         return self._renderer.failed(error, self._dialect.errors.body(error))
 
     def _of(self, number: int, event: Event) -> Iterable[Frame]:

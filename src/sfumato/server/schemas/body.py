@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 from pydantic_core import PydanticCustomError
 
+from sfumato.refused import Refused
 from sfumato.server.schemas import json_schemas
 
 # Only the first wrong item of a list is reported: an error for each of millions takes gigabytes.
@@ -50,6 +51,13 @@ class Unknown:
     def __str__(self) -> str:
         more = self.count - len(self.named)
         return ", ".join(self.named) + (f" and {more:,} more" if more else "")
+
+    def refused(self) -> Refused:
+        """The error of a server that leaves none of them out."""
+        more = self.count - len(self.named)
+        *first, last = self.named
+        fields = (*first, f"{last} and {more:,} more" if more else last)
+        return Refused(fields, UNKNOWN_FIELD, code="unknown_field")
 
 
 class Body(BaseModel):

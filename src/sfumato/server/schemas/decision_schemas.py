@@ -1,6 +1,6 @@
 """JSON schemas of the bodies of typed decisions, for the API description.
 
-Bodies that they allow are accepted, but for the rules in rules.py. Knows no answers.
+Bodies that they allow are accepted, but for the rules in openapi.py. Knows no answers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The fields that bodies share which ask for a reply: sampling, lengths, messages, tools.
 
 A field is honoured, or refused but for the values that ask for nothing (`Only`), or ignored
-(`Ignored`). What the description cannot say stands in rules.py. Ranges that depend on the model are
-the engine's business.
+(`Ignored`). What the description cannot say stands in openapi.py. Ranges that depend on the
+model are the engine's business.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 
 from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
 from sfumato.engine import Request
+from sfumato.refused import Refused
 from sfumato.server.dialects.anthropic.conversation import conversation
 from sfumato.server.dialects.anthropic.errors import ANTHROPIC_ERRORS
 from sfumato.server.dialects.anthropic.renderer import WIRE, MessagesRenderer
@@ -21,7 +22,6 @@ from sfumato.server.dialects.shared.sampling import request_fields, seeds_of, st
 from sfumato.server.dialects.shared.thinking import Thinking, thinking_of
 from sfumato.server.dialects.shared.unknown_fields import leaves_out
 from sfumato.server.http.dialect import Dialect
-from sfumato.server.http.errors import bad_request
 from sfumato.server.schemas.anthropic import CountBody, MessagesBody
 from sfumato.server.service import Service
 
@@ -30,7 +30,7 @@ COUNT_PATH = f"{PATH}/count_tokens"
 
 
 def parse(service: Service, body: MessagesBody) -> list[Request]:
-    """Raises ApiError."""
+    """Raises Refused."""
     model = service.model
     ignored = leaves_out(body, service.settings)
     talk = conversation(body, service.settings, ignored)
@@ -69,20 +69,16 @@ def parse(service: Service, body: MessagesBody) -> list[Request]:
 
 
 def _thinking(body: MessagesBody, continued: bool) -> tuple[bool, int | None]:
-    """Raises ApiError."""
+    """Raises Refused."""
     config = body.thinking
     kind = "disabled" if config is None else config.type
     budget = None
     if config is not None and kind == "enabled":
         budget = config.budget_tokens
         if budget is None:
-            raise bad_request(
-                "thinking.budget_tokens: is missing", "thinking.budget_tokens", "missing"
-            )
+            raise Refused("thinking.budget_tokens", "is missing", code="missing")
         if 0 < body.max_tokens <= budget:
-            raise bad_request(
-                "thinking.budget_tokens: must be less than max_tokens", "thinking.budget_tokens"
-            )
+            raise Refused("thinking.budget_tokens", "must be less than max_tokens")
     effort = body.output_config.effort if body.output_config and kind == "adaptive" else None
     most = budget if body.max_thinking_tokens is None else body.max_thinking_tokens
     enabled = kind in ("enabled", "adaptive")
@@ -91,7 +87,7 @@ def _thinking(body: MessagesBody, continued: bool) -> tuple[bool, int | None]:
 
 
 def _stops(body: MessagesBody) -> list[str] | None:
-    """Raises ApiError."""
+    """Raises Refused."""
     given = [body.stop] if isinstance(body.stop, str) else body.stop or []
     return stops_of([*given, *(body.stop_sequences or ())]) or None
 
@@ -105,7 +101,7 @@ def _formats(body: MessagesBody) -> Iterator[GrammarSource]:
 
 
 def count(service: Service, body: CountBody) -> dict[str, Any]:
-    """The answer of the other route. Raises ApiError."""
+    """The answer of the other route. Raises Refused."""
     fields = {name: value for name, value in body if name in MessagesBody.model_fields}
     # Of a prompt alone, no limit is looked at.
     counted = MessagesBody.model_construct(**fields | {"max_tokens": 0})
@@ -125,5 +121,5 @@ MESSAGES = Dialect(
     streams=lambda body: bool(body.stream),
     wire=WIRE,
     errors=ANTHROPIC_ERRORS,
-    wording=(*WORDING, ("stop", "stop_sequences")),
+    wording={**WORDING, "stop": "stop_sequences"},
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sfumato.refused import Refused
 from sfumato.server.dialects.shared.unknown_fields import check_fields
-from sfumato.server.http.errors import bad_request
-from sfumato.server.http.wording import Wording
+from sfumato.server.http.errors import Wording
 from sfumato.server.schemas.anthropic import ToolChoice
 from sfumato.server.schemas.body import Unknown
 
@@ -16,33 +16,31 @@ _KNOWN = {
     # Without an effect here.
     *("input_examples", "eager_input_streaming", "allowed_callers", "defer_loading"),
 }
-WORDING: Wording = (
-    (r"tools\[(\d+)\]\.function\.parameters", r"tools[\1].input_schema"),
-    (r"tools\[(\d+)\]\.function\.(name|description|strict)", r"tools[\1].\2"),
-)
+WORDING: Wording = {
+    "tools[].function.parameters": "tools[].input_schema",
+    **{f"tools[].function.{name}": f"tools[].{name}" for name in ("name", "description", "strict")},
+}
 
 
 def tools_of(given: list[dict[str, Any]] | None, ignored: Unknown | None) -> list[dict[str, Any]]:
     """ignored: records what a lenient server leaves out; None where unknown fields are refused.
-    Raises ApiError."""
+    Raises Refused."""
     return [_tool(tool, f"tools[{i}]", ignored) for i, tool in enumerate(given or ())]
 
 
 def _tool(tool: Mapping[str, Any], where: str, ignored: Unknown | None) -> dict[str, Any]:
     kind = tool.get("type")
     if kind not in (None, "custom"):
-        raise bad_request(
-            f"{where}.type: only tools with an input_schema are supported; nothing runs here "
-            "beside the model",
+        raise Refused(
             f"{where}.type",
-            "unsupported",
+            "only tools with an input_schema are supported",
+            "nothing runs here beside the model",
+            code="unsupported",
         )
     check_fields(tool, _KNOWN, where, ignored)
     schema = tool.get("input_schema")
     if not isinstance(schema, Mapping):
-        raise bad_request(
-            f"{where}.input_schema: must be a JSON schema object", f"{where}.input_schema"
-        )
+        raise Refused(f"{where}.input_schema", "must be a JSON schema object")
     function: dict[str, Any] = {"name": tool.get("name"), "parameters": schema}
     for name in ("description", "strict"):
         if tool.get(name) is not None:
@@ -51,11 +49,11 @@ def _tool(tool: Mapping[str, Any], where: str, ignored: Unknown | None) -> dict[
 
 
 def choice_of(choice: ToolChoice | None) -> str | dict[str, Any] | None:
-    """Raises ApiError."""
+    """Raises Refused."""
     if choice is None:
         return None
     if choice.type != "tool":
         return "required" if choice.type == "any" else choice.type
     if choice.name is None:
-        raise bad_request("tool_choice.name: is missing", "tool_choice.name", "missing")
+        raise Refused("tool_choice.name", "is missing", code="missing")
     return {"type": "function", "function": {"name": choice.name}}

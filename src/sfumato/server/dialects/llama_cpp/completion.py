@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sfumato.engine import Request, new_id
+from sfumato.refused import Refused
 from sfumato.server.dialects.llama_cpp.renderer import LlamaRenderer
 from sfumato.server.dialects.llama_cpp.sampling import llama_fields, writing_s
 from sfumato.server.dialects.llama_cpp.slot import COMPLETION, check_slot
@@ -13,7 +14,6 @@ from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.mixed_prompts import prompts_in
 from sfumato.server.dialects.shared.sampling import check_size
 from sfumato.server.http.dialect import Dialect
-from sfumato.server.http.errors import bad_request
 from sfumato.server.schemas.llama_cpp import LlamaBody
 from sfumato.server.service import Service
 
@@ -21,7 +21,7 @@ PATH = "/completion"
 
 
 def parse(service: Service, body: LlamaBody) -> list[Request]:
-    """One request for each prompt, all of one seed. Raises ApiError."""
+    """One request for each prompt, all of one seed. Raises Refused."""
     prompts, _ = prompts_in(body.prompt, "prompt", service.settings.max_choices)
     limit = body.max_tokens if body.n_predict is None else body.n_predict
     fields = llama_fields(service, body, PATH, body.n_probs)
@@ -30,7 +30,7 @@ def parse(service: Service, body: LlamaBody) -> list[Request]:
     for prompt in prompts:
         ids = service.raw_prompt(prompt, PATH)
         if not ids:
-            raise bad_request("prompt: is empty", "prompt")
+            raise Refused("prompt", "is empty")
         check_slot(service, len(ids), COMPLETION, "prompt")
         made = service.prompt(Request(ids=ids, endpoint=PATH))
         one = Request(ids=ids, made=made, id=new_id(), **fields)

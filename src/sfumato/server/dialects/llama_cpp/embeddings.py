@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sfumato.engine import Request
+from sfumato.refused import Refused
 from sfumato.server.dialects.llama_cpp.slot import EMBEDDING, check_slot
 from sfumato.server.dialects.shared.vectors import VectorRenderer, requests_of
 from sfumato.server.http.dialect import Answer, Dialect
-from sfumato.server.http.errors import bad_request
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.schemas.embeddings import LlamaEmbeddingsBody
 from sfumato.server.service import Service
@@ -24,9 +24,9 @@ class EmbeddingsRenderer(VectorRenderer):
 
 
 def parse(service: Service, body: LlamaEmbeddingsBody) -> list[Request]:
-    """Raises ApiError."""
+    """Raises Refused."""
     if (body.input is None) == (body.content is None):
-        raise bad_request("input, content: give exactly one of them", "input")
+        raise Refused(("input", "content"), "give exactly one of them")
     field = "input" if body.content is None else "content"
     requests = requests_of(service, body, getattr(body, field), field, PATH)
     for request in requests:

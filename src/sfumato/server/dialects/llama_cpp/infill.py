@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from sfumato.engine import Request
+from sfumato.refused import Refused
 from sfumato.server.dialects.llama_cpp.renderer import LlamaRenderer
 from sfumato.server.dialects.llama_cpp.sampling import llama_fields, writing_s
 from sfumato.server.dialects.shared.encoded_only import encoded_only
 from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.insertion import insertion
 from sfumato.server.http.dialect import Dialect
-from sfumato.server.http.errors import bad_request
 from sfumato.server.schemas.fill import InfillBody
 from sfumato.server.service import Service
 
@@ -20,14 +20,12 @@ PATH = "/infill"
 
 
 def parse(service: Service, body: InfillBody) -> list[Request]:
-    """Raises ApiError."""
+    """Raises Refused."""
     extra = [_extra(part, f"input_extra[{i}]") for i, part in enumerate(body.input_extra or ())]
     text = "".join(extra) + body.input_prefix + (body.prompt or "")
     ids = service.raw_prompt(text, PATH, special=False)
     if not ids:
-        raise bad_request(
-            "input_prefix: is empty, and this model has no token to begin with", "input_prefix"
-        )
+        raise Refused("input_prefix", "is empty, and this model has no token to begin with")
     fields = llama_fields(service, body, PATH)
     if body.n_predict == 0:
         return [encoded_only(Request(ids=ids, **fields))]
@@ -44,9 +42,9 @@ def _extra(part: Mapping[str, Any], where: str) -> str:
     """A text of another file, after its name."""
     text, name = part.get("text"), part.get("filename") or ""
     if not isinstance(text, str):
-        raise bad_request(f"{where}.text: must be text", f"{where}.text")
+        raise Refused(f"{where}.text", "must be text")
     if not isinstance(name, str):
-        raise bad_request(f"{where}.filename: must be text", f"{where}.filename")
+        raise Refused(f"{where}.filename", "must be text")
     return f"--- {name or 'snippet'} ---\n{text}\n"
 
 

@@ -19,7 +19,7 @@ def writing_s(body: LlamaSampling) -> float | None:
 def llama_fields(
     service: Service, body: LlamaSampling, path: str, alternatives: int | None = None
 ) -> dict[str, Any]:
-    """Fields of a Request. Raises ApiError."""
+    """Fields of a Request. Raises Refused."""
     plain = body.model_copy(update={"logit_bias": biases_of(service, body.logit_bias)})
     fields = request_fields(plain, service.model, path, alternatives=alternatives or None)
     fields["seed"] = seeds_of(None if body.seed in RANDOM_SEEDS else body.seed, 1)[0]

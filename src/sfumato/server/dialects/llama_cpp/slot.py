@@ -6,7 +6,8 @@ llama-server would cut.
 
 from __future__ import annotations
 
-from sfumato.server.http.errors import too_large
+from sfumato.refused import TooLarge
+from sfumato.server.http.errors import ApiError
 from sfumato.server.service import Service
 
 COMPLETION = "request ({tokens} tokens) exceeds the available context size ({context} tokens)"
@@ -18,4 +19,6 @@ def check_slot(service: Service, tokens: int, words: str, field: str) -> None:
     if tokens > service.context:
         text = words.format(tokens=tokens, context=service.context)
         message = f"{text}, try increasing it with --context"
-        raise too_large(message, field, tokens, service.context)
+        answer = ApiError.of(TooLarge(None, message, "", tokens, service.context))
+        answer.param = field
+        raise answer

@@ -16,7 +16,7 @@ from sfumato.server.dialects.ollama.parsing import (
 from sfumato.server.dialects.ollama.renderer import WIRE, GenerateRenderer, OllamaRenderer
 from sfumato.server.dialects.ollama.times import now
 from sfumato.server.http.dialect import Dialect
-from sfumato.server.http.wording import Wording
+from sfumato.server.http.errors import Wording
 from sfumato.server.schemas.ollama import (
     OllamaChatBody,
     OllamaGenerateBody,
@@ -25,10 +25,10 @@ from sfumato.server.schemas.ollama import (
 )
 from sfumato.server.service import Service
 
-_WORDING: Wording = (
-    ("max_tokens", "options.num_predict"),
-    (f"({'|'.join(OllamaOptions.model_fields)})", r"options.\1"),
-)
+_WORDING: Wording = {
+    **{name: f"options.{name}" for name in OllamaOptions.model_fields},
+    "max_tokens": "options.num_predict",
+}
 
 
 def _loaded(service: Service, body: OllamaGeneration, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,6 +80,6 @@ OLLAMA_GENERATE = Dialect(
     streams=streams,
     wire=WIRE,
     errors=OLLAMA_ERRORS,
-    wording=(("messages", "prompt"), *_WORDING),
+    wording={"messages": "prompt", **_WORDING},
     at_once=_without_prompt,
 )

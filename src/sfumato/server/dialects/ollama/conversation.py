@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sfumato.refused import Refused
 from sfumato.server.dialects.shared.unknown_fields import check_fields
-from sfumato.server.http.errors import bad_request
 from sfumato.server.schemas.body import Unknown
 from sfumato.server.settings import ServerSettings
 
@@ -22,12 +22,12 @@ def conversation(
     given: Sequence[Mapping[str, Any]], settings: ServerSettings, ignored: Unknown | None
 ) -> list[dict[str, Any]]:
     """ignored: records what a lenient server leaves out; None where unknown fields are refused.
-    Raises ApiError."""
+    Raises Refused."""
     if len(given) > settings.max_messages:
-        raise bad_request(
-            f"messages: {len(given)} of them, and this server takes {settings.max_messages}; "
-            "leave out old ones, or raise --max-messages",
+        raise Refused(
             "messages",
+            f"{len(given)} of them, and this server takes {settings.max_messages}",
+            "leave out old ones, or raise --max-messages",
         )
     messages: list[dict[str, Any]] = []
     for number, message in enumerate(given):
@@ -45,16 +45,14 @@ def _message(
     role = message.get("role")
     role = "system" if role == "developer" else role
     if not isinstance(role, str) or role not in _KEYS:
-        raise bad_request(
-            f"{where}.role: must be one of system, user, assistant, tool", f"{where}.role"
-        )
+        raise Refused(f"{where}.role", "must be one of system, user, assistant, tool")
     if message.get("images") not in (None, []):
         name = f"{where}.images"
-        raise bad_request(f"{name}: images are not supported yet", name, "unsupported")
+        raise Refused(name, "images are not supported yet", code="unsupported")
     known = _KEYS[role] | {"role", "images"}
     check_fields(message, known, where, ignored)
     if not isinstance(message.get("content"), str | None):
-        raise bad_request(f"{where}.content: must be text", f"{where}.content")
+        raise Refused(f"{where}.content", "must be text")
     clean: dict[str, Any] = {"role": role, "content": message.get("content")}
     if role == "assistant":
         clean["content"] = clean["content"] or ""

@@ -37,13 +37,13 @@ class OlderRenderer(VectorRenderer):
 
 
 def _parse(service: Service, body: OllamaEmbedBody) -> list[Request]:
-    """Raises ApiError."""
+    """Raises Refused."""
     truncate = body.truncate is not False
     return requests_of(service, body, body.input, "input", PATH, truncate)
 
 
 def _parse_older(service: Service, body: OllamaEmbeddingsBody) -> list[Request]:
-    """Raises ApiError."""
+    """Raises Refused."""
     return requests_of(service, body, body.prompt, "prompt", OLDER_PATH, truncate=True)
 
 

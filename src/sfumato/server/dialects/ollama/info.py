@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from sfumato.refused import Refused
 from sfumato.server.dialects.ollama.times import shown
 from sfumato.server.dialects.shared.model_facts import thinks, written_at
 from sfumato.server.dialects.shared.openai_tools import call_token
-from sfumato.server.http.errors import ApiError, bad_request
+from sfumato.server.http.errors import ApiError
 from sfumato.server.schemas.ollama import OllamaShowBody
 from sfumato.server.service import Service
 
@@ -46,7 +47,7 @@ def show(service: Service, body: OllamaShowBody) -> dict[str, Any]:
     """Raises ApiError."""
     name = body.model or body.name
     if not name:
-        raise bad_request("model: is missing", "model", "missing")
+        raise Refused("model", "is missing", code="missing")
     if name.removesuffix(_LATEST) not in (service.name, *service.settings.aliases):
         raise ApiError(404, f"model {name[:200]!r} not found; this is {service.name!r}", "model")
     model, kind = service.model, _kind(service)

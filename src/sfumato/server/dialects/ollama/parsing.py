@@ -8,6 +8,8 @@ from typing import Any
 
 from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
 from sfumato.engine import Request
+from sfumato.options import exclusions
+from sfumato.refused import Refused
 from sfumato.server.dialects.ollama.conversation import conversation
 from sfumato.server.dialects.shared.ends import reply_ends
 from sfumato.server.dialects.shared.grammars import grammar_of
@@ -17,7 +19,6 @@ from sfumato.server.dialects.shared.openai_tools import ToolUse, tool_use
 from sfumato.server.dialects.shared.sampling import request_fields, seeds_of
 from sfumato.server.dialects.shared.thinking import Thinking, thinking_of
 from sfumato.server.dialects.shared.unknown_fields import leaves_out
-from sfumato.server.http.errors import bad_request
 from sfumato.server.schemas.ollama import (
     OllamaChatBody,
     OllamaGenerateBody,
@@ -32,7 +33,7 @@ GENERATE_PATH = "/api/generate"
 
 
 def parse_chat(service: Service, body: OllamaChatBody) -> list[Request]:
-    """Raises ApiError."""
+    """Raises Refused."""
     messages, continued = continuation(
         conversation(body.messages or (), service.settings, leaves_out(body, service.settings)),
         None,
@@ -49,10 +50,10 @@ def parse_chat(service: Service, body: OllamaChatBody) -> list[Request]:
 
 
 def parse_generate(service: Service, body: OllamaGenerateBody) -> list[Request]:
-    """Raises ApiError."""
+    """Raises Refused."""
     if body.context:
-        raise bad_request(
-            "context: is not supported; send the conversation as messages to /api/chat", "context"
+        raise Refused(
+            "context", "is not supported", "send the conversation as messages to /api/chat"
         )
     prompt, suffix = body.prompt or "", body.suffix or ""
     if not (suffix or body.raw):
@@ -60,19 +61,16 @@ def parse_generate(service: Service, body: OllamaGenerateBody) -> list[Request]:
         messages = [*system, {"role": "user", "content": prompt}]
         fields = _fields(service, body, GENERATE_PATH, ToolUse(None), continued=False)
         return [_limited(service, body, Request(messages=messages, **fields))]
-    if body.system:
-        raise bad_request(
-            "system: goes neither with raw nor with suffix; put the text into prompt", "system"
-        )
+    given = {name: getattr(body, name) for name in ("system", "raw", "suffix")}
+    exclusions.check(exclusions.OLLAMA, given)
     ids = service.raw_prompt(prompt, GENERATE_PATH, special=bool(body.raw))
     if not ids:
-        raise bad_request("prompt: is empty, and this model has no token to begin with", "prompt")
+        raise Refused("prompt", "is empty, and this model has no token to begin with")
     fields = _fields(service, body, GENERATE_PATH, ToolUse(None), continued=True)
     if not suffix:
         return [_limited(service, body, Request(ids=ids, **fields))]
-    if body.format or body.logprobs:
-        name = "format" if body.format else "logprobs"
-        raise bad_request(f"{name}: does not go together with suffix", name)
+    given = {"suffix": True, "format": body.format, "logprobs": body.logprobs}
+    exclusions.check(exclusions.OLLAMA, given)
     del fields["grammar"]
     options = options_of(body)
     fields |= insertion(service, options, suffix, _given(options), "suffix", GENERATE_PATH)
@@ -95,7 +93,7 @@ def _given(options: OllamaOptions) -> int | None:
 
 
 def _limited(service: Service, body: OllamaGeneration, one: Request) -> Request:
-    """The request with its prompt, its limit and a seed. Raises ApiError."""
+    """The request with its prompt, its limit and a seed. Raises Refused."""
     options = options_of(body)
     given = _given(options)
     prompt = service.prompt(one)
@@ -110,9 +108,9 @@ def _fields(
     service: Service, body: OllamaGeneration, endpoint: str, use: ToolUse, continued: bool
 ) -> dict[str, Any]:
     """The fields of a Request that both routes read in the same way. continued: whether the reply
-    begins without a thought. Raises ApiError."""
+    begins without a thought. Raises Refused."""
     if body.top_logprobs and not body.logprobs:
-        raise bad_request("top_logprobs: needs logprobs to be true", "top_logprobs")
+        raise Refused("top_logprobs", "needs logprobs to be true")
     options = options_of(body)
     fields = request_fields(options, service.model, endpoint, use.banned, body.top_logprobs)
     thinking, budget = thinking_of(_thinking(body, options), continued)
@@ -127,12 +125,12 @@ def _fields(
 
 
 def _thinking(body: OllamaGeneration, options: OllamaOptions) -> Thinking:
-    """Raises ApiError."""
+    """Raises Refused."""
     think = body.think
     if isinstance(think, str) and think in LEVELS:
         return Thinking(think, None, options.max_thinking_tokens, "think", "think")
     if not isinstance(think, bool | None):
-        raise bad_request(f"think: must be true, false or one of {', '.join(LEVELS)}", "think")
+        raise Refused("think", f"must be true, false or one of {', '.join(LEVELS)}")
     return Thinking(None, bool(think), options.max_thinking_tokens, "think", "think")
 
 
@@ -143,5 +141,5 @@ def _format(given: Any) -> Iterator[GrammarSource]:
     if given == "json":
         given = {"type": "object"}
     if not isinstance(given, dict):
-        raise ValueError('format: must be "json" or a JSON schema object')
+        raise Refused("format", 'must be "json" or a JSON schema object')
     yield schema_source(given, "format")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sfumato.server.http.errors import ApiError, bad_request
+from sfumato.refused import Refused
 from sfumato.server.response_store import Item
 
 Message = dict[str, Any]
@@ -52,17 +52,17 @@ class Conversation:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Gives an ApiError that is raised within the body's places."""
+        """Gives an Refused that is raised within the body's places."""
         try:
             yield
-        except ApiError as error:
-            match = _INDEX.match(error.message)
-            if match and int(match[1]) < len(self.places):
-                name = self._name(match)
-                error.message = name + error.message[match.end() :]
-                if error.param is not None:
-                    error.param = _INDEX.sub(lambda _: name, error.param, count=1)
-            raise
+        except Refused as error:
+            raise error.about(*map(self._place, error.fields)) from None
+
+    def _place(self, field: str) -> str:
+        match = _INDEX.match(field)
+        if match is None or int(match[1]) >= len(self.places):
+            return field
+        return self._name(match) + field[match.end() :]
 
     def _name(self, match: re.Match[str]) -> str:
         number, call, of_output = int(match[1]), match[2], match[3] or ""
@@ -76,7 +76,7 @@ class Conversation:
 
 
 def conversation(instructions: str | None, items: Iterable[tuple[str, Item]]) -> Conversation:
-    """items: each with its place. Raises ApiError."""
+    """items: each with its place. Raises Refused."""
     reader = _Reader()
     if instructions is not None:
         reader.talk.add({"role": "system", "content": instructions}, _INSTRUCTIONS)
@@ -88,7 +88,7 @@ def conversation(instructions: str | None, items: Iterable[tuple[str, Item]]) ->
         elif item["type"] == "function_call_output":
             reader.add_output(item, where)
     if not reader.talk.messages:
-        raise bad_request("input: holds nothing but thoughts; add a message", "input")
+        raise Refused("input", "holds nothing but thoughts", "add a message")
     return reader.conversation()
 
 
@@ -133,12 +133,10 @@ class _Reader:
         self._callers[item["call_id"]] = len(talk.messages) - 1
 
     def add_output(self, item: Item, where: str) -> None:
-        """Raises ApiError."""
+        """Raises Refused."""
         name = item["call_id"]
         if name not in self._callers:
-            raise bad_request(
-                f"{where}.call_id: {name!r} is of no function_call before it", f"{where}.call_id"
-            )
+            raise Refused(f"{where}.call_id", f"{name!r} is of no function_call before it")
         outputs = self._outputs.setdefault(self._callers[name], Conversation())
         outputs.add({"role": "tool", "tool_call_id": name, "content": item["output"]}, where)
 

@@ -10,13 +10,13 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sfumato.refused import Refused
 from sfumato.server.dialects.shared.openai_messages import UNSUPPORTED
 from sfumato.server.dialects.shared.unknown_fields import check_fields
-from sfumato.server.http.errors import ApiError, bad_request
 from sfumato.server.response_store import Item, Missing
 from sfumato.server.schemas.body import Unknown
 from sfumato.server.schemas.responses import LONGEST_ID
-from sfumato.text.messages import MessageError, tool_name
+from sfumato.text.messages import tool_name
 
 Find = Callable[[str], Item]
 """An item by its id; raises Missing."""
@@ -43,11 +43,11 @@ def items_of(
     given: str | Sequence[Mapping[str, Any]], find: Find, ignored: Unknown | None
 ) -> list[tuple[str, Item]]:
     """Each with its place. find: looks up references; ignored: gets the names of unknown fields;
-    None where they are refused. Raises ApiError."""
+    None where they are refused. Raises Refused."""
     if isinstance(given, str):
         return [("input", _message("user", [_input(given)], new_id("msg")))]
     if not given:
-        raise bad_request("input: is empty; send a text or at least one item", "input")
+        raise Refused("input", "is empty", "send a text or at least one item")
     places = ((f"input[{i}]", item) for i, item in enumerate(given))
     checked = ((where, _item(item, where, find, ignored)) for where, item in places)
     return [(where, item) for where, item in checked if item is not None]
@@ -80,10 +80,7 @@ def _item(item: Mapping[str, Any], where: str, find: Find, ignored: Unknown | No
     arguments = item.get("arguments")
     if not isinstance(arguments, str):
         raise _refused(f"{where}.arguments", "must be a text of JSON")
-    try:
-        name = tool_name(item.get("name"), f"{where}.name")
-    except MessageError as error:
-        raise bad_request(str(error), f"{where}.name") from None
+    name = tool_name(item.get("name"), f"{where}.name")
     return head | {"name": name, "arguments": arguments}
 
 
@@ -131,7 +128,7 @@ def _joined(content: Any, where: str) -> str:
 
 
 def _texts(content: Any, where: str) -> list[str]:
-    """The texts of a content: a text, or parts. Raises ApiError."""
+    """The texts of a content: a text, or parts. Raises Refused."""
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
@@ -151,5 +148,5 @@ def _text(part: Any, where: str) -> str:
     return text
 
 
-def _refused(where: str, message: str, code: str | None = None) -> ApiError:
-    return bad_request(f"{where}: {message}", where, code)
+def _refused(where: str, message: str, code: str | None = None) -> Refused:
+    return Refused(where, message, code=code)

@@ -8,6 +8,7 @@ from typing import Any
 
 from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
 from sfumato.engine import Request, new_id
+from sfumato.refused import Refused
 from sfumato.server.dialects.responses import tools
 from sfumato.server.dialects.responses.conversation import Message, conversation, latest_turns
 from sfumato.server.dialects.responses.items import items_of
@@ -24,27 +25,26 @@ from sfumato.server.dialects.shared.openai_tools import ToolUse, ignored_tools, 
 from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
 from sfumato.server.dialects.shared.thinking import Thinking, thinking_of
 from sfumato.server.dialects.shared.unknown_fields import leaves_out
-from sfumato.server.http.errors import ApiError, bad_request
 from sfumato.server.response_store import Item, Missing
 from sfumato.server.schemas.responses import ENCRYPTED, LOGPROBS, ResponsesBody
 from sfumato.server.service import Service
 from sfumato.text.prompt import prompt_ids
 
 PATH = "/v1/responses"
-WORDING = (
-    (r"messages", "input"),
-    (r"(tools\[\d+\])\.function", r"\1"),
-    (r"max_tokens", "max_output_tokens"),
-)
+WORDING = {
+    "messages": "input",
+    "tools[].function": "tools[]",
+    "max_tokens": "max_output_tokens",
+}
 """What the engine's and chat's checks name, and this body calls otherwise."""
 
 _OBJECT = {"type": "object"}
 
 
 def parse(service: Service, body: ResponsesBody) -> list[Request]:
-    """The one request. Raises ApiError."""
+    """The one request. Raises Refused."""
     if body.stream_options is not None and not body.stream:
-        raise bad_request("stream_options: only with stream", "stream_options")
+        raise Refused("stream_options", "only with stream")
     ignored = leaves_out(body, service.settings)
     before, placed = _items(service, body)
     own = [item for _, item in placed]
@@ -73,7 +73,7 @@ def parse(service: Service, body: ResponsesBody) -> list[Request]:
 
 
 def _items(service: Service, body: ResponsesBody) -> tuple[list[Item], list[tuple[str, Item]]]:
-    """The items of the responses before, and the body's own with their places. Raises ApiError."""
+    """The items of the responses before, and the body's own with their places. Raises Refused."""
     most, store = service.settings.max_messages, service.responses
     if not isinstance(body.input, str) and len(body.input) > most:
         raise _too_many(len(body.input), most)
@@ -84,38 +84,38 @@ def _items(service: Service, body: ResponsesBody) -> tuple[list[Item], list[tupl
     try:
         for entry in store.chain(body.owner, body.previous_response_id, most):
             if entry.status == "in_progress":
-                raise bad_request(
-                    "previous_response_id: that response is still being made; wait for its end, or "
-                    "cancel it",
+                raise Refused(
                     "previous_response_id",
+                    "that response is still being made",
+                    "wait for its end, or cancel it",
                 )
             referred.count(len(entry.items) + len(entry.output))
             before += [*entry.inputs, *entry.outputs]
             if len(before) + len(own) > most:
                 raise _too_many(len(before) + len(own), most)
     except Missing as missing:
-        raise bad_request(
-            f"previous_response_id: there is no response {str(missing.args[0])[:128]!r} here; it "
-            "was not kept (store), or was forgotten (--response-store); send the whole "
-            "conversation as input",
+        raise Refused(
             "previous_response_id",
-            "previous_response_not_found",
+            f"there is no response {str(missing.args[0])[:128]!r} here",
+            "it was not kept (store), or was forgotten (--response-store); send the whole "
+            "conversation as input",
+            code="previous_response_not_found",
         ) from None
     return [item for item in before if item["type"] != "reasoning"], own
 
 
-def _too_many(count: int, most: int) -> ApiError:
-    return bad_request(
-        f"input: {count} items with those of the responses before, and this server takes {most}; "
-        "leave out old ones, or raise --max-messages",
+def _too_many(count: int, most: int) -> Refused:
+    return Refused(
         "input",
+        f"{count} items with those of the responses before, and this server takes {most}",
+        "leave out old ones, or raise --max-messages",
     )
 
 
 def _request(
     service: Service, body: ResponsesBody, messages: Sequence[Message], use: ToolUse
 ) -> Request:
-    """All but the seed and the length. Raises ApiError."""
+    """All but the seed and the length. Raises Refused."""
     effort = None if body.reasoning is None else body.reasoning.effort
     given = Thinking(effort, most=body.max_thinking_tokens, effort_field="reasoning.effort")
     thinking, budget = thinking_of(given)
@@ -144,7 +144,7 @@ def _of_text(body: ResponsesBody) -> Iterator[GrammarSource]:
 
 
 def _truncated(service: Service, body: ResponsesBody, request: Request) -> Sequence[Message]:
-    """The messages that fit a slot together with the reply. Raises ApiError."""
+    """The messages that fit a slot together with the reply. Raises Refused."""
     assert request.sampler and request.messages is not None
     model = service.model
     canvas = request.sampler.canvas_length or model.config.canvas_length

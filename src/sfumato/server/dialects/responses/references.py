@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sfumato.server.http.errors import bad_request
+from sfumato.refused import Refused
 from sfumato.server.response_store import Item, Missing, ResponseStore, Stored
 
 
@@ -18,7 +18,7 @@ class References:
         self._read: list[Stored] = []
 
     def item(self, name: str) -> Item:
-        """Raises Missing, and ApiError for too much."""
+        """Raises Missing, and Refused for too much."""
         if name not in self._items:
             home = self._store.home(self._owner, name)
             if home not in self._read:
@@ -31,14 +31,14 @@ class References:
         return self._items[name]
 
     def count(self, characters: int) -> None:
-        """So many more are referred to. Raises ApiError for too many."""
+        """So many more are referred to. Raises Refused for too many."""
         self._count += characters
         if self._count > self._most:
-            raise bad_request(
-                f"input: comes to over {self._most:,} characters with the items that it refers to; "
-                "leave out old ones, or raise --max-body",
+            raise Refused(
                 "input",
-                "input_too_large",
+                f"comes to over {self._most:,} characters with the items that it refers to",
+                "leave out old ones, or raise --max-body",
+                code="input_too_large",
             )
 
 

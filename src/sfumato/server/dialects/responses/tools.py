@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sfumato.refused import Refused
 from sfumato.server.dialects.shared.unknown_fields import check_fields
-from sfumato.server.http.errors import bad_request
 from sfumato.server.schemas.body import Unknown
 
 Tool = dict[str, Any]
@@ -23,7 +23,7 @@ _HOSTED = "hosted tools are not supported; only functions, which the client runs
 
 def nested(tools: Sequence[Mapping[str, Any]] | None, ignored: Unknown | None) -> list[Tool] | None:
     """Chat's tools. ignored: gets the names of unknown fields; None where they are refused. Raises
-    ApiError; what is wrong inside a function is found where chat's are checked."""
+    Refused; what is wrong inside a function is found where chat's are checked."""
     if tools is None:
         return None
     return [_nested(tool, f"tools[{i}]", ignored) for i, tool in enumerate(tools)]
@@ -33,7 +33,7 @@ def _nested(tool: Mapping[str, Any], where: str, ignored: Unknown | None) -> Too
     kind = tool.get("type")
     if kind != "function":
         name = f"{where}.type"
-        raise bad_request(f"{name}: must be function: {_HOSTED}", name, "unsupported")
+        raise Refused(name, f"must be function: {_HOSTED}", code="unsupported")
     check_fields(tool, _KNOWN, where, ignored)
     return {"type": "function", "function": _known(tool)}
 
@@ -43,15 +43,13 @@ def _known(tool: Mapping[str, Any]) -> Tool:
 
 
 def nested_choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
-    """Chat's tool_choice. Raises ApiError."""
+    """Chat's tool_choice. Raises Refused."""
     if choice is None or isinstance(choice, str):
         return choice
     kind = choice.get("type")
     if kind != "function":
-        raise bad_request(
-            "tool_choice.type: must be function; others are not supported",
-            "tool_choice.type",
-            "unsupported",
+        raise Refused(
+            "tool_choice.type", "must be function", "others are not supported", code="unsupported"
         )
     return {"type": "function", "function": {"name": choice.get("name")}}
 

@@ -18,7 +18,8 @@ from sfumato.diffusion.constraints.questions import (
     check_reads,
 )
 from sfumato.engine import DecisionRequest
-from sfumato.server.http.errors import ApiError, bad_request, without_paths
+from sfumato.refused import Refused
+from sfumato.server.http.errors import without_paths
 from sfumato.server.http.request_body import refusal
 from sfumato.server.schemas.body import UNKNOWN_FIELD
 from sfumato.server.schemas.decision_schemas import LONGEST_NAME
@@ -38,22 +39,22 @@ _NO_IMAGES = "images are not supported yet; describe the image in words"
 _BOXES = "box questions are about images, which are not supported yet"
 
 
-def no_images(field: str) -> ApiError:
+def no_images(field: str) -> Refused:
     """The answer to what would need a network that sees."""
-    return bad_request(f"{field}: {_NO_IMAGES}", field, "unsupported")
+    return Refused(field, _NO_IMAGES, code="unsupported")
 
 
 def check_decides(service: Service) -> None:
-    """Raises ApiError where the model that is served cannot answer questions."""
+    """Raises Refused where the model that is served cannot answer questions."""
     reason = service.model.undecided
     if reason is not None:
-        raise bad_request(
-            f"{service.name!r} cannot decide: {without_paths(reason)}", code="unsupported"
+        raise Refused(
+            None, f"{service.name!r} cannot decide: {without_paths(reason)}", code="unsupported"
         )
 
 
 def text_of(value: Any, loc: Loc) -> str:
-    """Text as it is, null as nothing, anything else as its JSON text. Raises ApiError."""
+    """Text as it is, null as nothing, anything else as its JSON text. Raises Refused."""
     if value is None or isinstance(value, str):
         return value or ""
     try:
@@ -63,7 +64,7 @@ def text_of(value: Any, loc: Loc) -> str:
 
 
 def checked_map(questions: Any) -> Mapping[str, Any]:
-    """Id → question, with its count and ids checked. Raises ApiError."""
+    """Id → question, with its count and ids checked. Raises Refused."""
     if not isinstance(questions, dict):
         raise refusal(("questions",), "must be an object: id → question", "dict_type")
     check_count(len(questions))
@@ -79,7 +80,7 @@ def checked_map(questions: Any) -> Mapping[str, Any]:
 
 
 def check_count(count: int) -> None:
-    """Raises ApiError for no questions, and for too many."""
+    """Raises Refused for no questions, and for too many."""
     if not 1 <= count <= MOST_QUESTIONS:
         kind = "too_long" if count else "too_short"
         text = f"must be 1 to {MOST_QUESTIONS:,}, and there are {count:,}"
@@ -90,10 +91,10 @@ def read_question(
     read: Callable[..., Read], value: Any, loc: Loc, types: Sequence[str], lenient: bool
 ) -> Read:
     """One question of a body. loc: where it stands; types: those that there are. Raises
-    ApiError."""
+    Refused."""
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "box":
-        raise bad_request(f"{named(loc)}: {_BOXES}", named(loc), "unsupported")
+        raise Refused(named(loc), _BOXES, code="unsupported")
     try:
         return read(value, context={LENIENT: lenient})
     except ValidationError as error:
@@ -115,19 +116,18 @@ def named(loc: Loc) -> str:
 
 
 def checked(question: Question, loc: Loc) -> Question:
-    """The question. Raises ApiError where it cannot be asked."""
+    """The question. Raises Refused where it cannot be asked."""
     try:
-        check_question(question, "")
-    except ValueError as error:
-        _, _, text = str(error).partition(": ")
-        raise refusal(loc, text, "value_error", named(loc)) from None
+        check_question(question, named(loc))
+    except Refused as error:
+        raise refusal(loc, error.reason, "value_error", named(loc)) from None
     return question
 
 
 def request_of(
     body: DecisionBody, endpoint: str, state: str, questions: Mapping[str, Question]
 ) -> DecisionRequest:
-    """The engine's request for a body. Raises ApiError."""
+    """The engine's request for a body. Raises Refused."""
     samples: int | Literal["auto"] = 1
     if isinstance(body.x_samples, int):
         samples = body.x_samples

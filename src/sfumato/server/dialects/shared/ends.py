@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sfumato.diffusion.constraints.beside_grammar import goes_with_grammar
 from sfumato.diffusion.constraints.grammar_source import GrammarSource
 from sfumato.engine import ServedModel
+from sfumato.options import exclusions
 from sfumato.server.dialects.shared.grammars import call_grammar
 from sfumato.server.dialects.shared.openai_tools import ToolUse
 from sfumato.text.tokenizer import Marker
@@ -24,10 +24,11 @@ def reply_ends(
 ) -> dict[str, Any]:
     """The fields `grammar` and `stop` of a Request. is_single: whether one call is the most;
     answer: what a reply without calls has to match; fields: the request's others. Raises
-    ApiError."""
+    Refused."""
     close = model.template.markers.call_close
     beside = {name: fields.get(name) for name in _BESIDE}
-    may_hold = goes_with_grammar(fields["sampler"], **beside)
+    given = {**fields["sampler"].beside_grammar, **beside}
+    may_hold = exclusions.refusal(exclusions.GRAMMAR, given) is None
     required = use.opening is not None
     grammar = call_grammar(use.tools, model, use.name, required, is_single, answer, may_hold)
     canvas = fields.get("canvas")

@@ -14,7 +14,8 @@ from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import Never
 from sfumato.engine import Request
-from sfumato.server.http.errors import bad_request
+from sfumato.options import exclusions
+from sfumato.refused import Refused
 from sfumato.server.schemas.generation import Generation
 from sfumato.server.schemas.vllm import VllmXargs
 from sfumato.server.service import Service
@@ -34,23 +35,30 @@ _CHANGES: dict[str, tuple[Any, ...]] = {
     "settle_at_end": (False,),
 }
 """Fields that a read has no use of, and their values that ask for nothing."""
-_NAMES = {"tokens": "diffusion_seed_canvas", "pinned": "diffusion_pinned"}
+_NAMES = {
+    "tokens": "vllm_xargs.diffusion_seed_canvas",
+    "pinned": "vllm_xargs.diffusion_pinned",
+}
 
 
 def canvas_fields(
     body: Generation, service: Service, sampler: SamplerConfig, has_logprobs: bool
 ) -> dict[str, Any]:
     """The fields `sampler` and `canvas` of a Request. sampler: of the body's other fields. Raises
-    ApiError."""
+    Refused."""
     xargs = body.vllm_xargs or VllmXargs.model_validate({})
     named = tuple(dict.fromkeys(body.logprob_token_ids or ()))
     is_read = bool(xargs.diffusion_read_only)
-    if sampler.mode == "causal" and xargs.model_fields_set:
-        raise bad_request(
-            "mode: causal replies have no canvases; leave vllm_xargs out", "vllm_xargs"
-        )
+    given: dict[str, object] = {
+        "mode=causal": sampler.mode == "causal",
+        "vllm_xargs": xargs.model_fields_set,
+        "diffusion_read_only": is_read,
+    }
+    for field, neutral in _CHANGES.items():
+        value = getattr(body, field)
+        given[field] = value is not None and value not in neutral
+    exclusions.check(exclusions.GIVEN_CANVAS, given)
     if is_read:
-        _check_read(body)
         sampler = replace(
             sampler,
             temperature=1.0,
@@ -72,9 +80,8 @@ def canvas_fields(
     )
     try:
         canvas.check(length, service.model.config.vocab_size)
-    except ValueError as error:
-        field, _, rest = str(error).partition(": ")
-        raise _wrong(_NAMES[field], rest) from None
+    except Refused as error:
+        raise error.renamed(_NAMES) from None
     return {"sampler": sampler, "canvas": canvas}
 
 
@@ -96,19 +103,8 @@ def names(body: Generation) -> int:
     return len(body.logprob_token_ids or ())
 
 
-def _check_read(body: Generation) -> None:
-    for field, neutral in _CHANGES.items():
-        value = getattr(body, field)
-        if value is not None and value not in neutral:
-            raise bad_request(
-                f"{field}: a read (diffusion_read_only) has the probabilities of the model at "
-                "temperature 1; leave the field out",
-                field,
-            )
-
-
 def _with_lengths(sampler: SamplerConfig, xargs: VllmXargs, service: Service) -> SamplerConfig:
-    """Sets the length of the canvas and the steps. Raises ApiError."""
+    """Sets the length of the canvas and the steps. Raises Refused."""
     length, steps = xargs.diffusion_canvas_length, xargs.diffusion_max_steps
     if length is not None:
         longest = service.model.config.canvas_length
@@ -127,23 +123,23 @@ def _with_lengths(sampler: SamplerConfig, xargs: VllmXargs, service: Service) ->
 def _with_named(
     sampler: SamplerConfig, named: tuple[int, ...], service: Service, has_logprobs: bool
 ) -> SamplerConfig:
-    """Sets the tokens whose log probabilities are wanted. Raises ApiError."""
+    """Sets the tokens whose log probabilities are wanted. Raises Refused."""
     field, vocab_size = "logprob_token_ids", service.model.config.vocab_size
     if not named:
         return sampler
     if not has_logprobs:
-        raise bad_request(f"{field}: needs logprobs", field)
+        raise Refused(field, "needs logprobs")
     if max(named) >= vocab_size:
-        raise bad_request(f"{field}: must lie in 0..{vocab_size - 1}, got {max(named)}", field)
+        raise Refused(field, f"must lie in 0..{vocab_size - 1}, got {max(named)}")
     try:
         return replace(sampler, named_tokens=named)
     except ValueError:
-        raise bad_request(
-            f"{field}: log probabilities of chosen tokens are the model's own; leave out top_k, "
-            "top_p and logit_bias",
+        raise Refused(
             field,
+            "log probabilities of chosen tokens are the model's own",
+            "leave out top_k, top_p and logit_bias",
         ) from None
 
 
-def _wrong(field: str, message: str) -> Exception:
-    return bad_request(f"vllm_xargs.{field}: {message}", f"vllm_xargs.{field}")
+def _wrong(field: str, message: str) -> Refused:
+    return Refused(f"vllm_xargs.{field}", message)

@@ -15,7 +15,7 @@ from sfumato.diffusion.constraints.grammar_source import (
     schema_source,
 )
 from sfumato.engine import ServedModel
-from sfumato.server.http.errors import bad_request, from_value_error
+from sfumato.refused import Refused
 from sfumato.server.schemas.generation import Sampling
 from sfumato.server.schemas.grammars import ResponseFormat
 
@@ -26,14 +26,10 @@ def grammar_of(
     body: Sampling, more: Callable[[], Iterator[GrammarSource]] = lambda: iter(())
 ) -> GrammarSource | None:
     """The one grammar that a body asks for; None where it asks for none. more: what a dialect's
-    own fields ask for, which may raise ValueError. Raises ApiError."""
-    try:
-        sources = [*more(), *_sources(body)]
-    except ValueError as error:
-        raise from_value_error(error) from None
+    own fields ask for, which may raise ValueError. Raises Refused."""
+    sources = [*more(), *_sources(body)]
     if len(sources) > 1:
-        names = ", ".join(source.field for source in sources)
-        raise bad_request(f"{names}: give at most one of them", sources[0].field)
+        raise Refused(tuple(source.field for source in sources), "give at most one of them")
     return sources[0] if sources else None
 
 
@@ -63,7 +59,7 @@ def _of_format(given: ResponseFormat) -> Iterator[GrammarSource]:
     elif given.type == "json_schema":
         named = given.json_schema
         if named is None and given.schema_ is None:
-            raise ValueError("response_format.json_schema: is missing; put the schema there")
+            raise Refused("response_format.json_schema", "is missing", "put the schema there")
         schema = given.schema_ if named is None else named.schema_
         at = "response_format.json_schema.schema"
         yield schema_source(_OBJECT if schema is None else schema, at)
@@ -89,7 +85,7 @@ def _decoded(schema: Any, field: str) -> Any:
     try:
         return json.loads(schema)
     except (ValueError, RecursionError):
-        raise ValueError(f"{field}: is no JSON schema, nor the text of one") from None
+        raise Refused(field, "is no JSON schema, nor the text of one") from None
 
 
 def call_grammar(
@@ -105,7 +101,7 @@ def call_grammar(
     or the answer has a grammar of its own. choice: the only tool that may be called; required:
     whether one has to be; single: whether one call is the most; answer: the grammar of a reply
     without calls; may_hold: whether tools that are not strict are held where one has to be called.
-    None where calls are free. Raises ApiError."""
+    None where calls are free. Raises Refused."""
     is_strict = any(_is_strict(tool) for tool in tools or ())
     markers, token_id = model.template.markers, model.tokenizer.token_id
     names = (markers.call_open, markers.call_close, markers.quote)
@@ -114,23 +110,18 @@ def call_grammar(
     if not tools or None in ids or not (is_strict or holds_all or answer):
         return answer
     if answer is not None and answer.kind != "schema":
-        raise bad_request(
-            f"{answer.field}: goes with no tools; leave one of them out", answer.field
-        )
+        raise Refused(answer.field, "goes with no tools", "leave one of them out")
     opens, closes, quote = (token for token in ids if token is not None)
-    try:
-        made = [_tool(tool, number, holds_all) for number, tool in enumerate(tools)]
-        return CallSource(
-            tuple(tool for tool in made if choice in (None, tool.name)),
-            opens,
-            closes,
-            quote,
-            required,
-            single,
-            None if required else answer,
-        )
-    except ValueError as error:
-        raise from_value_error(error) from None
+    made = [_tool(tool, number, holds_all) for number, tool in enumerate(tools)]
+    return CallSource(
+        tuple(tool for tool in made if choice in (None, tool.name)),
+        opens,
+        closes,
+        quote,
+        required,
+        single,
+        None if required else answer,
+    )
 
 
 def _is_strict(tool: Mapping[str, Any]) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sfumato.refused import Refused
 from sfumato.server.dialects.shared.unknown_fields import check_fields, leaves_out
-from sfumato.server.http.errors import bad_request, from_value_error
 from sfumato.server.schemas.body import Unknown
 from sfumato.server.schemas.fill import FillBody
 from sfumato.server.schemas.llama_cpp import TemplateBody
@@ -42,13 +42,13 @@ def conversation(
     body: ChatBody | TemplateBody | FillBody, settings: ServerSettings
 ) -> list[dict[str, Any]]:
     """The messages in the four roles of the chat template. The body records what a lenient server
-    ignores of the messages. Raises ApiError."""
+    ignores of the messages. Raises Refused."""
     messages, most = body.messages or [], settings.max_messages
     if len(messages) > most:
-        raise bad_request(
-            f"messages: {len(messages)} of them, and this server takes {most}; leave out old ones, "
-            "or raise --max-messages",
+        raise Refused(
             "messages",
+            f"{len(messages)} of them, and this server takes {most}",
+            "leave out old ones, or raise --max-messages",
         )
     ignored = leaves_out(body, settings)
     return [_message(message, f"messages[{i}]", ignored) for i, message in enumerate(messages)]
@@ -66,42 +66,32 @@ def continuation(
 
     wanted, opened: the body's continue_final_message and add_generation_prompt; check: raises for a
     text that is too long for any context, and a field; markers: of the chat format. Raises
-    ApiError.
+    Refused.
     """
     is_assistant = messages[-1]["role"] == "assistant"
     if wanted and opened:
-        raise bad_request(
-            "continue_final_message: a message is continued, or the model's turn is opened; set "
-            "add_generation_prompt to false",
+        raise Refused(
             "continue_final_message",
+            "a message is continued, or the model's turn is opened",
+            "set add_generation_prompt to false",
         )
     if wanted and not is_assistant:
-        raise bad_request(
-            "continue_final_message: the last message must be an assistant's",
-            "continue_final_message",
-        )
+        raise Refused("continue_final_message", "the last message must be an assistant's")
     if opened is False and (not is_assistant or wanted is False):
-        raise bad_request(
-            "add_generation_prompt: must be true where no assistant's message is continued",
-            "add_generation_prompt",
+        raise Refused(
+            "add_generation_prompt", "must be true where no assistant's message is continued"
         )
     if not is_assistant or wanted is False:
         return messages, None
     where = f"messages[{len(messages) - 1}]"
     if messages[-1].get("tool_calls"):
-        raise bad_request(
-            f"{where}.tool_calls: cannot be continued; send the tools' answers after them",
-            f"{where}.tool_calls",
+        raise Refused(
+            f"{where}.tool_calls", "cannot be continued", "send the tools' answers after them"
         )
     if len(messages) == 1:
-        raise bad_request(
-            "messages: an assistant's message can only be continued after a user's", "messages"
-        )
-    try:
-        check_long_texts(messages[-1], lambda text: check(text, "messages"))
-        text: str = check_messages(messages[-1:], len(messages) - 1, markers)[0]["content"]
-    except ValueError as error:
-        raise from_value_error(error) from None
+        raise Refused("messages", "an assistant's message can only be continued after a user's")
+    check_long_texts(messages[-1], lambda text: check(text, "messages"))
+    text: str = check_messages(messages[-1:], len(messages) - 1, markers)[0]["content"]
     return messages[:-1], text or None
 
 
@@ -110,20 +100,17 @@ def _message(message: Mapping[str, Any], where: str, ignored: Unknown | None) ->
     role = message.get("role")
     role = "system" if role == "developer" else role
     if role == "function":
-        raise bad_request(f"{where}.role: function is deprecated; use tool", f"{where}.role")
+        raise Refused(f"{where}.role", "function is deprecated", "use tool")
     keys = _KEYS.get(role) if isinstance(role, str) else None
     if keys is None:
-        raise bad_request(
-            f"{where}.role: must be one of system, developer, user, assistant, tool",
-            f"{where}.role",
-        )
+        raise Refused(f"{where}.role", "must be one of system, developer, user, assistant, tool")
     check_fields(message, keys, where, ignored)
     for key in ("audio", "function_call"):
         if message.get(key) is not None and key in keys:
-            raise bad_request(f"{where}.{key}: is not supported", f"{where}.{key}")
+            raise Refused(f"{where}.{key}", "is not supported")
     clean = {key: value for key, value in message.items() if key in keys} | {"role": role}
     if not isinstance(clean.get("refusal"), str | None):
-        raise bad_request(f"{where}.refusal: must be text", f"{where}.refusal")
+        raise Refused(f"{where}.refusal", "must be text")
     if role == "assistant" and clean.get("content") is None and not clean.get("tool_calls"):
         clean["content"] = clean.get("refusal") or ""
     if isinstance(clean.get("content"), list):
@@ -137,7 +124,7 @@ def _parts(parts: Sequence[Any], where: str) -> list[Any]:
         kind = part.get("type") if isinstance(part, Mapping) else None
         here = f"{where}[{i}]"
         if isinstance(kind, str) and kind in UNSUPPORTED:
-            raise bad_request(f"{here}: {UNSUPPORTED[kind]}", here, "unsupported")
+            raise Refused(here, UNSUPPORTED[kind], code="unsupported")
         if kind == "refusal":
             part = {"type": "text", "text": part.get("refusal")}
         checked.append(part)

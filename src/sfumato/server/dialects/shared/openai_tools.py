@@ -8,8 +8,8 @@ from typing import Any
 
 from sfumato.api import Reply
 from sfumato.engine import ServedModel
-from sfumato.server.http.errors import ApiError, bad_request
-from sfumato.text.messages import MessageError, tool_name
+from sfumato.refused import Refused
+from sfumato.text.messages import tool_name
 
 NO_CALLS = "this model's vocabulary has no tool calls"
 Tools = Sequence[Mapping[str, Any]] | None
@@ -30,7 +30,7 @@ def tool_use(
     choice: str | Mapping[str, Any] | None,
     model: ServedModel,
 ) -> ToolUse:
-    """Raises ApiError."""
+    """Raises Refused."""
     names = [_tool_name(tool, f"tools[{i}]") for i, tool in enumerate(tools or [])]
     opener = call_token(model)
     if choice == "none":
@@ -39,14 +39,14 @@ def tool_use(
         return ToolUse(tools or None)
     if choice == "required":
         if not names:
-            raise bad_request("tool_choice: required needs tools to choose from", "tool_choice")
+            raise Refused("tool_choice", "required needs tools to choose from")
         name = names[0] if len(names) == 1 else None
     else:
         name = _chosen(choice)
         if name not in names:
-            raise bad_request(f"tool_choice: {name[:100]!r} is not among the tools", "tool_choice")
+            raise Refused("tool_choice", f"{name[:100]!r} is not among the tools")
     if opener is None:
-        raise bad_request(f"tool_choice: {NO_CALLS}", "tool_choice")
+        raise Refused("tool_choice", NO_CALLS)
     return ToolUse(tools, call_opening(model, name), name)
 
 
@@ -77,15 +77,10 @@ def unknown_calls(tools: Tools, reply: Reply) -> list[str]:
 
 def _tool_name(tool: Mapping[str, Any], where: str) -> str:
     if tool.get("type") != "function":
-        raise bad_request(
-            f'{where}.type: only "function" is supported', f"{where}.type", "unsupported"
-        )
+        raise Refused(f"{where}.type", 'only "function" is supported', code="unsupported")
     function = tool.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
-    try:
-        return tool_name(name, f"{where}.function.name")
-    except MessageError as error:
-        raise bad_request(str(error), f"{where}.function.name") from None
+    return tool_name(name, f"{where}.function.name")
 
 
 def _chosen(choice: str | Mapping[str, Any]) -> str:
@@ -97,9 +92,8 @@ def _chosen(choice: str | Mapping[str, Any]) -> str:
     raise _no_choice()
 
 
-def _no_choice() -> ApiError:
-    return bad_request(
-        'tool_choice: must be none, auto, required, or {"type": "function", "function": '
-        '{"name": …}}',
+def _no_choice() -> Refused:
+    return Refused(
         "tool_choice",
+        'must be none, auto, required, or {"type": "function", "function": {"name": …}}',
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sfumato.server.http.errors import bad_request
+from sfumato.refused import Refused
 from sfumato.server.schemas.json_schemas import EFFORTS
 
 
@@ -22,18 +22,18 @@ class Thinking:
 
 def thinking_of(given: Thinking, continued: bool = False) -> tuple[bool, int | None]:
     """Whether the model thinks, and for how many tokens at most. continued: whether the reply
-    continues a message. Raises ApiError."""
+    continues a message. Raises Refused."""
     effort, field = given.effort, given.effort_field
     if effort is not None and effort not in EFFORTS:
-        raise bad_request(f"{field}: must be one of {', '.join(EFFORTS)}", field)
+        raise Refused(field, f"must be one of {', '.join(EFFORTS)}")
     budget = None if effort is None else EFFORTS[effort]
     thinking = given.enabled if given.enabled is not None else effort is not None and budget != 0
     if thinking and continued:
         name = given.enabled_field if effort is None else field
-        raise bad_request(
-            f"{name}: an answer that is continued is not thought about first; ask for no thinking, "
-            "or set continue_final_message to false",
+        raise Refused(
             name,
+            "an answer that is continued is not thought about first",
+            "ask for no thinking, or set continue_final_message to false",
         )
     if given.most is not None:
         budget = given.most

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sfumato.server.http.errors import bad_request
+from sfumato.refused import Refused
 from sfumato.server.schemas.body import UNKNOWN_FIELD, Body, Unknown
 from sfumato.server.settings import ServerSettings
 
@@ -22,10 +22,10 @@ def check_fields(
     value: Mapping[str, Any], known: Collection[str], where: str, ignored: Unknown | None
 ) -> None:
     """Looks for fields of an object that are not known, and not null. ignored: gets their names;
-    None: they are refused. Raises ApiError."""
+    None: they are refused. Raises Refused."""
     unknown = sorted(name for name in value if name not in known and value[name] is not None)
     names = [f"{where}.{name[:100]}" for name in unknown]
     if ignored is not None:
         ignored.add(names)
     elif names:
-        raise bad_request(f"{names[0]}: {UNKNOWN_FIELD}", names[0], "unknown_field")
+        raise Refused(names[0], UNKNOWN_FIELD, code="unknown_field")

@@ -13,12 +13,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from sfumato.engine import Finished, Pooling, Prompt, Request, Settled
+from sfumato.refused import Refused
 from sfumato.server.dialects.shared.mixed_prompts import MixedPrompt, prompts_in
 from sfumato.server.dialects.shared.openai_objects import warned
 from sfumato.server.http.dialect import Frame, Renderer
-from sfumato.server.http.errors import bad_request, from_value_error
 from sfumato.server.http.inflight import CollectedReply
-from sfumato.server.http.wording import reword
 from sfumato.server.schemas.embeddings import MOST_INPUTS, Pooled
 from sfumato.server.service import Service
 
@@ -30,14 +29,15 @@ def requests_of(
     service: Service, body: Pooled, value: Any, field: str, path: str, truncate: bool = False
 ) -> list[Request]:
     """One request for each text of the body's field. truncate: cut what exceeds the context. Raises
-    ApiError."""
+    Refused."""
     prompts, _ = prompts_in(value, field, MOST_INPUTS)
     size = _size(service, body)
     if len(prompts) * size > MOST_NUMBERS:
-        raise bad_request(
-            f"{field}: {len(prompts):,} vectors of {size:,} numbers are over {MOST_NUMBERS:,} "
-            "numbers, the most of one answer; send the texts in parts",
+        raise Refused(
             field,
+            f"{len(prompts):,} vectors of {size:,} numbers are over {MOST_NUMBERS:,} "
+            "numbers, the most of one answer",
+            "send the texts in parts",
         )
     pooling = Pooling(body.pooling or service.settings.pooling)
     requests = []
@@ -59,40 +59,35 @@ def requests_of(
 
 
 def _size(service: Service, body: Pooled) -> int:
-    """Numbers of a vector. Raises ApiError."""
+    """Numbers of a vector. Raises Refused."""
     hidden = service.model.config.hidden_size
     if body.dimensions is not None and body.dimensions > hidden:
-        raise bad_request(
-            f"dimensions: must be at most {hidden}, the vectors of this model; got "
-            f"{body.dimensions}",
+        raise Refused(
             "dimensions",
+            f"must be at most {hidden}, the vectors of this model",
+            f"got {body.dimensions}",
         )
     return body.dimensions or hidden
 
 
 def _ids(service: Service, prompt: MixedPrompt, field: str, truncate: bool) -> list[int]:
-    """The prompt's tokens, bos in front of a text; markers in a text are text. Raises ApiError."""
+    """The prompt's tokens, bos in front of a text; markers in a text are text. Raises Refused."""
     tokenizer, context = service.model.tokenizer, service.context
     parts = [prompt] if isinstance(prompt, str) else prompt
     ids: list[int] = []
-    try:
-        for part in parts:
-            if isinstance(part, int):
-                ids.append(part)
-                continue
-            # So many characters are more tokens than a slot has.
-            text = part[: context * tokenizer.longest_token] if truncate else part
-            ids += service.encode(text, field, special=False)
-    except ValueError as error:
-        answer = from_value_error(error)
-        reword(answer, (("text", field),))
-        raise answer from None
+    for part in parts:
+        if isinstance(part, int):
+            ids.append(part)
+            continue
+        # So many characters are more tokens than a slot has.
+        text = part[: context * tokenizer.longest_token] if truncate else part
+        ids += service.encode(text, field, special=False)
     if parts and isinstance(parts[0], str) and tokenizer.bos_id is not None:
         ids.insert(0, tokenizer.bos_id)
     vocabulary = service.model.config.vocab_size
     if not ids or not 0 <= min(ids) <= max(ids) < vocabulary:
         what = f"token ids must lie in 0..{vocabulary - 1}" if ids else "a text is empty"
-        raise bad_request(f"{field}: {what}", field)
+        raise Refused(field, what)
     return ids[:context] if truncate else ids
 
 
