@@ -8,11 +8,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from threading import Lock
 from typing import Any
 
 from sfumato.diffusion.constraints.compilation import (
+    NICENESS,
     STACK,
     Source,
     compiled_source,
@@ -118,7 +120,8 @@ class GrammarCache:
         with self._lock:
             tried = self._tried.pop(source, None)
         made = tried or self._trials.start(source).result()
-        grammar = on_a_stack_of(STACK, lambda: compiled_grammar(made.text, made.field, tokens))
+        work = partial(compiled_grammar, made.text, made.field, tokens)
+        grammar = on_a_stack_of(STACK, work, NICENESS)
         return replace(grammar, notes=made.notes)
 
     def _trial_ended(self, source: Source, outcome: Tried | Exception) -> None:

@@ -19,7 +19,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from sfumato.diffusion.constraints.compilation import Source, compiled_source, on_a_stack_of
+from sfumato.diffusion.constraints.compilation import (
+    NICENESS,
+    Source,
+    compiled_source,
+    on_a_stack_of,
+)
 from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens
 from sfumato.diffusion.constraints.trial_protocol import (
     DIED,
@@ -38,8 +43,7 @@ from sfumato.diffusion.constraints.trial_protocol import (
 )
 from sfumato.refused import Refused
 
-NICENESS = 5
-"""Of this process and its children; those that yield to others get as much once more."""
+_MORE_NICENESS = 2  # of what takes longer than its first turn
 _PART = 1 << 20  # bytes that are read at once
 
 
@@ -118,7 +122,7 @@ class _Children:
         os.close(child.pipe)
         _, status, usage = os.wait4(child.pid, 0)
         del self._children[child.number]
-        outcome = DONE if status == 0 else DIED
+        outcome = DONE if status == 0 and child.answer else DIED
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGXCPU):
             outcome = TOO_LONG
         elif child.is_late:
@@ -134,7 +138,7 @@ def _run(frame: Frame, tokens: GrammarTokens, end: int) -> NoReturn:
     try:
         _limit(frame.seconds)
         if frame.kind == RUN_ON:
-            os.nice(NICENESS)
+            os.nice(_MORE_NICENESS)
         made = on_a_stack_of(STACK, lambda: _tried(pickle.loads(frame.body), tokens))
         _write(end, json.dumps(made).encode())
         status = 0
