@@ -26,6 +26,7 @@ from sfumato.model.network import Network
 from sfumato.model.placement import CACHE_TYPES, pick_device, pick_dtype
 from sfumato.model.quantize_on_load import quantized_on_load
 from sfumato.ops.cpu.panels import PackedTensor
+from sfumato.ops.registry import check_off
 from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint
 
@@ -115,6 +116,7 @@ def random_subject(
     except EngineError as error:
         advice = "take fewer --layers or a smaller --format, or free some memory"
         raise error.about("random_weights").advising(advice) from error
+    check_off()
     network = load_network(checkpoint, target, kind, activations=activations, cache_type=cache_type)
     about = {"model": f"random {preset}, {format}", **_about(checkpoint, network)}
     about["made_s"] = time.perf_counter() - began
