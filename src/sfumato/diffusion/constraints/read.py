@@ -22,6 +22,7 @@ from sfumato.diffusion.constraints.canvas_noise import NoiseKey
 from sfumato.diffusion.constraints.decision_settings import DecisionSettings
 from sfumato.diffusion.constraints.reads import Read, SlotReading, slot_reading
 from sfumato.diffusion.constraints.template import NOISE, ReadCanvas
+from sfumato.diffusion.scoring import Scoring, score
 from sfumato.diffusion.step.reads import ReadForwards
 from sfumato.model.cache import Slot
 from sfumato.model.device_result import DeviceResult, fetch_together
@@ -97,11 +98,10 @@ def _step(
     uniforms = [row.key.uniform(row.sample, step, at) for row in rows for at in row.canvas.open]
     device = hidden.device
     wide = torch.float32 if device.type == "mps" else torch.float64
-    stats = network.head(
-        hidden,
-        torch.ones(len(uniforms), device=device),
-        to_device(torch.tensor(uniforms, dtype=wide), device),
-    )
+    temperature = torch.ones(len(uniforms), device=device)
+    drawn_with = temperature, to_device(torch.tensor(uniforms, dtype=wide), device)
+    plain = Scoring.plain(network.head.vocab_size)
+    stats, _ = score(network.head, hidden, *drawn_with, plain)
     return stats.drawn, stats.soft
 
 
