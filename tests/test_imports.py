@@ -272,6 +272,20 @@ def test_the_protocol_of_an_engine_loads_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_a_step_loads_little() -> None:
+    """Formats of weights aside: no grammar, no decision, no option of a server."""
+    code = (
+        "import sys, sfumato.diffusion.step\n"
+        "ours = [name for name in sys.modules if name.split('.')[0] == 'sfumato']\n"
+        "ours = [name for name in ours if not name.startswith('sfumato.weights')]\n"
+        "parts = 'constraints', 'decisions', 'engine', 'server', 'serve', 'llguidance'\n"
+        "wrong = [name for name in sys.modules if set(name.split('.')).intersection(parts)\n"
+        "         and (name in ours or name.startswith('llguidance'))]\n"
+        "assert len(ours) <= 80 and not wrong, (len(ours), wrong)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_help_is_quick(note: Callable[[str], None]) -> None:
     """The house promises 0.2 s, which the note tells; the limit allows for a slow machine."""
     command = [str(Path(sys.executable).with_name("sfumato")), "--help"]

@@ -21,7 +21,7 @@ from sfumato.model.families import open_checkpoint
 from sfumato.model.label_scores import label_mass
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
-from sfumato.model.read_rows import Scratch
+from sfumato.model.segments import Scratch
 from sfumato.ops.device_check import Call, check, copied
 from sfumato.ops.registry import PANELS, watched
 from sfumato.tasks.alone import generate

@@ -19,7 +19,7 @@ from torch import Tensor
 from sfumato.model import draw as draw_module
 from sfumato.model.draw import locate
 from sfumato.model.head import Adjust, HeadStats, VocabularyHead
-from sfumato.model.head_stats import statistics as final_statistics
+from sfumato.model.head import statistics as final_statistics
 from sfumato.ops.online_softmax import TOP, SoftmaxState, update_softmax
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.constraints.guidance import Guidance
 from sfumato.diffusion.given_canvas import GivenCanvas
 from sfumato.diffusion.noise import Noise, first_tokens
 from sfumato.diffusion.processors import CanvasView
@@ -26,6 +25,15 @@ if TYPE_CHECKING:
     from sfumato.model.network import Network
 
 Convergence = Literal["converged", "step_cap"]
+
+
+@dataclass(frozen=True, eq=False)
+class Guidance:
+    """What a constraint asks of the next denoising step of one canvas, for that step alone."""
+
+    pins: Mapping[int, int]  # position → its fixed token
+    masked: int = 0  # the position that `mask` is of
+    mask: Tensor | None = None  # bool [tokens], on the host: which may stand there; None: all
 
 
 @dataclass(frozen=True)
@@ -279,7 +287,7 @@ class Canvas:
 
     def check_entropy(self, entropy: Tensor, step: int) -> None:
         """Refuses what is no distribution: entropy float32 [length], on the CPU, is NaN where
-        scores were no numbers, and infinite where all tokens were banned (see `score_rows`)."""
+        scores were no numbers, and infinite where all tokens were banned (see `score`)."""
         if entropy.isfinite().all():
             return
         where = f"canvas {self.noise.canvas}, step {step}"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sfumato.model.cache import Slot
 from sfumato.model.network import PREFILL_CHUNK, Network
-from sfumato.model.read_rows import Scratch
+from sfumato.model.segments import Scratch
 from sfumato.model.token_scores import token_scores
 from sfumato.refused import Refused
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 
 import torch
 
@@ -69,16 +67,6 @@ def serving_kernels(
         return known
     narrow = {name for name in CACHED if f"{name} {FORMATS[cache_dtype]}" in known}
     return known - CACHED | narrow
-
-
-def device_memory(device: torch.device) -> int | None:
-    """Bytes of memory of a CUDA device, or of this machine for others; None where the system
-    does not report it."""
-    if gpu.is_gpu(device):
-        return gpu.total_memory(device)
-    with contextlib.suppress(ValueError, OSError, AttributeError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
 
 
 def pick_dtype(

@@ -18,7 +18,7 @@ import torch
 from tests.support.kernels import interpreted
 
 from sfumato import ops
-from sfumato.diffusion.step import device_step
+from sfumato.diffusion.step import step
 from sfumato.ops.narrow_cache import CACHED, FORMATS
 from sfumato.ops.registry import check_signature, seen_as
 from sfumato.ops.triton import (
@@ -108,7 +108,7 @@ def test_devices_are_tested_with_more_sizes_than_an_interpreter() -> None:
 
 @interpreted
 def test_every_twin_has_the_signature_of_its_reference() -> None:
-    assert device_step is not None  # what other packages declare is declared
+    assert step is not None  # what other packages declare is declared
     for operation, twin in twins({*KNOWN_FORMATS, *KINDS, *FORMATS.values()}).items():
         check_signature(operation.split()[0], twin.function)
     with pytest.raises(TypeError, match=r"linear: the twin .* its reference"):

@@ -14,14 +14,84 @@ from itertools import accumulate, chain
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.step.graphs import StepGraphs
-from sfumato.diffusion.step.read_forward import ReadForward, ReadKind, ReadRoom
+from sfumato.diffusion.step.captured import Forward
+from sfumato.diffusion.step.graphs import Room, StepGraphs
 from sfumato.model.cache import KVPool
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.placement import serving_kernels
 from sfumato.model.question_pool import QuestionPool
-from sfumato.model.read_rows import Scratch
+from sfumato.model.segments import Beside, RowPart, Scratch
 from sfumato.model.to_device import to_device
+
+
+@dataclass(frozen=True)
+class ReadKind:
+    """What the function depends on, beside its addresses."""
+
+    rows: int
+    width: int
+
+    @classmethod
+    def of(cls, rows: int, width: int, most: int) -> ReadKind:
+        """The kind in which so many rows are read, of which there are `most` in a forward: the next
+        power of two, so that a graph serves any number below it, too, and few kinds are all."""
+        assert 0 < rows <= most
+        return cls(min(most, 1 << (rows - 1).bit_length()), width)
+
+
+class ReadRoom:
+    """What all forwards of a network share: each overwrites what the one before has left."""
+
+    def __init__(self, network: Network, tokens: int) -> None:
+        """tokens: of one forward at most."""
+        self.tokens = tokens
+        size, kind = (tokens, network.config.hidden_size), network.dtype
+        self.soft, self.hidden = (
+            torch.zeros(size, dtype=kind, device=network.device) for _ in range(2)
+        )
+
+
+class ReadRows:
+    """Rows of reads, as a forward reads them; their questions have places in a pool."""
+
+    room: Room = "reads"
+    is_alive = True
+
+    def __init__(
+        self, network: Network, questions: QuestionPool, kind: ReadKind, shared: ReadRoom
+    ) -> None:
+        self.kind, self._questions = kind, questions
+        self.rows, self.width = kind.rows, kind.width
+        tokens = kind.rows * kind.width
+        sizes = [tokens, 1, *[kind.rows] * 3]
+        numbers = torch.zeros(sum(sizes), dtype=torch.int64, device=network.device)
+        self._ids, self._used, self._slots, self._starts, self._counts = numbers.split(sizes)
+        self._numbers = numbers[tokens:]  # what the host writes
+        self._soft, self.hidden = shared.soft[:tokens], shared.hidden[:tokens]
+
+    def of(self, pool: KVPool) -> tuple[Tensor, Tensor, RowPart]:
+        beside = Beside(self._questions, self._starts, self._counts, self._used)
+        return self._ids, self._soft, RowPart(pool, self._slots, self.width, beside=beside)
+
+    def write(self, ids: Tensor, scratches: Sequence[Scratch], soft: Tensor | None) -> None:
+        """Writes what the first rows are: ids int64 and soft [tokens, hidden] (None: zeros) of
+        their tokens. The rows after them see their own canvas alone, of the vocabulary's first
+        token. One copy to the device, for which the host does not wait."""
+        spans = [scratch.span for scratch in scratches]
+        # A row that is not read names a slot and a place that there are.
+        more = [0] * (self.rows - len(scratches))
+        slots = [*(scratch.slot.index for scratch in scratches), *more]
+        starts = [*(span.start if span else 0 for span in spans), *more]
+        counts = [*(scratch.length for scratch in scratches), *more]
+        numbers = torch.tensor([len(scratches), *slots, *starts, *counts])
+        self._numbers.copy_(to_device(numbers, self._numbers.device))
+        tokens = len(scratches) * self.width
+        self._ids[:tokens].copy_(ids)
+        self._ids[tokens:].zero_()
+        # Other forwards have written into the same memory.
+        self._soft[tokens if soft is not None else 0 :].zero_()
+        if soft is not None:
+            self._soft[:tokens].copy_(soft)
 
 
 @dataclass(frozen=True)
@@ -117,9 +187,8 @@ class ReadForwards:
         if group.questions is None or group.pool is None or group.width is None:
             return self._network.denoise_beside(ids, scratches, wanted, soft)
         kind = ReadKind.of(len(rows), group.width, most)
-        step = self._step(group.questions, group.pool, kind)
-        packed = to_device(torch.cat(ids), self._network.device)
-        step.prepare_for_replay(packed, scratches, soft)
+        step, inputs = self._step(group.questions, group.pool, kind)
+        inputs.write(to_device(torch.cat(ids), self._network.device), scratches, soft)
         if group.questions is self._questions:
             self._graphs.run(step)
         else:
@@ -127,19 +196,22 @@ class ReadForwards:
         starts = range(0, len(rows) * group.width, group.width)
         pairs = zip(starts, wanted, strict=True)
         only = list(chain.from_iterable((first + at for at in own) for first, own in pairs))
-        return step.hidden.index_select(0, to_device(torch.tensor(only), self._network.device))
+        return inputs.hidden.index_select(0, to_device(torch.tensor(only), self._network.device))
 
-    def _step(self, questions: QuestionPool, pool: KVPool, kind: ReadKind) -> ReadForward:
+    def _step(
+        self, questions: QuestionPool, pool: KVPool, kind: ReadKind
+    ) -> tuple[Forward, ReadRows]:
         """One that is kept, where the questions stand in the pool that is."""
-        if questions is not self._questions:
-            return ReadForward(self._network, pool, questions, kind, self._room)
-        step = self._graphs.find(
-            lambda one: isinstance(one, ReadForward) and one.serves(pool, kind)
-        )
-        if not isinstance(step, ReadForward):
-            step = ReadForward(self._network, pool, questions, kind, self._room)
+        if questions is self._questions:
+            for step in self._graphs.kept(Forward):
+                inputs = step.inputs
+                if isinstance(inputs, ReadRows) and inputs.kind == kind and step.is_in(pool):
+                    return step, inputs
+        inputs = ReadRows(self._network, questions, kind, self._room)
+        step = Forward(self._network, pool, inputs)
+        if questions is self._questions:
             self._graphs.add(step)
-        return step
+        return step, inputs
 
 
 def room_tokens(canvas_length: int) -> int:
