@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.model.draw import inverse_cdf
-from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.formats import QuantizedTensor
 
 
 class MostProbable:

@@ -22,8 +22,8 @@ from sfumato.model.read_rows import QuestionRows, ReadCanvasRows, Scratch
 from sfumato.model.step_rows import StepRows
 from sfumato.model.to_device import to_device
 from sfumato.model.transformer import Transformer
-from sfumato.ops.reference import Weight
-from sfumato.weights.tensorfile import FileSizes
+from sfumato.weights.files.tensorfile import FileSizes
+from sfumato.weights.formats import Weight
 
 PREFILL_CHUNK = 512  # tokens of a prompt encoded at once: bounds the working memory of a prefill
 

@@ -24,9 +24,8 @@ from sfumato.model.more_top import MoreTop
 from sfumato.model.most_probable import MostProbable, draw_and_embed
 from sfumato.model.output_embedding import OutputEmbedding
 from sfumato.ops.online_softmax import BANNED, BLOCK, Bans, SoftmaxState
-from sfumato.ops.reference import Weight
 from sfumato.ops.registry import operation
-from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.formats import QuantizedTensor, Weight
 
 Adjust = Callable[[Tensor, int], Tensor]
 """(softcapped logits float32 [positions, n], first token id) → the same shape; -inf bans."""
