@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from sfumato.ops.triton.grids import grid_bytes
 from tests.support.fake_openai_server import DONE, end, event, scripted, text
 from tests.support.gguf_files import gguf_config, random_state, write_gguf
 from tests.support.narrow_files import LAYOUTS, narrow_tensors, write_narrow
@@ -18,7 +19,6 @@ from sfumato.engine.memory.device_memory import Budget
 from sfumato.engine.memory.guard import check_load
 from sfumato.model.families import open_checkpoint
 from sfumato.model.families.diffusion_gemma.write_config import hf_config
-from sfumato.ops.triton.grids import grid_bytes
 
 TINY = ("bench", "--random-weights", "tiny", "--fixed-steps", "2", "--repeats", "2")
 

@@ -41,8 +41,8 @@ from sfumato.ops.triton.noted import Noted, note
 from sfumato.ops.triton.planes import PlaneTensor, plane_bytes
 from sfumato.ops.triton.targets import TARGETS
 from sfumato.ops.triton.tiles import candidates
-from sfumato.weights.blocks import BLOCK_FORMATS
-from sfumato.weights.scaled import CODES, ScaledTensor
+from sfumato.weights import formats
+from sfumato.weights.formats import CODES, ScaledTensor
 
 NAME = "sm_90"  # whose tiles a CPU has
 TARGET = GPUTarget(TARGETS[NAME].backend, TARGETS[NAME].number, TARGETS[NAME].warp)
@@ -119,7 +119,7 @@ def two_layers() -> Network:
 def planes(format: str, *shape: int) -> PlaneTensor:
     """Memory that nothing touches."""
     data = torch.empty(plane_bytes(format, shape), dtype=torch.uint8)
-    return PlaneTensor(data, BLOCK_FORMATS[format], shape, math.prod(shape[:-1]))
+    return PlaneTensor(data, formats.FORMATS[format], shape, math.prod(shape[:-1]))
 
 
 def multiply_planes() -> None:

@@ -132,7 +132,7 @@ def _precision(network: Network) -> str:
     formats: dict[str, set[str]] = {}
     for value in held:
         if isinstance(value, PackedTensor):
-            formats.setdefault(value.activations, set()).add(value.format)
+            formats.setdefault(value.activations, set()).add(value.format.name)
     rounded = [f"{to} with {', '.join(sorted(names))}" for to, names in formats.items()]
     kinds = {dtype: name for name, dtype in CACHE_TYPES.items() if dtype != network.dtype}
     if network.cache_dtype in kinds:

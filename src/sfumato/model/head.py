@@ -28,7 +28,7 @@ from sfumato.model.output_embedding import CHUNK, OutputEmbedding
 from sfumato.ops.online_softmax import BANNED, BLOCK, TOP, Bans, SoftmaxState
 from sfumato.ops.reference import Weight
 from sfumato.ops.registry import operation
-from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.formats import QuantizedTensor
 
 
 @dataclass(frozen=True)

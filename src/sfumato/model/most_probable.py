@@ -14,7 +14,7 @@ from torch import Tensor
 from sfumato import ops
 from sfumato.model.draw import inverse_cdf
 from sfumato.ops.online_softmax import TOP, SoftmaxState
-from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.formats import QuantizedTensor
 
 
 class MostProbable:

@@ -27,9 +27,9 @@ from sfumato.model.segments import (
 from sfumato.model.to_device import to_device
 from sfumato.model.transformer import Transformer
 from sfumato.ops.gpu import device_memory
-from sfumato.ops.reference import Weight
 from sfumato.refused import Refused
-from sfumato.weights.tensorfile import FileSizes
+from sfumato.weights.files.tensorfile import FileSizes
+from sfumato.weights.formats import Weight
 
 PREFILL_CHUNK = 512  # tokens of a prompt encoded at once: bounds the working memory of a prefill
 

@@ -13,7 +13,7 @@ from sfumato.ops import gpu
 from sfumato.ops.narrow_cache import CACHED, FORMATS, FP8, Q8_0, is_narrow
 from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint
-from sfumato.weights.tensorfile import FLOAT_FORMATS
+from sfumato.weights.formats import float_dtype, is_float
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def pick_dtype(
     info = checkpoint.tensors.get("embed_tokens.weight")
     if info is None:
         return torch.float32  # any: loading will raise and name what is missing
-    stored = FLOAT_FORMATS.get(info.format)
+    stored = float_dtype(info.format)
     if device.type != "cpu" and not multiplies_bfloat16(device):
         return faster_dtype(device, info.shape[-1], torch.float16)
     if stored is None and device.type == "mps":
@@ -133,5 +133,5 @@ def cache_dtype(
                 "leave the argument out",
             )
         return stored
-    quantized = any(info.format not in FLOAT_FORMATS for info in checkpoint.tensors.values())
+    quantized = any(not is_float(info.format) for info in checkpoint.tensors.values())
     return torch.bfloat16 if quantized and ops.multiplies_bf16(device) else dtype

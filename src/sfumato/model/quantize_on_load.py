@@ -6,7 +6,6 @@ of memory need no special case. Knows no network.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -14,11 +13,18 @@ from torch import Tensor
 
 from sfumato.model.quant_recipes import FP8, TARGETS, format_of, takes_codes
 from sfumato.refused import Refused
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
-from sfumato.weights.quantize import quantize
-from sfumato.weights.scaled import ScaledTensor, round_rows, scaled_bytes
-from sfumato.weights.tensorfile import FLOAT_FORMATS
+from sfumato.weights.formats import (
+    BLOCKS,
+    FORMATS,
+    QuantizedTensor,
+    ScaledTensor,
+    Stored,
+    is_float,
+    nbytes,
+    quantize,
+    round_rows,
+)
 
 ON_LOAD = ("q4_k", "q8_0", "fp8")
 """The targets that are offered for it."""
@@ -31,11 +37,11 @@ class QuantizedCheckpoint(Checkpoint):
     target: str
     device: torch.device
 
-    def read(self, name: str) -> Tensor | QuantizedTensor | ScaledTensor:
+    def read(self, name: str) -> Tensor | Stored:
         """As `Checkpoint.read`; a matrix that is quantized on the way is no view of the file, and
         lies on `device`. Raises ValueError, naming the tensor, for values that are not finite."""
         value = super().read(name)
-        if not isinstance(value, Tensor) or self.tensors[name].format in FLOAT_FORMATS:
+        if not isinstance(value, Tensor) or is_float(self.tensors[name].format):
             return value
         try:
             return quantized(name, value.to(self.device), self.target)
@@ -72,11 +78,11 @@ def quantized(name: str, tensor: Tensor, target: str) -> QuantizedTensor | Scale
         known = ", ".join(key for key, value in TARGETS.items() if value.sensitive is None)
         known += f", {FP8}"
         raise Refused("quantize", f"{target!r} is none of {known}")
-    block = BLOCK_FORMATS.get(format_of(name, tuple(tensor.shape), chosen))
-    if block is None:
+    format = FORMATS[format_of(name, tuple(tensor.shape), chosen)]
+    if format.form != BLOCKS:
         return tensor
     try:
-        return quantize(tensor, block)
+        return quantize(tensor, format)
     except ValueError as error:
         raise Refused(name, str(error)) from error
 
@@ -92,12 +98,12 @@ def _as_codes(name: str, tensor: Tensor) -> ScaledTensor | Tensor:
 
 def _quantized_info(name: str, info: TensorInfo, target: str) -> TensorInfo:
     """The info of what `read` returns, which is not what the file holds."""
-    if target == FP8:
-        if info.format not in FLOAT_FORMATS or not takes_codes(name, info.shape):
-            return info
-        return replace(info, format="FP8", nbytes=scaled_bytes(info.shape))
-    block = BLOCK_FORMATS.get(format_of(name, info.shape, TARGETS[target]))
-    if block is None or info.format not in FLOAT_FORMATS:
+    if not is_float(info.format):
         return info
-    nbytes = math.prod(info.shape) // block.block_size * block.block_bytes
-    return replace(info, format=block.name, nbytes=nbytes)
+    if target == FP8:
+        chosen = "FP8" if takes_codes(name, info.shape) else info.format
+    else:
+        chosen = format_of(name, info.shape, TARGETS[target])
+    if is_float(chosen):
+        return info
+    return replace(info, format=chosen, nbytes=nbytes(chosen, info.shape))

@@ -22,7 +22,7 @@ from sfumato.text.markers import NO_MARKERS, ChatMarkers
 from sfumato.text.messages import check_messages, check_tools
 from sfumato.text.vocabulary import TokenizerError, named_tokens
 from sfumato.weights.errors import CheckpointError, quoted
-from sfumato.weights.jsonfile import read_object
+from sfumato.weights.files.jsonfile import read_object
 
 
 class TemplateError(Refused):

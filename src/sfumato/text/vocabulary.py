@@ -16,7 +16,7 @@ from tokenizers import AddedToken, decoders, models, normalizers
 
 from sfumato.refused import Refused
 from sfumato.weights.errors import CheckpointError, quoted
-from sfumato.weights.jsonfile import read_object
+from sfumato.weights.files.jsonfile import read_object
 
 SPACE = "▁"
 # ggml's token types: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte
