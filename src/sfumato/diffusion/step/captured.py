@@ -25,7 +25,7 @@ from sfumato.diffusion.scoring import Scoring, ban_limits, kind_of
 from sfumato.diffusion.step.batch import Commit, Seats, StepBatch
 from sfumato.diffusion.step.graphs import GraphBackend, Room, StepGraphs
 from sfumato.diffusion.step.rules import LiftProbe, RowRules, StaticRules, takes_tensors
-from sfumato.diffusion.step.step import Part, look, move_rows, row_words
+from sfumato.diffusion.step.step import Part, evaluate, move_rows, row_words
 from sfumato.model.cache import KVPool, Slot
 from sfumato.model.network import Network
 from sfumato.model.segments import PartRows, RowPart
@@ -121,7 +121,7 @@ class BatchRows:
         if hidden is None:
             size = batch.rows * batch.width, network.config.hidden_size
             hidden = torch.zeros(size, dtype=network.dtype, device=network.device)
-        self.whole = hidden
+        self.batch_hidden = hidden
         self.hidden = hidden[: rows * batch.width]
 
     @property
@@ -202,8 +202,8 @@ class DeviceStep:
         scoring = Scoring.plain(self.network.config.vocab_size, bans)
         # Rows that commit are done too: the step writes nothing of them.
         done = batch.done[:, None].expand(-1, batch.width).flatten()
-        looked = look(self.network, (self._part,), scoring, PartRows([seen]), done=done)
-        move_rows(batch, self._rules, looked.stats, looked.draws.fresh[0], self.words)
+        evaluated = evaluate(self.network, (self._part,), scoring, PartRows([seen]), done=done)
+        move_rows(batch, self._rules, evaluated.stats, evaluated.draws.fresh[0], self.words)
 
 
 class DeviceSteps:
@@ -236,15 +236,15 @@ class DeviceSteps:
     def hidden(self, batch: StepBatch, rows: int, pool: KVPool) -> Tensor:
         """The hidden states of a batch's first rows, whose slots and lengths it notes, by a forward
         that is captured by itself. They are overwritten by the next such forward."""
-        whole: Tensor | None = None
+        batch_hidden: Tensor | None = None
         for step in self.graphs.kept(Forward):
             inputs = step.inputs
             if isinstance(inputs, BatchRows) and inputs.is_of(batch):
-                whole = inputs.whole
+                batch_hidden = inputs.batch_hidden
                 if step.is_in(pool) and inputs.rows == rows:
                     break
         else:
-            step = Forward(self._network, pool, BatchRows(self._network, batch, rows, whole))
+            step = Forward(self._network, pool, BatchRows(self._network, batch, rows, batch_hidden))
             self.graphs.add(step)
         self.graphs.run(step)
         return step.inputs.hidden

@@ -23,12 +23,12 @@ from sfumato.diffusion.step.step import (
     DONE,
     FROZEN,
     NOT_FINITE,
+    Evaluated,
     Layout,
-    Looked,
     Unpacked,
     Update,
+    evaluate,
     lay_out,
-    look,
     move,
     row_words,
     unpack,
@@ -69,7 +69,7 @@ class HostCopy:
             layout.order,
             tuple((part.batch.rows, part.batch.width) for part in layout.parts),
             tuple(new.errors for new in updates),
-            {row: _top_of(own) for row, own in result.looked.extra.items()},
+            {row: _top_of(own) for row, own in result.evaluated.extra.items()},
             *to_host(words),
         )
 
@@ -169,7 +169,7 @@ def _result(
 class ForwardResult:
     """What a forward gives, before any canvas is moved on."""
 
-    looked: Looked
+    evaluated: Evaluated
     layout: Layout
     canvases: tuple[Canvas, ...]  # in the layout's order
     seats: tuple[tuple[Seats, SeatsState], ...]  # of all parts, as they were at the forward
@@ -212,8 +212,8 @@ class Denoiser:
         if self.device_steps is not None and len(attended) == 1 and attended[0].index is None:
             pool = attended[0].pool
             attend = self.device_steps.hidden(seats[0].batch, len(canvases), pool)
-        looked = look(self.network, layout.parts, layout.scoring, attend, ordered)
-        return ForwardResult(looked, layout, ordered, states)
+        evaluated = evaluate(self.network, layout.parts, layout.scoring, attend, ordered)
+        return ForwardResult(evaluated, layout, ordered, states)
 
     @torch.no_grad()
     def apply(self, result: ForwardResult) -> Pending:
@@ -224,7 +224,7 @@ class Denoiser:
         """
         if not result.is_current():
             raise ValueError("the rows were given away or moved on since this forward")
-        updates, words = move(result.looked)
+        updates, words = move(result.evaluated)
         copy = HostCopy.start(result, updates, words)
         for seats, _ in result.seats:
             seats.steps += 1

@@ -1,6 +1,6 @@
 """One denoising step: draw, forward, score, update, pack, as functions of the state of batches.
 
-`look` draws, runs the forward and scores; it changes nothing.  `move` says what the rules make of
+`evaluate` draws, runs the forward and scores; it changes nothing.  `move` says what the rules make of
 that, and packs what the host is to learn into one tensor; it changes nothing either.  `write` takes
 the change into the batches in place.  None of the three reads a value on the host, copies to the
 device, or has a shape that depends on data.  Exceptions are rows that ask for more than the plain
@@ -146,7 +146,7 @@ class Draws:
 
 
 @dataclass(frozen=True)
-class Looked:
+class Evaluated:
     """What draw, forward and score give, before any row is moved on."""
 
     parts: tuple[Part, ...]
@@ -155,14 +155,14 @@ class Looked:
     extra: dict[int, HeadStats]  # by row of all parts: see `score`
 
 
-def look(
+def evaluate(
     network: Network,
     parts: Sequence[Part],
     scoring: Scoring,
     attend: PlacedAttend | Tensor,
     canvases: Sequence[Canvas] = (),
     done: Tensor | None = None,
-) -> Looked:
+) -> Evaluated:
     """The first three parts of a step. attend: what the rows see, or the hidden states of the
     forward where that has been run; canvases and done: see `score`."""
     draws = draw(parts, network.config.vocab_size)
@@ -172,18 +172,18 @@ def look(
         expected = _joined([part.pack(part.batch.expected) for part in parts]) > 0
     inputs = draws.temperature, draws.uniforms
     stats, extra = score(network.head, hidden, *inputs, scoring, canvases, expected, done)
-    return Looked(tuple(parts), draws, stats, extra)
+    return Evaluated(tuple(parts), draws, stats, extra)
 
 
-def move(looked: Looked) -> tuple[list[Update], Tensor]:
+def move(evaluated: Evaluated) -> tuple[list[Update], Tensor]:
     """What a step makes of each part, and the packed words of all parts, one part after another."""
-    parts, stats = looked.parts, looked.stats
+    parts, stats = evaluated.parts, evaluated.stats
     updates = []
     row = position = 0
-    for part, fresh in zip(parts, looked.draws.fresh, strict=True):
+    for part, fresh in zip(parts, evaluated.draws.fresh, strict=True):
         rows, positions = len(part.lengths), sum(part.spans)
         part_stats = stats if len(parts) == 1 else stats[position : position + positions]
-        extra = {i - row: e for i, e in looked.extra.items() if row <= i < row + rows}
+        extra = {i - row: e for i, e in evaluated.extra.items() if row <= i < row + rows}
         updates.append(update(part, part_stats, fresh, extra))
         row, position = row + rows, position + positions
     return updates, _joined([pack(new).flatten() for new in updates])
