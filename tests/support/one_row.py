@@ -14,7 +14,7 @@ from sfumato.diffusion.scoring import Scoring, spans_of, spread
 from sfumato.diffusion.scoring import score as score_positions
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.denoiser import ForwardResult
-from sfumato.diffusion.step.step import Looked, draw
+from sfumato.diffusion.step.step import Evaluated, draw
 from sfumato.model.head import HeadStats, VocabularyHead
 
 
@@ -54,8 +54,8 @@ def advance(canvas: Canvas, stats: HeadStats) -> Draft:
     layout = canvas.denoiser._lay_out([canvas], [slot])
     (seats,) = canvas.denoiser._seats.values()
     draws = draw(layout.parts, canvas.vocab_size)
-    looked = Looked(layout.parts, draws, stats, {0: stats})
-    result = ForwardResult(looked, layout, (canvas,), ((seats, seats.state),))
+    evaluated = Evaluated(layout.parts, draws, stats, {0: stats})
+    result = ForwardResult(evaluated, layout, (canvas,), ((seats, seats.state),))
     (draft,) = canvas.denoiser.advance(result)
     if isinstance(draft, Exception):
         raise draft

@@ -1,10 +1,10 @@
 """One denoising step: draw, forward, score, update, pack, as functions of the state of batches.
 
-`evaluate` draws, runs the forward and scores; it changes nothing.  `move` says what the rules make of
-that, and packs what the host is to learn into one tensor; it changes nothing either.  `write` takes
-the change into the batches in place.  None of the three reads a value on the host, copies to the
-device, or has a shape that depends on data.  Exceptions are rows that ask for more than the plain
-distribution (see `scoring.py`), and rules that cannot be lifted (see `rules.py`).
+`evaluate` draws, runs the forward and scores; it changes nothing. `move` says what the rules make
+of that, and packs what the host is to learn into one tensor; it changes nothing either. `write`
+takes the change into the batches in place. None of the three reads a value on the host, copies to
+the device, or has a shape that depends on data. Exceptions are rows that ask for more than the
+plain distribution (see `scoring.py`), and rules that cannot be lifted (see `rules.py`).
 
 Rows of one batch are a part of the step.  The forward and the pass over the vocabulary read packed
 positions, part after part.  On a CPU, positions beyond a canvas's length are left out; elsewhere
