@@ -1,37 +1,200 @@
-"""OpenAI's chat completions: a body becomes requests, and replies become choices or chunks."""
+"""OpenAI's chat completions: a body becomes requests, and replies become choices or chunks.
+
+The text side checks messages of every API; the checks here are of OpenAI's alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, WithJsonSchema
 
 from sfumato.api import Reply
+from sfumato.diffusion.prediction import PredictedText
 from sfumato.engine import Account, Finished, Request, Settled, new_id
+from sfumato.options.limits import STRENGTH
 from sfumato.refused import Refused
-from sfumato.server.dialects.shared import openai_objects
-from sfumato.server.dialects.shared.ends import reply_ends
-from sfumato.server.dialects.shared.given_canvas import canvas_fields, longest, names, reads
-from sfumato.server.dialects.shared.grammars import grammar_of
-from sfumato.server.dialects.shared.logprobs import Logged, TokenLog, log_of, logged
-from sfumato.server.dialects.shared.openai_messages import continuation, conversation
-from sfumato.server.dialects.shared.openai_tools import (
+from sfumato.server.chat import objects
+from sfumato.server.chat.call import (
+    Thinking,
+    continuation,
     ignored_tools,
+    reply_ends,
+    thinking_of,
     tool_use,
     unknown_calls,
 )
-from sfumato.server.dialects.shared.pieces import pieces
-from sfumato.server.dialects.shared.prediction import prediction_of
-from sfumato.server.dialects.shared.prompt_progress import Progress, PromptProgress
-from sfumato.server.dialects.shared.sampling import check_size, limited, request_fields, seeds_of
-from sfumato.server.dialects.shared.thinking import Thinking, thinking_of
+from sfumato.server.chat.deltas import Progress, PromptProgress, pieces
+from sfumato.server.chat.grammars import grammar_of
+from sfumato.server.chat.logprobs import Logged, TokenLog, log_of, logged
+from sfumato.server.chat.sampling import (
+    canvas_fields,
+    check_size,
+    limited,
+    longest,
+    names,
+    reads,
+    request_fields,
+    seeds_of,
+)
 from sfumato.server.examples import warnings
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
 from sfumato.server.http.inflight import CollectedReply
+from sfumato.server.http.request_body import check_fields, leaves_out
 from sfumato.server.http.wire import SSE
-from sfumato.server.schemas.openai import ChatBody
+from sfumato.server.schemas import json_schemas
+from sfumato.server.schemas.body import Body, Ignored, Objects, Only, Unknown
+from sfumato.server.schemas.generation import (
+    AddPrompt,
+    Continue,
+    Generation,
+    MaxTokens,
+    Messages,
+    TemplateKwargs,
+    Tools,
+)
+from sfumato.server.schemas.json_schemas import within
 from sfumato.server.service import Service
+from sfumato.server.settings import ServerSettings
 from sfumato.text.reply import ToolCall
+
+NoFunctions = Only([], "none", "auto", why="is long deprecated; use tools and tool_choice")
+
+
+class Prediction(Body):
+    """What the canvases of a reply begin as."""
+
+    type: Annotated[Any, Only("content", why='must be "content"')] = None
+    content: Annotated[str | Objects, WithJsonSchema(json_schemas.TEXTS)] = Field(
+        description="A text, or text parts."
+    )
+    strength: float | None = Field(
+        None, ge=0, le=1, description="Share of the positions that begins as noise."
+    )
+
+
+class ChatBody(Generation):
+    messages: Messages = Field(min_length=1)
+    add_generation_prompt: AddPrompt = None
+    continue_final_message: Continue = None
+    max_completion_tokens: MaxTokens = Field(None, description="The same as max_tokens.")
+    logprobs: bool | None = Field(None, description="Of the step that settled each token.")
+    top_logprobs: Annotated[int | None, within("top_tokens")] = None
+    tools: Tools = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None, WithJsonSchema(json_schemas.TOOL_CHOICE)
+    ] = Field(
+        None,
+        description='none, auto, required, or {"type": "function", "function": {"name": …}}.',
+    )
+    parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
+    reasoning_effort: Annotated[str | None, WithJsonSchema(json_schemas.EFFORT)] = Field(
+        None, description="none and minimal: no thinking; low, medium, high, xhigh, max: thinking."
+    )
+    chat_template_kwargs: TemplateKwargs | None = None
+    audio: Annotated[Any, Only(why="audio is not supported")] = None
+    modalities: Annotated[Any, Only(["text"], why="only text is supported")] = None
+    functions: Annotated[Any, NoFunctions] = None
+    function_call: Annotated[Any, NoFunctions] = None
+    store: Annotated[Any, Only(False, why="nothing is stored here")] = None
+    web_search_options: Annotated[Any, Only(why="there is no web search here")] = None
+    moderation: Annotated[Any, Only(why="there is no moderation here")] = None
+    verbosity: Annotated[
+        Any, Only("medium", why="cannot be set; say in a message how long the answer should be")
+    ] = None
+    metadata: Ignored = None
+    prediction: Prediction | None = Field(
+        None, description="A text that the reply is expected to resemble."
+    )
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+    service_tier: Ignored = None
+
+
+_KEYS = {
+    "system": {"role", "content", "name"},
+    "user": {"role", "content", "name"},
+    "assistant": {
+        *("role", "content", "name", "tool_calls", "refusal", "annotations", "audio"),
+        *("function_call", "reasoning_content", "reasoning"),
+    },
+    "tool": {"role", "content", "name", "tool_call_id"},
+}
+UNSUPPORTED = {
+    "image_url": "images are not supported yet",
+    "input_image": "images are not supported yet",
+    "input_audio": "audio is not supported",
+    "file": "files are not supported",
+    "input_file": "files are not supported",
+    "video_url": "videos are not supported",
+}
+
+
+def conversation(
+    messages: Sequence[Mapping[str, Any]], settings: ServerSettings, ignored: Unknown | None
+) -> list[dict[str, Any]]:
+    """The messages in the four roles of the chat template. ignored: records what a lenient server
+    leaves out; None where unknown fields are refused. Raises Refused."""
+    most = settings.max_messages
+    if len(messages) > most:
+        raise Refused(
+            "messages",
+            f"{len(messages)} of them, and this server takes {most}",
+            "leave out old ones, or raise --max-messages",
+        )
+    return [_message(message, f"messages[{i}]", ignored) for i, message in enumerate(messages)]
+
+
+def _message(message: Mapping[str, Any], where: str, ignored: Unknown | None) -> dict[str, Any]:
+    """ignored: None where unknown fields are refused."""
+    role = message.get("role")
+    role = "system" if role == "developer" else role
+    if role == "function":
+        raise Refused(f"{where}.role", "function is deprecated", "use tool")
+    keys = _KEYS.get(role) if isinstance(role, str) else None
+    if keys is None:
+        raise Refused(f"{where}.role", "must be one of system, developer, user, assistant, tool")
+    check_fields(message, keys, where, ignored)
+    for key in ("audio", "function_call"):
+        if message.get(key) is not None and key in keys:
+            raise Refused(f"{where}.{key}", "is not supported")
+    clean = {key: value for key, value in message.items() if key in keys} | {"role": role}
+    if not isinstance(clean.get("refusal"), str | None):
+        raise Refused(f"{where}.refusal", "must be text")
+    if role == "assistant" and clean.get("content") is None and not clean.get("tool_calls"):
+        clean["content"] = clean.get("refusal") or ""
+    if isinstance(clean.get("content"), list):
+        clean["content"] = _parts(clean["content"], f"{where}.content")
+    return clean
+
+
+def _parts(parts: Sequence[Any], where: str) -> list[Any]:
+    checked = []
+    for i, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        here = f"{where}[{i}]"
+        if isinstance(kind, str) and kind in UNSUPPORTED:
+            raise Refused(here, UNSUPPORTED[kind], code="unsupported")
+        if kind == "refusal":
+            part = {"type": "text", "text": part.get("refusal")}
+        checked.append(part)
+    return checked
+
+
+def prediction_of(given: Prediction) -> PredictedText:
+    """Raises Refused."""
+    texts = [given.content] if isinstance(given.content, str) else []
+    for place, part in enumerate(given.content if isinstance(given.content, list) else ()):
+        where = f"prediction.content[{place}]"
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise Refused(where, 'must be {"type": "text", "text": …}')
+        texts.append(part["text"])
+    strength = STRENGTH if given.strength is None else given.strength
+    return PredictedText("".join(texts), strength)
+
 
 PATH = "/v1/chat/completions"
 
@@ -41,7 +204,7 @@ def parse(service: Service, body: ChatBody) -> list[Request]:
     body = limited(body)
     markers = service.model.template.markers
     messages, continued = continuation(
-        conversation(body, service.settings),
+        conversation(body.messages, service.settings, leaves_out(body, service.settings)),
         body.continue_final_message,
         body.add_generation_prompt,
         service.engine.check_length,
@@ -114,11 +277,9 @@ class ChatRenderer(Renderer):
     def __init__(self, service: Service, body: ChatBody, requests: Sequence[Request]) -> None:
         self._service, self._id = service, requests[0].id
         self._tools = requests[0].tools
-        self._notes = [*openai_objects.notes(body), *ignored_tools(self._tools, service.model)]
-        self._usage = openai_objects.wants_usage(body.stream_options)
-        self._base = openai_objects.head(
-            "chatcmpl", "chat.completion.chunk", self._id, service.name
-        )
+        self._notes = [*objects.notes(body), *ignored_tools(self._tools, service.model)]
+        self._usage = objects.wants_usage(body.stream_options)
+        self._base = objects.head("chatcmpl", "chat.completion.chunk", self._id, service.name)
         self.keeps_settled = bool(body.logprobs)
         self._alternatives = body.top_logprobs or 0
         self._requests, self._by_id = requests, body.return_tokens_as_token_ids
@@ -133,9 +294,9 @@ class ChatRenderer(Renderer):
         ends = [collected.finished for collected in replies]
         notes = [*self._notes, *(text for end in ends for text in self._warnings(end.reply))]
         return {
-            **openai_objects.head("chatcmpl", "chat.completion", self._id, self._service.name),
-            "usage": openai_objects.usage([end.account for end in ends]),
-            **openai_objects.figures(ends, notes),
+            **objects.head("chatcmpl", "chat.completion", self._id, self._service.name),
+            "usage": objects.usage([end.account for end in ends]),
+            **objects.figures(ends, notes),
             "choices": self._choices(replies),
         }
 
@@ -146,11 +307,11 @@ class ChatRenderer(Renderer):
                 "index": number,
                 "message": message(end.reply),
                 "logprobs": self._logprobs(number, collected),
-                "finish_reason": openai_objects.finish_reason(end.reply, end.reply.tool_calls),
+                "finish_reason": objects.finish_reason(end.reply, end.reply.tool_calls),
             }
             collected.settled.clear()
             if len(replies) > 1:
-                choice["timings"] = openai_objects.timings(end.account)
+                choice["timings"] = objects.timings(end.account)
             yield choice
 
     def _log(self, request: Request) -> TokenLog | None:
@@ -206,16 +367,16 @@ class ChatRenderer(Renderer):
             yield from self._logged(number, log.end())
         for call in reply.tool_calls[sent["calls"] :]:
             yield from self._call(number, call)
-        last = self._chunk(number, {}, openai_objects.finish_reason(reply, reply.tool_calls))
-        last["timings"] = openai_objects.timings(end.account)
+        last = self._chunk(number, {}, objects.finish_reason(reply, reply.tool_calls))
+        last["timings"] = objects.timings(end.account)
         if notes := [*self._notes, *self._warnings(reply)]:
             last["warnings"], self._notes = notes, []
         yield last
 
     def closed(self, accounts: Sequence[Account]) -> Iterable[Frame]:
         if self._usage:
-            usage = openai_objects.usage(accounts)
-            yield self.extra(openai_objects.closing(usage, accounts))
+            usage = objects.usage(accounts)
+            yield self.extra(objects.closing(usage, accounts))
 
     def _texts(self, number: int, name: str, text: str) -> Iterable[Frame]:
         self._sent[number][name] += len(text)
@@ -234,7 +395,7 @@ class ChatRenderer(Renderer):
             yield chunk
 
     def _call(self, number: int, call: ToolCall) -> Iterable[Frame]:
-        begun = openai_objects.call_object(call)
+        begun = objects.call_object(call)
         at, arguments = self._sent[number]["calls"], begun["function"]["arguments"]
         self._sent[number]["calls"] += 1
         begun["function"]["arguments"] = ""
@@ -251,7 +412,7 @@ class ChatRenderer(Renderer):
 
 def message(reply: Reply) -> dict[str, Any]:
     """The assistant's message; content is null where there are only tool calls."""
-    calls = [openai_objects.call_object(call) for call in reply.tool_calls]
+    calls = [objects.call_object(call) for call in reply.tool_calls]
     thought = {} if reply.thought is None else {"reasoning_content": reply.thought}
     return {
         "role": "assistant",

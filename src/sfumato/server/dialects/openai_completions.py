@@ -1,28 +1,160 @@
-"""OpenAI's text completions: text that continues a prompt, without a chat template."""
+"""OpenAI's text completions: text that continues a prompt, without a chat template.
+
+An answer may have the prompt in it: its text, and the log probabilities of its tokens, in OpenAI's
+form (`echo` with `logprobs`), in which each token of prompt and reply has an entry, end tokens too;
+and in vLLM's (`prompt_logprobs`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
-from sfumato.engine import Account, Finished, PromptScoring, Request, Settled, new_id
+from pydantic import Field, WithJsonSchema
+
+from sfumato.engine import (
+    Account,
+    Finished,
+    PromptScores,
+    PromptScoring,
+    Request,
+    ServedModel,
+    Settled,
+    new_id,
+)
 from sfumato.options import exclusions
+from sfumato.options.limits import MOST_TOKENS
 from sfumato.refused import Refused
-from sfumato.server.dialects.shared import openai_objects
-from sfumato.server.dialects.shared.echo import EchoLog, prompt_logprobs, prompt_text
-from sfumato.server.dialects.shared.given_canvas import canvas_fields, longest, names, reads
-from sfumato.server.dialects.shared.grammars import grammar_of
-from sfumato.server.dialects.shared.insertion import insertion
-from sfumato.server.dialects.shared.logprobs import Logged, TokenLog, legacy, log_of, logged
-from sfumato.server.dialects.shared.pieces import pieces
-from sfumato.server.dialects.shared.sampling import check_size, limited, request_fields, seeds_of
+from sfumato.server.chat import objects
+from sfumato.server.chat.deltas import pieces
+from sfumato.server.chat.grammars import grammar_of
+from sfumato.server.chat.logprobs import Entry, Logged, TokenLog, legacy, log_of, logged
+from sfumato.server.chat.prompts import insertion
+from sfumato.server.chat.sampling import (
+    canvas_fields,
+    check_size,
+    limited,
+    longest,
+    names,
+    reads,
+    request_fields,
+    seeds_of,
+)
 from sfumato.server.examples import warnings
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.wire import SSE
-from sfumato.server.schemas.openai import CompletionBody
-from sfumato.server.service import Service
+from sfumato.server.schemas import json_schemas
+from sfumato.server.schemas.body import First, Ids, Texts
+from sfumato.server.schemas.generation import (
+    Generation,
+)
+from sfumato.server.schemas.json_schemas import within
+from sfumato.server.service import Service, token_text
+from sfumato.text.tokenizer import Detokenizer
+
+
+class CompletionBody(Generation):
+    prompt: Annotated[
+        str | Texts | Ids | Annotated[list[Ids], First], WithJsonSchema(json_schemas.PROMPTS)
+    ]
+    logprobs: Annotated[int | None, within("top_tokens")] = Field(None, description="Alternatives.")
+    max_tokens: Annotated[
+        int | None,
+        Field(ge=-1, le=MOST_TOKENS),
+        WithJsonSchema(json_schemas.MAX_TOKENS_OR_NONE),
+    ] = Field(None, description="-1: what fits; 0: none, with echo or prompt_logprobs.")
+    echo: bool | None = Field(
+        None,
+        description="Begin the text with the prompt, and with logprobs score its tokens; the reply "
+        "is written in the mode causal.",
+    )
+    prompt_logprobs: Annotated[int | None, within("top_tokens")] = Field(
+        None, description="Score the prompt's tokens, and name so many alternatives; not streamed."
+    )
+    suffix: str | None = Field(
+        None, description="What comes after the text, which is as long as fits between the two."
+    )
+
+
+def prompt_text(model: ServedModel, ids: Sequence[int]) -> str:
+    """The text of a prompt's tokens, without the token that every text begins with."""
+    return model.tokenizer.decode(ids[_begins(model, ids) :], skip_special=False)
+
+
+def _begins(model: ServedModel, ids: Sequence[int]) -> int:
+    """1 where the first token is the one that every text begins with."""
+    return int(bool(ids) and ids[0] == model.tokenizer.bos_id)
+
+
+class EchoLog(TokenLog):
+    """Of a prompt and the reply to it: an entry for each token, in their order, once all are
+    known."""
+
+    def __init__(self, service: Service, alternatives: int, prompt: Sequence[int], by_id: bool):
+        super().__init__(service, alternatives, (), by_id)
+        self._prompt = prompt
+        self._written: list[tuple[int, Entry]] = []
+
+    def add(self, commit: Settled) -> None:
+        ids = [*commit.token_ids, *([] if commit.end_id is None else [commit.end_id])]
+        self._written += [(token, self._entry(commit, at, token)) for at, token in enumerate(ids)]
+
+    def take(self, text: str) -> list[Logged]:
+        """Nothing: the tokens come together, in `parts`."""
+        return []
+
+    def parts(self, scores: PromptScores | None) -> list[Logged]:
+        """A part for each token, with the text that it completes; without scores (of a prompt that
+        was not encoded to its end) the prompt's tokens have no numbers."""
+        entries = [*zip(self._prompt, self._prompt_entries(scores), strict=True), *self._written]
+        texts, begins = Detokenizer(self._model.tokenizer), _begins(self._model, self._prompt)
+        return [
+            ("" if place < begins else texts.push([token]), [entry])
+            for place, (token, entry) in enumerate(entries)
+        ]
+
+    def _prompt_entries(self, scores: PromptScores | None) -> list[Entry]:
+        known = None if scores is None else scores.scores
+        if known is None:
+            return [self._unknown(token) for token in self._prompt]
+        entries = [self._unknown(token) for token in self._prompt[:1]]
+        columns = known.log_probs, known.top_ids, known.top_log_probs
+        rows = zip(self._prompt[1:], *(column.tolist() for column in columns), strict=True)
+        for token, log, top_ids, top_logs in rows:
+            top = zip(top_ids[: self._alternatives], top_logs, strict=False)
+            alternatives = [self._token(i, own) for i, own in top]
+            entries.append(self._token(token, log) | {"top_logprobs": alternatives})
+        return entries
+
+    def _unknown(self, token: int) -> Entry:
+        return self._token(token, 0.0) | {"logprob": None, "top_logprobs": None}
+
+
+def prompt_logprobs(
+    model: ServedModel, scores: PromptScores | None, top: int
+) -> list[dict[str, Any] | None] | None:
+    """vLLM's list: null for the first token, and of each other token its own entry and those of the
+    `top` most probable ones, by id; null where the prompt was not encoded to its end."""
+    if scores is None:
+        return None
+    listed: list[dict[str, Any] | None] = [None]
+    known = scores.scores
+    if known is None:
+        return listed
+    columns = known.log_probs, known.ranks, known.top_ids, known.top_log_probs
+    rows = zip(scores.ids[1:], *(column.tolist() for column in columns), strict=True)
+    for token, log, rank, top_ids, top_logs in rows:
+        entries = {str(token): _entry(model, token, log, rank)}
+        for place, (i, own) in enumerate(zip(top_ids[:top], top_logs, strict=False), 1):
+            entries.setdefault(str(i), _entry(model, i, own, place))
+        listed.append(entries)
+    return listed
+
+
+def _entry(model: ServedModel, token: int, log: float, rank: int) -> dict[str, Any]:
+    return {"logprob": log, "rank": rank, "decoded_token": token_text(model, token)}
+
 
 PATH = "/v1/completions"
 
@@ -136,10 +268,10 @@ class TextRenderer(Renderer):
         self._requests, self._by_id = requests, body.return_tokens_as_token_ids
         # A read answers nothing.
         self._embedded = service.model.embedded and not reads(requests[0])
-        self._base = openai_objects.head("cmpl", "text_completion", self._id, service.name)
-        self._usage = openai_objects.wants_usage(body.stream_options)
+        self._base = objects.head("cmpl", "text_completion", self._id, service.name)
+        self._usage = objects.wants_usage(body.stream_options)
         self._per_prompt = body.n or 1
-        self._notes = openai_objects.notes(body)
+        self._notes = objects.notes(body)
         self._alternatives, self._prompt_alternatives = body.logprobs, body.prompt_logprobs
         self._echoes = bool(body.echo)
         self.keeps_settled = body.logprobs is not None
@@ -152,9 +284,9 @@ class TextRenderer(Renderer):
         texts = (text for end in ends for text in warnings(self._embedded, end.reply))
         accounts = [end.account for end in ends]
         return {
-            **openai_objects.head("cmpl", "text_completion", self._id, self._service.name),
-            "usage": openai_objects.usage_of_prompts(accounts, self._per_prompt),
-            **openai_objects.figures(ends, [*self._notes, *texts]),
+            **objects.head("cmpl", "text_completion", self._id, self._service.name),
+            "usage": objects.usage_of_prompts(accounts, self._per_prompt),
+            **objects.figures(ends, [*self._notes, *texts]),
             "choices": self._choices(replies),
         }
 
@@ -165,7 +297,7 @@ class TextRenderer(Renderer):
                 "index": number,
                 "text": self._prompt(number) + reply.text,
                 "logprobs": self._logprobs(number, collected),
-                "finish_reason": openai_objects.finish_reason(reply),
+                "finish_reason": objects.finish_reason(reply),
             }
             if self._prompt_alternatives is not None:
                 choice["prompt_logprobs"] = prompt_logprobs(
@@ -173,7 +305,7 @@ class TextRenderer(Renderer):
                 )
             collected.settled.clear()
             if len(replies) > 1:
-                choice["timings"] = openai_objects.timings(collected.finished.account)
+                choice["timings"] = objects.timings(collected.finished.account)
             yield choice
 
     def _log(self, request: Request) -> TokenLog | None:
@@ -219,8 +351,8 @@ class TextRenderer(Renderer):
             yield chunk
         else:
             yield from self._rest(number, end)
-        last = self._chunk(number, "", openai_objects.finish_reason(end.reply))
-        last["timings"] = openai_objects.timings(end.account)
+        last = self._chunk(number, "", objects.finish_reason(end.reply))
+        last["timings"] = objects.timings(end.account)
         if notes := [*self._notes, *warnings(self._embedded, end.reply)]:
             last["warnings"], self._notes = notes, []
         yield last
@@ -233,8 +365,8 @@ class TextRenderer(Renderer):
 
     def closed(self, accounts: Sequence[Account]) -> Iterable[Frame]:
         if self._usage:
-            usage = openai_objects.usage_of_prompts(accounts, self._per_prompt)
-            yield self.extra(openai_objects.closing(usage, accounts))
+            usage = objects.usage_of_prompts(accounts, self._per_prompt)
+            yield self.extra(objects.closing(usage, accounts))
 
     def _texts(self, number: int, text: str) -> Iterable[Frame]:
         self._taken[number] += len(text)

@@ -1,34 +1,83 @@
-"""The body of a response becomes the engine's request."""
+"""The body of a response becomes the engine's request, and `RequestEcho`: what the response
+repeats.
+
+The body loses its lists and longer texts before the reply is written. The echo lives as long as the
+reply is written, so its bytes are bounded here: nothing else counts them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
 from sfumato.engine import Request, new_id
 from sfumato.refused import Refused
-from sfumato.server.dialects.responses import tools
-from sfumato.server.dialects.responses.conversation import Message, conversation, latest_turns
-from sfumato.server.dialects.responses.items import items_of
-from sfumato.server.dialects.responses.references import References
-from sfumato.server.dialects.responses.request_echo import (
-    MOST_WAITING,
-    RequestEcho,
-    bounded,
-    is_short,
+from sfumato.server.chat.call import (
+    Thinking,
+    ToolUse,
+    ignored_tools,
+    reply_ends,
+    thinking_of,
+    tool_use,
 )
-from sfumato.server.dialects.shared.ends import reply_ends
-from sfumato.server.dialects.shared.grammars import grammar_of
-from sfumato.server.dialects.shared.openai_tools import ToolUse, ignored_tools, tool_use
-from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
-from sfumato.server.dialects.shared.thinking import Thinking, thinking_of
-from sfumato.server.dialects.shared.unknown_fields import leaves_out
+from sfumato.server.chat.grammars import grammar_of
+from sfumato.server.chat.sampling import check_size, request_fields, seeds_of
+from sfumato.server.dialects.responses.body import ENCRYPTED, LOGPROBS, ResponsesBody
+from sfumato.server.dialects.responses.input import (
+    Message,
+    References,
+    conversation,
+    items_of,
+    latest_turns,
+    nested,
+    nested_choice,
+    shown_choice,
+    shown_tools,
+)
+from sfumato.server.http.request_body import leaves_out
 from sfumato.server.response_store import Item, Missing
-from sfumato.server.schemas.responses import ENCRYPTED, LOGPROBS, ResponsesBody
 from sfumato.server.service import Service
 from sfumato.text.prompt import prompt_ids
+
+MOST_ECHOED = 2**18  # characters of the tools, and again of the schema
+MOST_WAITING = 2**20  # of an input that was cut, and waits for the end of its reply to be kept
+
+
+@dataclass(frozen=True)
+class RequestEcho:
+    owner: str
+    items: tuple[Item, ...]  # of the body's own input, where the response is kept
+    fields: dict[str, Any]  # of the response
+    logprobs: bool
+    encrypted: bool  # whether thoughts have an encrypted content
+    notes: tuple[str, ...]  # for `warnings`
+
+
+def is_short(values: Iterable[Any], most: int = MOST_ECHOED) -> bool:
+    """Whether values of JSON come to at most so many characters."""
+    count = 0
+    for value in values:
+        count += len(json.dumps(value, ensure_ascii=False))
+        if count > most:
+            return False
+    return True
+
+
+def bounded(fields: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """The fields, in which long tools are none and a long schema is an empty one; notes: gets a
+    line for each."""
+    if not is_short(fields["tools"]):
+        fields = fields | {"tools": []}
+        notes.append("tools: too long to be repeated in the response")
+    text = fields["text"]
+    if not is_short([text["format"].get("schema")]):
+        fields = fields | {"text": text | {"format": text["format"] | {"schema": {}}}}
+        notes.append("text.format.schema: too long to be repeated in the response")
+    return fields
+
 
 PATH = "/v1/responses"
 WORDING = {
@@ -51,8 +100,8 @@ def parse(service: Service, body: ResponsesBody) -> list[Request]:
     earlier = [("previous_response_id", item) for item in before]
     talk = conversation(body.instructions, [*earlier, *placed])
     messages = talk.messages
-    choice = tools.nested_choice(body.tool_choice)
-    use = tool_use(tools.nested(body.tools, ignored), choice, service.model)
+    choice = nested_choice(body.tool_choice)
+    use = tool_use(nested(body.tools, ignored), choice, service.model)
     one = _request(service, body, messages, use)
     notes = [*ignored_tools(use.tools, service.model)]
     if body.truncation == "auto":
@@ -198,8 +247,8 @@ def _echo(
         "store": is_kept,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": shown, "verbosity": "medium"},
-        "tool_choice": tools.shown_choice(body.tool_choice),
-        "tools": tools.shown(body.tools),
+        "tool_choice": shown_choice(body.tool_choice),
+        "tools": shown_tools(body.tools),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": body.truncation or "disabled",
