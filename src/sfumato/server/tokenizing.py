@@ -133,13 +133,7 @@ def _prompt(service: Service, body: TemplateBody) -> Response:
     talk, continued = conversation(body.messages, service.settings, ignored), None
     opens_turn = body.add_generation_prompt
     if opens_turn is not False or body.continue_final_message:
-        talk, continued = continuation(
-            talk,
-            body.continue_final_message,
-            opens_turn,
-            service.engine.check_length,
-            service.model.template.markers,
-        )
+        talk, continued = continuation(service, talk, body.continue_final_message, opens_turn)
     kwargs = body.chat_template_kwargs
     check_long_texts([talk, body.tools], lambda text: service.engine.check_length(text, "messages"))
     prompt = service.model.template.render(

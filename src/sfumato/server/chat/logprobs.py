@@ -152,9 +152,10 @@ def log_of(service: Service, alternatives: int, request: Request, by_id: bool | 
 
 
 def logged(log: TokenLog, collected: CollectedReply) -> list[Logged]:
-    """All of an answer, in parts with their tokens. log: a fresh one."""
+    """All of an answer, in parts with their tokens. log: a fresh one. The canvases are dropped."""
     for commit in collected.settled:
         log.add(commit)
+    collected.settled.clear()
     return log.take(collected.finished.reply.text) + log.end()
 
 

@@ -42,8 +42,13 @@ def finish_reason(reply: Reply, calls: Sequence[ToolCall] = ()) -> str:
     return "tool_calls" if calls else "stop"
 
 
-def call_object(call: ToolCall) -> dict[str, Any]:
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
+def arguments(call: ToolCall) -> str:
+    """The arguments of a call, as a JSON text."""
+    return json.dumps(call.arguments, ensure_ascii=False)
+
+
+def call_object(call: ToolCall, arguments: str) -> dict[str, Any]:
+    """arguments: as a JSON text; empty where they follow."""
     function = {"name": call.name, "arguments": arguments}
     return {"id": new_id("call"), "type": "function", "function": function}
 

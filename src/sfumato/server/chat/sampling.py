@@ -216,7 +216,7 @@ _NAMES = {
 
 
 def canvas_fields(
-    body: Generation, service: Service, sampler: SamplerConfig, has_logprobs: bool
+    body: Sampling, service: Service, sampler: SamplerConfig, has_logprobs: bool
 ) -> dict[str, Any]:
     """The fields `sampler` and `canvas` of a Request. sampler: of the body's other fields. Raises
     Refused."""
@@ -247,7 +247,7 @@ def canvas_fields(
     sampler = _with_named(sampler, named, service, has_logprobs)
     length = sampler.canvas_length or service.model.config.canvas_length
     seeds = xargs.diffusion_seed_canvas
-    if not is_read and seeds is None and not xargs.diffusion_pinned:
+    if not gives_canvas(body):
         return {"sampler": sampler, "canvas": None}
     canvas = GivenCanvas(
         None if seeds is None else tuple(seeds), tuple(xargs.diffusion_pinned or ()), is_read
@@ -257,6 +257,15 @@ def canvas_fields(
     except Refused as error:
         raise error.renamed(_NAMES) from None
     return {"sampler": sampler, "canvas": canvas}
+
+
+def gives_canvas(body: Sampling) -> bool:
+    """Whether the client says what the first canvas begins as, or has it read."""
+    xargs: VllmXargs | None = body.vllm_xargs or None
+    if xargs is None:
+        return False
+    begins = xargs.diffusion_seed_canvas is not None or bool(xargs.diffusion_pinned)
+    return begins or bool(xargs.diffusion_read_only)
 
 
 def reads(request: Request) -> bool:
@@ -270,11 +279,6 @@ def longest(request: Request, length: int, service: Service) -> int:
         return length
     assert request.sampler
     return min(length, request.sampler.canvas_length or service.model.config.canvas_length)
-
-
-def names(body: Generation) -> int:
-    """Tokens beside the most probable ones that the log probabilities name at each position."""
-    return len(body.logprob_token_ids or ())
 
 
 def _with_lengths(sampler: SamplerConfig, xargs: VllmXargs, service: Service) -> SamplerConfig:

@@ -105,7 +105,7 @@ MOST_NUMBERS = 2**22
 """Of one answer: about 12 bytes each as text, until they are sent."""
 
 
-def requests_of(
+def vector_requests(
     service: Service, body: Pooled, value: Any, field: str, path: str, truncate: bool = False
 ) -> list[Request]:
     """One request for each text of the body's field. truncate: cut what exceeds the context. Raises
@@ -232,7 +232,7 @@ class OpenAIRenderer(VectorRenderer):
 
 def _parse_openai(service: Service, body: EmbeddingsBody) -> list[Request]:
     """Raises Refused."""
-    return requests_of(service, body, body.input, "input", _OPENAI_PATH)
+    return vector_requests(service, body, body.input, "input", _OPENAI_PATH)
 
 
 OPENAI_EMBEDDINGS = Dialect(
@@ -260,7 +260,7 @@ def _parse_llama(service: Service, body: LlamaEmbeddingsBody) -> list[Request]:
     if (body.input is None) == (body.content is None):
         raise Refused(("input", "content"), "give exactly one of them")
     field = "input" if body.content is None else "content"
-    requests = requests_of(service, body, getattr(body, field), field, _LLAMA_PATH)
+    requests = vector_requests(service, body, getattr(body, field), field, _LLAMA_PATH)
     for request in requests:
         check_slot(service, len(request.ids or ()), EMBEDDING, field)
     return requests
@@ -303,12 +303,12 @@ class OlderOllamaRenderer(VectorRenderer):
 def _parse_ollama(service: Service, body: OllamaEmbedBody) -> list[Request]:
     """Raises Refused."""
     truncate = body.truncate is not False
-    return requests_of(service, body, body.input, "input", _OLLAMA_PATH, truncate)
+    return vector_requests(service, body, body.input, "input", _OLLAMA_PATH, truncate)
 
 
 def _parse_older(service: Service, body: OllamaEmbeddingsBody) -> list[Request]:
     """Raises Refused."""
-    return requests_of(service, body, body.prompt, "prompt", _OLDER_PATH, truncate=True)
+    return vector_requests(service, body, body.prompt, "prompt", _OLDER_PATH, truncate=True)
 
 
 def _of_no_text(service: Service, body: OllamaEmbeddingsBody) -> Frame | None:

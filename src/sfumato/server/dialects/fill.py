@@ -14,8 +14,8 @@ from sfumato.engine import Finished, Request, Settled
 from sfumato.options import exclusions
 from sfumato.refused import Refused
 from sfumato.server.chat import objects
+from sfumato.server.chat.call import ChatCall, requests_of
 from sfumato.server.chat.grammars import grammar_of
-from sfumato.server.chat.sampling import request_fields, seeds_of
 from sfumato.server.dialects.openai_chat import conversation
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
 from sfumato.server.http.inflight import CollectedReply
@@ -67,19 +67,17 @@ def parse(service: Service, body: FillBody) -> list[Request]:
     given |= {"messages": body.messages is not None, "prompt": body.prompt is not None}
     if (refused := exclusions.refusal(exclusions.FILL, given)) is not None:
         raise refused if grammar is None else refused.renamed({"grammar": grammar.field})
-    parts = parts_of(body.parts)
-    fields = request_fields(body, service.model, PATH)
+    parts, messages, prompts = parts_of(body.parts), None, None
     if body.messages is not None:
-        fields["messages"] = conversation(
-            body.messages, service.settings, leaves_out(body, service.settings)
-        )
+        ignored = leaves_out(body, service.settings)
+        messages = conversation(body.messages, service.settings, ignored)
     else:
-        ids = service.raw_prompt(body.prompt or "", PATH, body.user)
-        if not ids:
+        prompts = [service.raw_prompt(body.prompt or "", PATH, body.user)]
+        if not prompts[0]:
             raise Refused("prompt", "is empty, and this model has no token to begin with")
-        fields["ids"] = ids
-    seed = seeds_of(body.seed, 1)[0]
-    return [Request(parts=parts, seed=seed, user=body.user, **fields)]
+    holes = {"parts": parts}
+    call = ChatCall(PATH, body, messages, continues=False, holes=holes, user=body.user)
+    return requests_of(service, call, prompts)
 
 
 def parts_of(given: Sequence[str | Mapping[str, Any]]) -> tuple[Part, ...]:

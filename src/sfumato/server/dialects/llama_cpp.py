@@ -4,7 +4,7 @@ while their user types."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.engine import Finished, Request, Settled, new_id
+from sfumato.engine import Finished, Request
 from sfumato.options.limits import (
     LONGEST_STOP,
     MOST_BIAS,
@@ -23,14 +23,12 @@ from sfumato.options.limits import (
 )
 from sfumato.refused import Refused
 from sfumato.server.chat import objects
-from sfumato.server.chat.call import encoded_only
-from sfumato.server.chat.deltas import Progress, PromptProgress, pieces
-from sfumato.server.chat.grammars import grammar_of
-from sfumato.server.chat.logprobs import Entry, Logged, TokenLog, logged
-from sfumato.server.chat.prompts import LONG_PROMPT, check_slot, insertion, prompts_in
-from sfumato.server.chat.sampling import check_size, request_fields, seeds_of
-from sfumato.server.examples import warnings
-from sfumato.server.http.dialect import Answer, Dialect, Frame, Renderer
+from sfumato.server.chat.call import ChatCall, Thinking, requests_of
+from sfumato.server.chat.deltas import DeltaRenderer
+from sfumato.server.chat.logprobs import Entry, TokenLog
+from sfumato.server.chat.prompts import LONG_PROMPT, MixedPrompt, check_slot, insertion, prompts_in
+from sfumato.server.chat.sampling import seeds_of
+from sfumato.server.http.dialect import Answer, Dialect, Frame
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.schemas import json_schemas
 from sfumato.server.schemas.body import First, Ignored, Objects, Only
@@ -184,14 +182,12 @@ def writing_s(body: LlamaSampling) -> float | None:
     return limit_ms / 1e3 if limit_ms > 0 else None
 
 
-def llama_fields(
-    service: Service, body: LlamaSampling, path: str, alternatives: int | None = None
-) -> dict[str, Any]:
-    """Fields of a Request. Raises Refused."""
-    plain = body.model_copy(update={"logit_bias": biases_of(service, body.logit_bias)})
-    fields = request_fields(plain, service.model, path, alternatives=alternatives or None)
-    fields["seed"] = seeds_of(None if body.seed in RANDOM_SEEDS else body.seed, 1)[0]
-    return fields
+def llama_call(service: Service, body: LlamaSampling, path: str) -> ChatCall:
+    """What the bodies of all these routes ask for. Raises Refused."""
+    seed = seeds_of(None if body.seed in RANDOM_SEEDS else body.seed, 1)[0]  # of all prompts
+    own = {"logit_bias": biases_of(service, body.logit_bias), "seed": seed}
+    thinking = Thinking(most=body.max_thinking_tokens)
+    return ChatCall(path, body.model_copy(update=own), thinking=thinking)
 
 
 # What llama-server has and we have not, at the values that do nothing.
@@ -305,27 +301,23 @@ def _probability(entry: Entry) -> dict[str, Any]:
 _STOP_TYPES = {"eos": "eos", "max_tokens": "limit", "stop": "word", "cancelled": "none"}
 
 
-class LlamaRenderer(Renderer):
+class LlamaRenderer(DeltaRenderer):
     """Replies without choices: one, or a list of those to several prompts. The last frame of each
     in a stream says stop."""
 
     def __init__(self, service: Service, body: LlamaSampling, requests: Sequence[Request]) -> None:
-        self._service, self._requests = service, requests
-        self._notes = objects.notes(body)
-        self._sent = [0] * len(requests)
         self._fields, self._streams = body.response_fields, bool(body.stream)
         self._returns_tokens = bool(getattr(body, "return_tokens", False))
         self._alternatives = getattr(body, "n_probs", None) or 0
         self._as_probs = bool(getattr(body, "post_sampling_probs", False))
-        self.keeps_settled = self._alternatives > 0
-        self._logs = [self._log(request) for request in requests]
-        self._progress = PromptProgress(service, requests, bool(body.return_progress))
 
-    def _log(self, request: Request) -> LlamaLog | None:
-        """None where the settled canvases are not those of a reply: a fill's have the suffix."""
-        if request.parts is not None:
-            return None
-        return LlamaLog(self._service, self._alternatives)
+        def log(request: Request) -> TokenLog | None:
+            # The settled canvases of a fill have the suffix, too.
+            return None if request.parts is not None else LlamaLog(service, self._alternatives)
+
+        progress = bool(body.return_progress)
+        super().__init__(service, requests, body, log=log, progress=progress)
+        self.keeps_settled = self._alternatives > 0
 
     def body(self, replies: Sequence[CollectedReply]) -> Answer:
         if len(replies) == 1:
@@ -339,79 +331,44 @@ class LlamaRenderer(Renderer):
             "content": reply.text,
             "tokens": reply.token_ids if self._returns_tokens else [],
         }
-        if self._alternatives and (log := self._log(self._requests[number])) is not None:
-            entries = [entry for _, own in logged(log, collected) for entry in own]
+        if self._alternatives and (entries := self.entries(number, collected)) is not None:
             answer["completion_probabilities"] = probabilities(entries, self._as_probs)
         return _only(answer, self._fields) if self._fields else answer
 
     def extra(self, fields: Frame) -> Frame:
         return {"index": 0, "content": "", "tokens": [], "stop": False} | fields
 
-    @property
-    def watches_s(self) -> float | None:
-        return self._progress.watches_s
+    def text(self, number: int, piece: str, tokens: list[Entry] | None) -> Iterable[Frame]:
+        frame = self.extra({"index": number, "content": piece, "tokens": ids_of(tokens or ())})
+        if self._alternatives and tokens is not None:
+            frame["completion_probabilities"] = probabilities(tokens, self._as_probs)
+        yield frame
 
-    def waiting(self) -> Iterable[Frame]:
-        return self._reports(self._progress.news())
-
-    def _reports(self, news: Iterable[Progress]) -> Iterable[Frame]:
-        for number, progress in news:
-            yield self.extra({"index": number, "prompt_progress": progress})
-
-    def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
-        yield from self._reports(self._progress.rest(number))
-        log = self._logs[number]
-        if log is not None:
-            log.add(settled)
-        yield from self._texts(number, settled.text)
-
-    def finished(self, number: int, end: Finished) -> Iterable[Frame]:
-        yield from self._reports(self._progress.rest(number, end.account))
-        yield from self._texts(number, end.reply.text[self._sent[number] :])
-        if (log := self._logs[number]) is not None:
-            yield from self._parts(number, log.end())
+    def end(self, number: int, end: Finished) -> Iterable[Frame]:
         yield {**self._end(number, end), "content": "", "tokens": []}
-
-    def _texts(self, number: int, text: str) -> Iterable[Frame]:
-        self._sent[number] += len(text)
-        log = self._logs[number]
-        if log is not None:
-            yield from self._parts(number, log.take(text))
-            return
-        for piece in pieces(text):
-            yield self.extra({"index": number, "content": piece})
-
-    def _parts(self, number: int, parts: Sequence[Logged]) -> Iterator[Frame]:
-        """Text with its tokens."""
-        for text, entries in parts:
-            frame = self.extra({"index": number, "content": text, "tokens": ids_of(entries)})
-            if self._alternatives:
-                frame["completion_probabilities"] = probabilities(entries, self._as_probs)
-            yield frame
 
     def _end(self, number: int, end: Finished) -> Frame:
         """All but the text and its tokens: what llama-server sends at the end."""
-        reply, account, request = end.reply, end.account, self._requests[number]
-        notes = [*self._notes, *warnings(self._service.model.embedded, reply)]
-        seed, decode = account.seed, self._service.model.tokenizer.decode
+        reply, account, request = end.reply, end.account, self.requests[number]
+        seed, decode = account.seed, self.service.model.tokenizer.decode
         return {
             "index": number,
             "id_slot": -1 if account.slot is None else account.slot,
             "stop": True,
             "stop_type": _STOP_TYPES[reply.stop_reason],
             "stopping_word": reply.stop or "",
-            "model": self._service.name,
+            "model": self.service.name,
             "tokens_predicted": account.output_tokens,
             "tokens_evaluated": account.prompt_tokens,
             "tokens_cached": account.cached_tokens,
             "generation_settings": generation_settings(
-                self._service, request, seed, self._streams, self._as_probs
+                self.service, request, seed, self._streams, self._as_probs
             ),
             "prompt": decode(request.ids or (), skip_special=False),
             "has_new_line": "\n" in reply.text,
             "truncated": False,
             "timings": objects.timings(account),
-            **({"warnings": notes} if notes else {}),
+            **self.warned(reply),
         }
 
 
@@ -433,29 +390,22 @@ COMPLETION_PATH = "/completion"
 def parse_completion(service: Service, body: LlamaBody) -> list[Request]:
     """One request for each prompt, all of one seed. Raises Refused."""
     prompts, _ = prompts_in(body.prompt, "prompt", service.settings.max_choices)
-    limit = body.max_tokens if body.n_predict is None else body.n_predict
-    fields = llama_fields(service, body, COMPLETION_PATH, body.n_probs)
-    fields["grammar"] = grammar_of(body)
-    requests = []
-    for prompt in prompts:
-        ids = service.raw_prompt(prompt, COMPLETION_PATH)
-        if not ids:
-            raise Refused("prompt", "is empty")
-        check_slot(service, len(ids), LONG_PROMPT, "prompt")
-        made = service.prompt(Request(ids=ids, endpoint=COMPLETION_PATH))
-        one = Request(ids=ids, made=made, id=new_id(), **fields)
-        if limit == 0:
-            requests.append(encoded_only(one))
-            continue
-        most = service.limit(limit, len(ids), body.canvas_length)
-        requests.append(replace(one, max_tokens=most))
-    check_size(
-        service.model,
-        (request.max_tokens for request in requests),
-        body.n_probs,
-        "prompt, n_predict, n_probs",
+    call = replace(
+        llama_call(service, body, COMPLETION_PATH),
+        alternatives=body.n_probs or None,
+        limit=body.max_tokens if body.n_predict is None else body.n_predict,
+        sized=("prompt", "n_predict", "n_probs"),
     )
-    return requests
+    return requests_of(service, call, (_ids(service, prompt) for prompt in prompts))
+
+
+def _ids(service: Service, prompt: MixedPrompt) -> list[int]:
+    """Raises Refused."""
+    ids = service.raw_prompt(prompt, COMPLETION_PATH)
+    if not ids:
+        raise Refused("prompt", "is empty")
+    check_slot(service, len(ids), LONG_PROMPT, "prompt")
+    return ids
 
 
 LLAMA_COMPLETION = Dialect(
@@ -480,16 +430,14 @@ def parse_infill(service: Service, body: InfillBody) -> list[Request]:
     ids = service.raw_prompt(text, INFILL_PATH, special=False)
     if not ids:
         raise Refused("input_prefix", "is empty, and this model has no token to begin with")
-    fields = llama_fields(service, body, INFILL_PATH)
-    if body.n_predict == 0:
-        return [encoded_only(Request(ids=ids, **fields))]
-    if body.input_suffix:
+    call = replace(llama_call(service, body, INFILL_PATH), limit=body.n_predict)
+    if (
+        body.input_suffix and call.limit != 0
+    ):  # else nothing follows: the text goes on until it ends
         suffix = body.input_suffix
-        fields |= insertion(service, body, suffix, body.n_predict, "input_suffix", INFILL_PATH)
-    else:  # nothing follows: the text goes on until it ends
-        fields["grammar"] = grammar_of(body)
-        fields["max_tokens"] = service.limit(body.n_predict, len(ids), body.canvas_length)
-    return [Request(ids=ids, **fields)]
+        hole = insertion(service, call.drawn, suffix, call.limit, "input_suffix", INFILL_PATH)
+        call = replace(call, holes=hole)
+    return requests_of(service, call, [ids])
 
 
 def _extra(part: Mapping[str, Any], where: str) -> str:

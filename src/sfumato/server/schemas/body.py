@@ -98,7 +98,7 @@ class Body(BaseModel):
         """Whose body it is: a digest of the API key, or empty."""
         return self._owner
 
-    def arrived(self, since: float, owner: str) -> None:
+    def arrived(self, since: float | None, owner: str) -> None:
         """Sets `since` and `owner`."""
         self._since, self._owner = since, owner
 

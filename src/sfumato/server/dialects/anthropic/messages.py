@@ -5,31 +5,22 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from sfumato.api import Reply
 from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
-from sfumato.engine import Account, Finished, Request, Settled
+from sfumato.engine import Account, Finished, Request
 from sfumato.refused import Refused
-from sfumato.server.chat import objects
 from sfumato.server.chat.call import (
+    ChatCall,
     Thinking,
-    continuation,
-    encoded_only,
-    ignored_tools,
-    reply_ends,
-    thinking_of,
-    tool_use,
-    unknown_calls,
+    requests_of,
 )
-from sfumato.server.chat.deltas import Unsent, pieces
-from sfumato.server.chat.grammars import grammar_of
+from sfumato.server.chat.deltas import DeltaRenderer
+from sfumato.server.chat.logprobs import Entry
 from sfumato.server.chat.objects import thinks, written_at
-from sfumato.server.chat.sampling import request_fields, seeds_of, stops_of
 from sfumato.server.dialects.anthropic.conversation import (
     WORDING,
     choice_of,
@@ -37,8 +28,7 @@ from sfumato.server.dialects.anthropic.conversation import (
     tools_of,
 )
 from sfumato.server.dialects.anthropic.forms import ANTHROPIC_ERRORS, CountBody, MessagesBody
-from sfumato.server.examples import warnings
-from sfumato.server.http.dialect import Dialect, Frame, Renderer
+from sfumato.server.http.dialect import Dialect, Frame
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.request_body import leaves_out
 from sfumato.server.http.wire import Wire, named_event
@@ -84,21 +74,17 @@ def anthropic_card(service: Service) -> dict[str, Any]:
     }
 
 
-_DELTAS = {"thinking": "thinking_delta", "text": "text_delta"}
-
 WIRE = Wire("text/event-stream", named_event, keepalive=named_event({"type": "ping"}))
 
 
-class MessagesRenderer(Renderer):
+class MessagesRenderer(DeltaRenderer):
     """One message: thinking, text and calls are its blocks."""
 
     def __init__(self, service: Service, body: MessagesBody, requests: Sequence[Request]) -> None:
-        (request,) = requests
-        self._service, self._request = service, request
-        self._notes = [*objects.notes(body), *ignored_tools(request.tools, service.model)]
-        self._is_cut = body.max_tokens > request.max_tokens  # by the context
+        super().__init__(service, requests, body)
+        (self._request,) = requests
+        self._is_cut = body.max_tokens > self._request.max_tokens  # by the context
         self._hides_thought = body.thinking is not None and body.thinking.display == "omitted"
-        self._unsent = Unsent()
         self._thought = hashlib.sha256()  # of what was thought in the block that is open
         self._open: str | None = None  # the kind of that block
         self._blocks = 0  # begun so far
@@ -114,7 +100,7 @@ class MessagesRenderer(Renderer):
         if end.reply.text:
             blocks.append({"type": "text", "text": end.reply.text})
         blocks += [_call(call, call.arguments) for call in end.reply.tool_calls]
-        return self._message(blocks, self._usage(end.account), end.reply) | self._warned(end.reply)
+        return self._message(blocks, self._usage(end.account), end.reply) | self.warned(end.reply)
 
     def extra(self, fields: Frame) -> Frame:
         return {"type": next(iter(fields))} | fields
@@ -125,38 +111,35 @@ class MessagesRenderer(Renderer):
         yield {"type": "message_start", "message": self._message([], usage)}
         yield {"type": "ping"}
 
-    def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
-        yield from self._frames(*self._unsent.of(settled))
+    def thought(self, number: int, piece: str) -> Iterable[Frame]:
+        yield from self._enter("thinking", {"thinking": "", "signature": ""})
+        self._thought.update(piece.encode())
+        if not self._hides_thought:
+            yield self._delta({"type": "thinking_delta", "thinking": piece})
 
-    def finished(self, number: int, end: Finished) -> Iterable[Frame]:
-        yield from self._frames(*self._unsent.rest(end.reply))
+    def text(self, number: int, piece: str, tokens: list[Entry] | None) -> Iterable[Frame]:
+        yield from self._enter("text", {"text": ""})
+        yield self._delta({"type": "text_delta", "text": piece})
+
+    def call(
+        self, number: int, at: int, call: ToolCall, arguments: Sequence[str]
+    ) -> Iterable[Frame]:
+        yield from self._close()
+        yield self._begin_block(_call(call, {}))
+        for piece in arguments:
+            yield self._delta({"type": "input_json_delta", "partial_json": piece})
+        self._open = "tool_use"
+        yield from self._close()
+
+    def end(self, number: int, end: Finished) -> Iterable[Frame]:
         yield from self._close()
         yield {
             "type": "message_delta",
             "delta": self._stop(end.reply),
             "usage": self._usage(end.account),
-            **self._warned(end.reply),
+            **self.warned(end.reply),
         }
         yield {"type": "message_stop"}
-
-    def _frames(self, thought: str, text: str, calls: Sequence[ToolCall]) -> Iterator[Frame]:
-        """The events of what a reply has grown by."""
-        if thought:
-            yield from self._enter("thinking", {"thinking": "", "signature": ""})
-            self._thought.update(thought.encode())
-            if not self._hides_thought:
-                yield from self._deltas("thinking", thought)
-        if text:
-            yield from self._enter("text", {"text": ""})
-            yield from self._deltas("text", text)
-        for call in calls:
-            yield from self._close()
-            yield self._begin_block(_call(call, {}))
-            arguments = json.dumps(call.arguments, ensure_ascii=False)
-            for piece in pieces(arguments):
-                yield self._delta({"type": "input_json_delta", "partial_json": piece})
-            self._open = "tool_use"
-            yield from self._close()
 
     def _enter(self, kind: str, empty: Frame) -> Iterator[Frame]:
         """Begins a block of a kind where none is open."""
@@ -177,10 +160,6 @@ class MessagesRenderer(Renderer):
             yield {"type": "content_block_stop", "index": self._blocks - 1}
         self._open = None
 
-    def _deltas(self, kind: str, text: str) -> Iterator[Frame]:
-        for piece in pieces(text):
-            yield self._delta({"type": _DELTAS[kind], kind: piece})
-
     def _delta(self, delta: Frame) -> Frame:
         return {"type": "content_block_delta", "index": self._blocks - 1, "delta": delta}
 
@@ -189,7 +168,7 @@ class MessagesRenderer(Renderer):
             "id": f"msg_{self._request.id.removeprefix('req-')}",
             "type": "message",
             "role": "assistant",
-            "model": self._service.name,
+            "model": self.service.name,
             "content": blocks,
             **self._stop(reply),
             "usage": usage,
@@ -213,11 +192,6 @@ class MessagesRenderer(Renderer):
     def _usage(self, account: Account) -> Frame:
         usage = _usage(account.prompt_tokens, account.cached_tokens, account.output_tokens)
         return usage | {"output_tokens_details": {"thinking_tokens": account.thought_tokens}}
-
-    def _warned(self, reply: Reply) -> Frame:
-        calls = unknown_calls(self._request.tools, reply)
-        lines = [*self._notes, *warnings(self._service.model.embedded, reply), *calls]
-        return {"warnings": lines} if lines else {}
 
 
 def _usage(prompt: int, cached: int, written: int) -> Frame:
@@ -252,44 +226,28 @@ COUNT_PATH = f"{PATH}/count_tokens"
 
 def parse(service: Service, body: MessagesBody) -> list[Request]:
     """Raises Refused."""
-    model = service.model
     ignored = leaves_out(body, service.settings)
     talk = conversation(body, service.settings, ignored)
-    tools = tools_of(body.tools, ignored)
-    choice, is_single = body.tool_choice, False
-    if choice is not None:
-        is_single = bool(choice.disable_parallel_tool_use)
-    use = tool_use(tools, choice_of(choice), model)
+    choice, stops = body.tool_choice, [body.stop] if isinstance(body.stop, str) else body.stop
+    stops = [*(stops or ()), *(body.stop_sequences or ())]
+    call = ChatCall(
+        PATH,
+        body.model_copy(update={"stop": stops}),
+        talk.messages,
+        tools=tools_of(body.tools, ignored),
+        tool_choice=choice_of(choice),
+        is_single=choice is not None and bool(choice.disable_parallel_tool_use),
+        forms=lambda: _formats(body),
+        thinking=_thinking(body),
+        limit=body.max_tokens,
+        is_most=True,
+        user=body.metadata.user_id if body.metadata else None,
+    )
     with talk.named():
-        messages, continued = continuation(
-            talk.messages, None, None, service.engine.check_length, model.template.markers
-        )
-        thinking, budget = _thinking(body, continued is not None)
-        fields = request_fields(body, model, PATH, use.banned)
-        fields |= {"max_thinking_tokens": budget, "stop": _stops(body)}
-        fields |= reply_ends(
-            use, model, is_single, grammar_of(body, lambda: _formats(body)), fields
-        )
-        if continued is not None:  # the reply may be complete already
-            fields["retry_empty"] = body.retry_empty is True
-        one = Request(
-            messages=messages,
-            continued=continued,
-            thinking=thinking,
-            tools=use.tools,
-            opening=use.opening,
-            user=body.metadata.user_id if body.metadata else None,
-            **fields,
-        )
-        prompt = service.prompt(one)
-    one = replace(one, made=prompt, seed=seeds_of(body.seed, 1)[0])
-    if body.max_tokens == 0:
-        return [encoded_only(one)]
-    most = service.at_most(body.max_tokens, len(prompt.ids), body.canvas_length)
-    return [replace(one, max_tokens=most)]
+        return requests_of(service, call)
 
 
-def _thinking(body: MessagesBody, continued: bool) -> tuple[bool, int | None]:
+def _thinking(body: MessagesBody) -> Thinking:
     """Raises Refused."""
     config = body.thinking
     kind = "disabled" if config is None else config.type
@@ -302,15 +260,7 @@ def _thinking(body: MessagesBody, continued: bool) -> tuple[bool, int | None]:
             raise Refused("thinking.budget_tokens", "must be less than max_tokens")
     effort = body.output_config.effort if body.output_config and kind == "adaptive" else None
     most = budget if body.max_thinking_tokens is None else body.max_thinking_tokens
-    enabled = kind in ("enabled", "adaptive")
-    given = Thinking(effort, enabled, most, "thinking", "thinking")
-    return thinking_of(given, continued)
-
-
-def _stops(body: MessagesBody) -> list[str] | None:
-    """Raises Refused."""
-    given = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    return stops_of([*given, *(body.stop_sequences or ())]) or None
+    return Thinking(effort, kind in ("enabled", "adaptive"), most, "thinking", "thinking")
 
 
 def _formats(body: MessagesBody) -> Iterator[GrammarSource]:

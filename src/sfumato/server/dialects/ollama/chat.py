@@ -6,27 +6,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sfumato.api import Reply
 from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
-from sfumato.engine import Account, Finished, Request, Settled
+from sfumato.engine import Account, Finished, Request
 from sfumato.options import exclusions
 from sfumato.refused import Refused
 from sfumato.server.chat import objects
 from sfumato.server.chat.call import (
+    ChatCall,
     Thinking,
-    ToolUse,
-    continuation,
-    ignored_tools,
-    reply_ends,
-    thinking_of,
-    tool_use,
-    unknown_calls,
+    requests_of,
 )
-from sfumato.server.chat.deltas import Unsent, pieces
-from sfumato.server.chat.grammars import grammar_of
-from sfumato.server.chat.logprobs import Logged, log_of, logged
+from sfumato.server.chat.deltas import DeltaRenderer
+from sfumato.server.chat.logprobs import Entry, TokenLog, log_of
 from sfumato.server.chat.prompts import insertion
-from sfumato.server.chat.sampling import request_fields, seeds_of
 from sfumato.server.dialects.ollama.forms import (
     LEVELS,
     OLLAMA_ERRORS,
@@ -37,8 +29,7 @@ from sfumato.server.dialects.ollama.forms import (
     nanoseconds,
     now,
 )
-from sfumato.server.examples import warnings
-from sfumato.server.http.dialect import Dialect, Frame, Renderer
+from sfumato.server.http.dialect import Dialect, Frame
 from sfumato.server.http.errors import Wording
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.request_body import check_fields, leaves_out
@@ -139,19 +130,9 @@ GENERATE_PATH = "/api/generate"
 
 def parse_chat(service: Service, body: OllamaChatBody) -> list[Request]:
     """Raises Refused."""
-    messages, continued = continuation(
-        conversation(body.messages or (), service.settings, leaves_out(body, service.settings)),
-        None,
-        None,
-        service.engine.check_length,
-        service.model.template.markers,
-    )
-    use = tool_use(body.tools, None, service.model)
-    fields = _fields(service, body, CHAT_PATH, use, continued is not None)
-    if continued is not None:  # the reply may be complete already
-        fields["retry_empty"] = options_of(body).retry_empty is True
-    one = Request(messages=messages, continued=continued, tools=use.tools, **fields)
-    return [_limited(service, body, one)]
+    ignored = leaves_out(body, service.settings)
+    messages = conversation(body.messages or (), service.settings, ignored)
+    return requests_of(service, _call(body, CHAT_PATH, messages=messages, tools=body.tools))
 
 
 def parse_generate(service: Service, body: OllamaGenerateBody) -> list[Request]:
@@ -164,69 +145,53 @@ def parse_generate(service: Service, body: OllamaGenerateBody) -> list[Request]:
     if not (suffix or body.raw):
         system = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*system, {"role": "user", "content": prompt}]
-        fields = _fields(service, body, GENERATE_PATH, ToolUse(None), continued=False)
-        return [_limited(service, body, Request(messages=messages, **fields))]
+        return requests_of(service, _call(body, GENERATE_PATH, messages=messages))
     given = {name: getattr(body, name) for name in ("system", "raw", "suffix")}
     exclusions.check(exclusions.OLLAMA, given)
     ids = service.raw_prompt(prompt, GENERATE_PATH, special=bool(body.raw))
     if not ids:
         raise Refused("prompt", "is empty, and this model has no token to begin with")
-    fields = _fields(service, body, GENERATE_PATH, ToolUse(None), continued=True)
-    if not suffix:
-        return [_limited(service, body, Request(ids=ids, **fields))]
-    given = {"suffix": True, "format": body.format, "logprobs": body.logprobs}
-    exclusions.check(exclusions.OLLAMA, given)
-    del fields["grammar"]
-    options = options_of(body)
-    fields |= insertion(service, options, suffix, _given(options), "suffix", GENERATE_PATH)
-    return [Request(ids=ids, seed=seeds_of(options.seed, 1)[0], **fields)]
+    call = _call(body, GENERATE_PATH)
+    if suffix:
+        given = {"suffix": True, "format": body.format, "logprobs": body.logprobs}
+        exclusions.check(exclusions.OLLAMA, given)
+        hole = insertion(service, call.drawn, suffix, call.limit, "suffix", GENERATE_PATH)
+        call = replace(call, holes=hole)
+    return requests_of(service, call, [ids])
+
+
+def _call(body: OllamaGeneration, endpoint: str, **prompt: Any) -> ChatCall:
+    """Raises Refused."""
+    if body.top_logprobs and not body.logprobs:
+        raise Refused("top_logprobs", "needs logprobs to be true")
+    options, limit = options_of(body), None
+    if options.num_predict is not None and options.num_predict > 0:  # others: what fits
+        limit = options.num_predict
+    return ChatCall(
+        endpoint,
+        options,
+        forms=lambda: _format(body.format),
+        thinking=_thinking(body, options),
+        logprobs=bool(body.logprobs),
+        alternatives=body.top_logprobs,
+        limit=limit,
+        is_most=True,
+        **prompt,
+    )
 
 
 def options_of(body: OllamaGeneration) -> OllamaOptions:
-    return body.options or OllamaOptions.model_validate({})
+    """The options, with the body's own fields of sending and when it had arrived."""
+    given = body.options or OllamaOptions.model_validate({})
+    sending = {"stream": streams(body), "stream_drafts": body.stream_drafts}
+    options = given.model_copy(update=sending)
+    options.arrived(body.since, body.owner)
+    return options
 
 
 def streams(body: OllamaGeneration) -> bool:
     """Whether the reply is streamed: by default it is."""
     return body.stream is not False
-
-
-def _given(options: OllamaOptions) -> int | None:
-    """Tokens at most; None: what fits."""
-    given = options.num_predict
-    return None if given is None or given < 1 else given
-
-
-def _limited(service: Service, body: OllamaGeneration, one: Request) -> Request:
-    """The request with its prompt, its limit and a seed. Raises Refused."""
-    options = options_of(body)
-    given = _given(options)
-    prompt = service.prompt(one)
-    if given is None:
-        limit = service.default_limit(len(prompt.ids), options.canvas_length)
-    else:
-        limit = service.at_most(given, len(prompt.ids), options.canvas_length)
-    return replace(one, made=prompt, max_tokens=limit, seed=seeds_of(options.seed, 1)[0])
-
-
-def _fields(
-    service: Service, body: OllamaGeneration, endpoint: str, use: ToolUse, continued: bool
-) -> dict[str, Any]:
-    """The fields of a Request that both routes read in the same way. continued: whether the reply
-    begins without a thought. Raises Refused."""
-    if body.top_logprobs and not body.logprobs:
-        raise Refused("top_logprobs", "needs logprobs to be true")
-    options = options_of(body)
-    fields = request_fields(options, service.model, endpoint, use.banned, body.top_logprobs)
-    thinking, budget = thinking_of(_thinking(body, options), continued)
-    fields |= {
-        "since": body.since,
-        "drafts": streams(body) and bool(body.stream_drafts),
-        "thinking": thinking,
-        "max_thinking_tokens": budget,
-    }
-    answer = grammar_of(options, lambda: _format(body.format))
-    return fields | reply_ends(use, service.model, False, answer, fields)
 
 
 def _thinking(body: OllamaGeneration, options: OllamaOptions) -> Thinking:
@@ -254,101 +219,69 @@ def _format(given: Any) -> Iterator[GrammarSource]:
 WIRE = Wire("application/x-ndjson", line, keepalive=" ")
 
 
-class OllamaRenderer(Renderer):
+class OllamaRenderer(DeltaRenderer):
     """Text and thought in pieces, each in an object of its own; the last one says done."""
 
     def __init__(
         self, service: Service, body: OllamaGeneration, requests: Sequence[Request]
     ) -> None:
-        (request,) = requests
-        self._service, self._request = service, request
-        options = () if body.options is None else objects.notes(body.options)
-        self._notes = [*objects.notes(body), *options]
-        self._notes += ignored_tools(request.tools, service.model)
-        self.keeps_settled = bool(body.logprobs)
-        self._alternatives = body.top_logprobs or 0
-        self._unsent = Unsent()
-        self._log = self._new_log()
-        self._calls = 0  # that were sent
+        def log(request: Request) -> TokenLog | None:
+            top = body.top_logprobs or 0
+            return log_of(service, top, request, by_id=False) if body.logprobs else None
 
-    def content(self, text: str, thought: str, calls: Sequence[ToolCall] = ()) -> Frame:
-        """What a part of a reply stands in."""
+        super().__init__(service, requests, body, body.options, log=log)
+
+    def content(
+        self, text: str, thought: str = "", calls: Sequence[ToolCall] = (), at: int = 0
+    ) -> Frame:
+        """What a part of a reply stands in. at: how many calls there were before."""
         message: Frame = {"role": "assistant", "content": text}
         if thought:
             message["thinking"] = thought
         if calls:
             message["tool_calls"] = [
-                _call(call, number) for number, call in enumerate(calls, self._calls)
+                _call_object(call, place) for place, call in enumerate(calls, at)
             ]
         return {"message": message}
 
     def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
         (collected,) = replies
-        end, log = collected.finished, self._new_log()
-        reply = end.reply
-        logs: Frame = {}
-        if log is not None:
-            logs = {"logprobs": [entry for _, tokens in logged(log, collected) for entry in tokens]}
+        reply, entries = collected.finished.reply, self.entries(0, collected)
         shown = self.content(reply.text, reply.thought or "", reply.tool_calls)
-        return self._part(shown | self._end(end) | logs)
+        logs = {} if entries is None else {"logprobs": entries}
+        return self._part(shown | self._end(collected.finished) | logs)
 
     def extra(self, fields: Frame) -> Frame:
-        return self._part(self.content("", "") | {"done": False} | fields)
+        return self._part(self.content("") | {"done": False} | fields)
 
-    def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
-        if self._log is not None:
-            self._log.add(settled)
-        yield from self._parts(*self._unsent.of(settled))
+    def thought(self, number: int, piece: str) -> Iterable[Frame]:
+        yield self.extra(self.content("", piece))
 
-    def finished(self, number: int, end: Finished) -> Iterable[Frame]:
-        thought, text, calls = self._unsent.rest(end.reply)
-        yield from self._parts(thought, text, ())
-        if self._log is not None:
-            yield from self._logged(self._log.end())
-        yield from self._parts("", "", calls)
-        yield self._part(self.content("", "") | self._end(end))
+    def text(self, number: int, piece: str, tokens: list[Entry] | None) -> Iterable[Frame]:
+        logs = {} if tokens is None else {"logprobs": tokens}
+        yield self.extra(self.content(piece) | logs)
 
-    def _new_log(self) -> Any:
-        if not self.keeps_settled:
-            return None
-        return log_of(self._service, self._alternatives, self._request, by_id=False)
+    def calls(self, number: int, at: int, calls: Sequence[ToolCall]) -> Iterable[Frame]:
+        yield self.extra(self.content("", "", calls, at))
 
-    def _parts(self, thought: str, text: str, calls: Sequence[ToolCall]) -> Iterable[Frame]:
-        for piece in pieces(thought):
-            yield self.extra(self.content("", piece))
-        if self._log is not None:
-            yield from self._logged(self._log.take(text))
-        else:
-            for piece in pieces(text):
-                yield self.extra(self.content(piece, ""))
-        if calls:
-            yield self.extra(self.content("", "", calls))
-            self._calls += len(calls)
-
-    def _logged(self, parts: Sequence[Logged]) -> Iterable[Frame]:
-        for text, tokens in parts:
-            yield self.extra(self.content(text, "") | {"logprobs": tokens})
+    def end(self, number: int, end: Finished) -> Iterable[Frame]:
+        yield self._part(self.content("") | self._end(end))
 
     def _part(self, fields: Frame) -> Frame:
-        return {"model": self._service.name, "created_at": now(), **fields}
+        return {"model": self.service.name, "created_at": now(), **fields}
 
     def _end(self, end: Finished) -> Frame:
-        reply = end.reply
-        lines = [*self._notes, *self._warnings(reply)]
-        reason = "length" if reply.stop_reason == "max_tokens" else "stop"
-        durations = durations_of(end.account)
-        done = {"done": True, "done_reason": reason} | durations
-        return done | ({"warnings": lines} if lines else {})
-
-    def _warnings(self, reply: Reply) -> list[str]:
-        embedded = self._service.model.embedded
-        return [*warnings(embedded, reply), *unknown_calls(self._request.tools, reply)]
+        reason = "length" if end.reply.stop_reason == "max_tokens" else "stop"
+        done = {"done": True, "done_reason": reason} | durations_of(end.account)
+        return done | self.warned(end.reply)
 
 
 class GenerateRenderer(OllamaRenderer):
     """The same as a completion."""
 
-    def content(self, text: str, thought: str, calls: Sequence[ToolCall] = ()) -> Frame:
+    def content(
+        self, text: str, thought: str = "", calls: Sequence[ToolCall] = (), at: int = 0
+    ) -> Frame:
         return {"response": text} | ({"thinking": thought} if thought else {})
 
 
@@ -364,7 +297,7 @@ def durations_of(account: Account) -> Frame:
     }
 
 
-def _call(call: ToolCall, index: int) -> Frame:
+def _call_object(call: ToolCall, index: int) -> Frame:
     return {
         "id": objects.new_id("call"),
         "function": {"index": index, "name": call.name, "arguments": dict(call.arguments)},

@@ -5,22 +5,19 @@ other; where text comes behind a call, it is another message."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sfumato.engine import Account, Finished, Request, Settled
+from sfumato.engine import Account, Finished, Request
 from sfumato.server.chat import objects
-from sfumato.server.chat.call import unknown_calls
-from sfumato.server.chat.deltas import Progress, PromptProgress, pieces
+from sfumato.server.chat.deltas import DeltaRenderer
 from sfumato.server.chat.logprobs import Entry, Logged, TokenLog, log_of
 from sfumato.server.dialects.responses.body import ResponsesBody
 from sfumato.server.dialects.responses.input import new_id
 from sfumato.server.dialects.responses.parsing import PATH, WORDING, parse
-from sfumato.server.examples import warnings
-from sfumato.server.http.dialect import Dialect, Frame, Renderer
+from sfumato.server.http.dialect import Dialect, Frame
 from sfumato.server.http.errors import ApiError
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.wire import SSE, named_event
@@ -47,29 +44,21 @@ class Output:
         self._logprobs, self._encrypted = logprobs, encrypted
         self._held: list[Logged] = []  # white space, which alone makes no message beside calls
 
-    def thought(self, text: str) -> Iterator[Event]:
-        if not text:
-            return
+    def thought(self, piece: str) -> Iterator[Event]:
         if not self._is("reasoning"):
             yield from self._close()
             yield self._open({"id": new_id("rs"), "type": "reasoning", "summary": []})
             yield self._event("reasoning_summary_part.added", summary_index=0, part=_summary(""))
-        for piece in pieces(text):
-            self._parts.append(piece)
-            yield self._event("reasoning_summary_text.delta", summary_index=0, delta=piece)
+        self._parts.append(piece)
+        yield self._event("reasoning_summary_text.delta", summary_index=0, delta=piece)
 
-    def text(self, text: str) -> Iterator[Event]:
-        """Text of the answer."""
-        for piece in pieces(text):
-            yield from self.logged(piece, ())
-
-    def logged(self, text: str, tokens: Sequence[Entry]) -> Iterator[Event]:
-        """Text that is made of these tokens."""
-        self._held.append((text, list(tokens)))
-        if self._is("message") or text.strip():
+    def text(self, piece: str, tokens: Sequence[Entry]) -> Iterator[Event]:
+        """Text of the answer, which is made of these tokens."""
+        self._held.append((piece, list(tokens)))
+        if self._is("message") or piece.strip():
             yield from self._release()
 
-    def call(self, call: ToolCall) -> Iterator[Event]:
+    def call(self, call: ToolCall, arguments: Sequence[str]) -> Iterator[Event]:
         yield from self._close()
         item = {
             "id": new_id("fc"),
@@ -80,7 +69,7 @@ class Output:
             "name": call.name,
         }
         yield self._open(item)
-        for piece in pieces(json.dumps(call.arguments, ensure_ascii=False)):
+        for piece in arguments:
             self._parts.append(piece)
             yield self._event("function_call_arguments.delta", delta=piece)
         yield from self._close()
@@ -158,36 +147,38 @@ _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}  # others are error
 _NOT_KEPT = "store: the response was not kept: --response-store has no room, or it was deleted"
 
 
-class ResponsesRenderer(Renderer):
+class ResponsesRenderer(DeltaRenderer):
     """One reply, as items of an output."""
 
     def __init__(self, service: Service, body: ResponsesBody, requests: Sequence[Request]) -> None:
         echo = body.echo
         assert echo is not None
-        (self._request,) = requests
-        self._service, self._echo = service, replace(echo, items=())
+
+        def log(request: Request) -> TokenLog | None:
+            top = body.top_logprobs or 0
+            return log_of(service, top, request, by_id=False) if echo.logprobs else None
+
+        super().__init__(service, requests, body, log=log, progress=bool(body.return_progress))
+        self._echo = replace(echo, items=())
         self._items = echo.items  # until they are kept
         body.keep(self._echo)
-        self._notes = [*objects.notes(body), *echo.notes]
+        self.notes += echo.notes
         # Where calls may stand between texts, items are in the order of a stream.
-        self.keeps_settled = echo.logprobs or bool(self._request.tools)
+        self.keeps_settled = echo.logprobs or bool(self.tools)
         self._output = Output(echo.logprobs, echo.encrypted)
-        self._log: TokenLog | None = None
-        if echo.logprobs:
-            self._log = log_of(service, body.top_logprobs or 0, self._request, by_id=False)
-        self._progress = PromptProgress(service, requests, bool(body.return_progress))
-        self._sent = {"thought": 0, "text": 0, "calls": 0}
         self._number = 0  # of the next event
         self._is_over = False  # whether the response has ended
-        self._base = _head(service, self._request) | echo.fields
+        self._base = _head(service, requests[0]) | echo.fields
 
     def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
         (collected,) = replies
+        end = collected.finished
         for settled in collected.settled:
-            _drain(self._settled(settled))
+            _drain(self.settled(0, settled))
         collected.settled.clear()
-        _drain(self._parts_of_end(collected.finished))
-        return self._kept(self._ended(collected.finished), begun=False)
+        _drain(self.rest(0, end.reply))
+        _drain(self._output.end(_status(end) == "completed"))
+        return self._kept(self._ended(end), begun=False)
 
     def extra(self, fields: Frame) -> Frame:
         """An event of our own, for those who ask for drafts."""
@@ -197,40 +188,43 @@ class ResponsesRenderer(Renderer):
     def begin(self, number: int) -> Iterable[Frame]:
         if self._base["store"]:
             items, self._items = self._items, ()
-            if not self._service.responses.add(self._echo.owner, self._base, items):
+            if not self.service.responses.add(self._echo.owner, self._base, items):
                 self._base = self._base | {"store": False}
-                self._notes.append(_NOT_KEPT)
+                self.notes.append(_NOT_KEPT)
         response = self._base
         yield self._numbered({"type": "response.created", "response": response})
         yield self._numbered({"type": "response.in_progress", "response": response})
 
-    @property
-    def watches_s(self) -> float | None:
-        return self._progress.watches_s
+    def reported(self, number: int, progress: dict[str, Any]) -> Frame:
+        """As llama-server has it: one more event `response.in_progress`."""
+        event = {"type": "response.in_progress", "response": self._base}
+        return self._numbered(event | {"prompt_progress": progress})
 
-    def waiting(self) -> Iterable[Frame]:
-        return self._reports(self._progress.news())
+    def thought(self, number: int, piece: str) -> Iterable[Frame]:
+        return map(self._numbered, self._output.thought(piece))
 
-    def _reports(self, news: Iterable[Progress]) -> Iterator[Frame]:
-        """Of the prompt, as llama-server has them: more events `response.in_progress`."""
-        for _, progress in news:
-            event = {"type": "response.in_progress", "response": self._base}
-            yield self._numbered(event | {"prompt_progress": progress})
+    def text(self, number: int, piece: str, tokens: list[Entry] | None) -> Iterable[Frame]:
+        return map(self._numbered, self._output.text(piece, tokens or ()))
 
-    def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
-        yield from self._reports(self._progress.rest(number))
-        yield from map(self._numbered, self._settled(settled))
+    def call(
+        self, number: int, at: int, call: ToolCall, arguments: Sequence[str]
+    ) -> Iterable[Frame]:
+        return map(self._numbered, self._output.call(call, arguments))
 
-    def finished(self, number: int, end: Finished) -> Iterable[Frame]:
-        yield from self._reports(self._progress.rest(number, end.account))
-        yield from map(self._numbered, self._end(end))
+    def end(self, number: int, end: Finished) -> Iterable[Frame]:
+        self._is_over = True
+        is_complete = _status(end) == "completed"
+        yield from map(self._numbered, self._output.end(is_complete))
+        kind = "response.completed" if is_complete else "response.incomplete"
+        response = self._kept(self._ended(end), begun=True)
+        yield self._numbered({"type": kind, "response": response})
 
     def left(self) -> None:
         """What is kept is cancelled, with what has settled."""
         if self._base["store"] and not self._is_over:
             _drain(self._output.end(complete=False))
             over = {"status": "cancelled", "output": self._output.items}
-            self._service.responses.update(self._echo.owner, self._base | over)
+            self.service.responses.update(self._echo.owner, self._base | over)
 
     def failed(self, error: ApiError, body: Frame) -> Iterable[Frame]:
         self._is_over = True
@@ -245,53 +239,9 @@ class ResponsesRenderer(Renderer):
             {"type": "response.failed", "response": self._kept(response, begun=True)}
         )
 
-    def _end(self, end: Finished) -> Iterator[Event]:
-        self._is_over = True
-        yield from self._parts_of_end(end)
-        is_complete = _status(end) == "completed"
-        kind = "response.completed" if is_complete else "response.incomplete"
-        yield {"type": kind, "response": self._kept(self._ended(end), begun=True)}
-
-    def _settled(self, settled: Settled) -> Iterator[Event]:
-        if self._log is not None:
-            self._log.add(settled)
-        return self._parts(settled.thought, settled.text, settled.tool_calls)
-
-    def _parts_of_end(self, end: Finished) -> Iterator[Event]:
-        """What no settled canvas has brought yet, and the end of the output."""
-        reply, sent = end.reply, self._sent
-        yield from self._parts(
-            (reply.thought or "")[sent["thought"] :],
-            reply.text[sent["text"] :],
-            reply.tool_calls[sent["calls"] :],
-            is_last=True,
-        )
-        yield from self._output.end(_status(end) == "completed")
-
-    def _parts(
-        self, thought: str, text: str, calls: Sequence[Any], is_last: bool = False
-    ) -> Iterator[Event]:
-        sent, output, log = self._sent, self._output, self._log
-        sent["thought"] += len(thought)
-        sent["text"] += len(text)
-        sent["calls"] += len(calls)
-        yield from output.thought(thought)
-        if log is None:
-            yield from output.text(text)
-        else:
-            for part, tokens in [*log.take(text), *(log.end() if is_last else ())]:
-                yield from output.logged(part, tokens)
-        for call in calls:
-            yield from output.call(call)
-
     def _ended(self, end: Finished) -> Frame:
         """The response without what is said of its keeping."""
-        reply, account, status = end.reply, end.account, _status(end)
-        notes = [
-            *self._notes,
-            *warnings(self._service.model.embedded, reply),
-            *unknown_calls(self._request.tools, reply),
-        ]
+        account, status = end.account, _status(end)
         now = int(time.time())
         return self._base | {
             "status": status,
@@ -302,13 +252,13 @@ class ResponsesRenderer(Renderer):
             "output": self._output.items,
             "usage": _usage(account),
             "timings": objects.timings(account),
-            **({"warnings": notes} if notes else {}),
+            **self.warned(end.reply),
         }
 
     def _kept(self, response: Frame, begun: bool) -> Frame:
         """The response, kept where it is to be. begun: whether it was kept from its beginning, and
         may have been deleted since."""
-        store, owner = self._service.responses, self._echo.owner
+        store, owner = self.service.responses, self._echo.owner
         if not response["store"]:
             return response
         if begun:
