@@ -11,10 +11,10 @@ from sfumato.engine import Request
 from sfumato.options import OPTIONS, exclusions
 from sfumato.options.exclusions import EXCLUSIONS, Exclusion
 from sfumato.refused import Refused
-from sfumato.server.schemas.fill import FillBody
-from sfumato.server.schemas.ollama import OllamaGenerateBody
-from sfumato.server.schemas.openai import CompletionBody
-from sfumato.server.schemas.vllm import VllmXargs
+from sfumato.server.dialects.fill import FillBody
+from sfumato.server.dialects.ollama.forms import OllamaGenerateBody
+from sfumato.server.dialects.openai_completions import CompletionBody
+from sfumato.server.schemas.generation import VllmXargs
 
 ROWS = [row for rows in EXCLUSIONS.values() for row in rows]
 NAMES = {

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from sfumato.cli.arguments import label, rank
 from sfumato.server.http import logs
-from sfumato.server.http.ratelimit import RateLimit
+from sfumato.server.http.logs import RateLimit
 from sfumato.server.http.uvicorn_server import SIGNALS, Listener, bind
 from sfumato.server.settings import ServerSettings
 

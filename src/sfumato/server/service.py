@@ -47,11 +47,22 @@ class Service:
         """Positions of a slot that is made at start; at most the model's context."""
         return min(self.engine.config.context, self.model.config.context_length)
 
-    def limit(self, given: int | None, prompt: int, canvas: int | None) -> int:
-        """Tokens of a reply at most; None and -1 mean what fits."""
-        return self.default_limit(prompt, canvas) if given in (None, -1) else given
+    def limit(
+        self, given: int | None, prompt: int, canvas: int | None, is_most: bool = False
+    ) -> int:
+        """Tokens of a reply at most; None and -1 mean what fits. is_most: whether the limit is only
+        the most that a client would take, as agents send it: no larger slot is made for it."""
+        if given is None or given == -1:
+            return self._fitting(prompt, canvas)
+        if not is_most:
+            return given
+        room = self.context - prompt + 1  # the last token of a reply is in no slot
+        length = canvas or self.model.config.canvas_length
+        complete = (self.model.config.context_length - prompt) // length * length
+        room = min(room, complete)  # the model's own context holds complete canvases
+        return min(given, max(room, self._fitting(prompt, canvas)))
 
-    def default_limit(self, prompt: int, canvas: int | None) -> int:
+    def _fitting(self, prompt: int, canvas: int | None) -> int:
         """Tokens of a reply whose request names no limit: the rest of the context after the prompt,
         rounded down to complete canvases, and at most the setting. A canvas at least: a larger
         slot is made where none holds the reply; where none is made, what a slot holds."""
@@ -60,15 +71,6 @@ class Service:
         if self.engine.config.strict:  # the last token of a reply is in no slot
             canvas = min(canvas, self.context - prompt + 1)
         return max(1, min(self.settings.max_tokens, max(left, canvas)))
-
-    def at_most(self, given: int, prompt: int, canvas: int | None) -> int:
-        """The same of a limit that is only the most that a client would take, as agents send it: no
-        larger slot is made for it."""
-        room = self.context - prompt + 1  # the last token of a reply is in no slot
-        length = canvas or self.model.config.canvas_length
-        complete = (self.model.config.context_length - prompt) // length * length
-        room = min(room, complete)  # the model's own context holds complete canvases
-        return min(given, max(room, self.default_limit(prompt, canvas)))
 
     def prompt(self, request: Request) -> Prompt:
         """The prompt of a request's messages or ids. Raises Refused."""

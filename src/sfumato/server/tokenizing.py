@@ -2,24 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
+from pydantic import Field, WithJsonSchema
 
 from sfumato.refused import Refused
+from sfumato.server.chat.call import continuation
+from sfumato.server.chat.objects import warned
 from sfumato.server.dialects import openai_chat
 from sfumato.server.dialects.anthropic import messages
-from sfumato.server.dialects.shared.openai_messages import continuation, conversation
-from sfumato.server.dialects.shared.openai_objects import warned
+from sfumato.server.dialects.anthropic.forms import CountBody
+from sfumato.server.dialects.openai_chat import ChatBody, conversation
 from sfumato.server.http import request_body
 from sfumato.server.http.errors import in_the_words_of
-from sfumato.server.schemas.anthropic import CountBody
-from sfumato.server.schemas.llama_cpp import DetokenizeBody, TemplateBody, TokenizeBody
-from sfumato.server.schemas.openai import ChatBody
+from sfumato.server.http.request_body import leaves_out
+from sfumato.server.schemas import json_schemas
+from sfumato.server.schemas.body import Body, Ids, Ignored
+from sfumato.server.schemas.generation import Continue, Messages, TemplateKwargs, Tools
 from sfumato.server.service import Service
 from sfumato.text.prompt import check_long_texts
+
+
+class TokenizeBody(Body):
+    """llama-server's, with a content, or vLLM's, with a prompt."""
+
+    content: str | None = None
+    prompt: str | None = Field(None, description="The same as content.")
+    add_special: bool | None = Field(None, description="Put bos in front (false).")
+    add_special_tokens: bool | None = Field(None, description="The same as add_special.")
+    parse_special: bool | None = Field(None, description="Read markers as their tokens (true).")
+    with_pieces: bool | None = Field(None, description="Answer objects with id and piece (false).")
+    model: Ignored = None
+
+
+class DetokenizeBody(Body):
+    tokens: Annotated[Ids, WithJsonSchema(json_schemas.IDS)]
+    model: Ignored = None
+
+
+class TemplateBody(Body):
+    messages: Messages = Field(min_length=1)
+    tools: Tools = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    add_generation_prompt: bool | None = Field(None, description="Open the model's turn (true).")
+    continue_final_message: Continue = None
 
 
 async def tokenize(service: Service, http: HttpRequest) -> Response:
@@ -100,16 +129,11 @@ async def apply_template(service: Service, http: HttpRequest) -> Response:
 
 def _prompt(service: Service, body: TemplateBody) -> Response:
     """Raises Refused."""
-    talk, continued = conversation(body, service.settings), None
+    ignored = leaves_out(body, service.settings)
+    talk, continued = conversation(body.messages, service.settings, ignored), None
     opens_turn = body.add_generation_prompt
     if opens_turn is not False or body.continue_final_message:
-        talk, continued = continuation(
-            talk,
-            body.continue_final_message,
-            opens_turn,
-            service.engine.check_length,
-            service.model.template.markers,
-        )
+        talk, continued = continuation(service, talk, body.continue_final_message, opens_turn)
     kwargs = body.chat_template_kwargs
     check_long_texts([talk, body.tools], lambda text: service.engine.check_length(text, "messages"))
     prompt = service.model.template.render(

@@ -13,9 +13,10 @@ from tests.support.fake_engine import FakeEngine
 
 from sfumato.engine import Failed, Finished, Request, Settled
 from sfumato.refused import Refused
+from sfumato.server import dialects as error_forms
 from sfumato.server.app import create_app
-from sfumato.server.dialects import DIALECTS, error_forms
-from sfumato.server.dialects.shared.sampling import request_fields
+from sfumato.server.chat.sampling import request_fields
+from sfumato.server.dialects import DIALECTS
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
 from sfumato.server.http.errors import OPENAI_ERRORS, ApiError, ErrorForm
 from sfumato.server.http.inflight import CollectedReply

@@ -4,22 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, WithJsonSchema
 
 from sfumato.diffusion.constraints.filled import Alternative, FilledHole
 from sfumato.diffusion.constraints.hole import Hole, Part, check_parts
 from sfumato.engine import Finished, Request, Settled
 from sfumato.options import exclusions
 from sfumato.refused import Refused
-from sfumato.server.dialects.shared import openai_objects
-from sfumato.server.dialects.shared.grammars import grammar_of
-from sfumato.server.dialects.shared.openai_messages import conversation
-from sfumato.server.dialects.shared.sampling import request_fields, seeds_of
+from sfumato.server.chat import objects
+from sfumato.server.chat.call import ChatCall, requests_of
+from sfumato.server.chat.grammars import grammar_of
+from sfumato.server.dialects.openai_chat import conversation
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
 from sfumato.server.http.inflight import CollectedReply
+from sfumato.server.http.request_body import leaves_out
 from sfumato.server.http.wire import SSE
-from sfumato.server.schemas.fill import FillBody
+from sfumato.server.schemas import json_schemas
+from sfumato.server.schemas.body import First, Ids, Objects
+from sfumato.server.schemas.generation import Sampling
 from sfumato.server.service import Service
+
+_Parts = Annotated[list[str | dict[str, Any]], First]
+
+
+class FillBody(Sampling):
+    """A text with holes, which are filled."""
+
+    parts: Annotated[_Parts, WithJsonSchema(json_schemas.PARTS)] = Field(
+        description='Texts and holes: {"tokens": 6}, {"at_most": 8} or {"choices": ["a", "b"]}.'
+    )
+    messages: Annotated[Objects | None, WithJsonSchema(json_schemas.MESSAGES_OR_NULL)] = Field(
+        None, min_length=1, description="A conversation that the text is the complete reply to."
+    )
+    prompt: Annotated[
+        str | Annotated[Ids, Field(min_length=1)] | None,
+        WithJsonSchema(json_schemas.PROMPT_OR_NULL),
+    ] = Field(None, description="What comes before the text, as it is; not with messages.")
+    model: Annotated[str | None, Field(description="Ignored: one model is loaded.")] = None
+    user: str | None = Field(None, max_length=512, description="Written to the audit log.")
+
 
 PATH = "/v1/fill"
 _HOLE = ("tokens", "at_most", "choices")
@@ -42,17 +67,17 @@ def parse(service: Service, body: FillBody) -> list[Request]:
     given |= {"messages": body.messages is not None, "prompt": body.prompt is not None}
     if (refused := exclusions.refusal(exclusions.FILL, given)) is not None:
         raise refused if grammar is None else refused.renamed({"grammar": grammar.field})
-    parts = parts_of(body.parts)
-    fields = request_fields(body, service.model, PATH)
+    parts, messages, prompts = parts_of(body.parts), None, None
     if body.messages is not None:
-        fields["messages"] = conversation(body, service.settings)
+        ignored = leaves_out(body, service.settings)
+        messages = conversation(body.messages, service.settings, ignored)
     else:
-        ids = service.raw_prompt(body.prompt or "", PATH, body.user)
-        if not ids:
+        prompts = [service.raw_prompt(body.prompt or "", PATH, body.user)]
+        if not prompts[0]:
             raise Refused("prompt", "is empty, and this model has no token to begin with")
-        fields["ids"] = ids
-    seed = seeds_of(body.seed, 1)[0]
-    return [Request(parts=parts, seed=seed, user=body.user, **fields)]
+    holes = {"parts": parts}
+    call = ChatCall(PATH, body, messages, continues=False, holes=holes, user=body.user)
+    return requests_of(service, call, prompts)
 
 
 def parts_of(given: Sequence[str | Mapping[str, Any]]) -> tuple[Part, ...]:
@@ -90,7 +115,7 @@ class FillRenderer(Renderer):
 
     def __init__(self, service: Service, body: FillBody, requests: Sequence[Request]) -> None:
         self._service, self._id = service, requests[0].id
-        self._notes = openai_objects.notes(body)
+        self._notes = objects.notes(body)
 
     def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
         (collected,) = replies
@@ -106,7 +131,7 @@ class FillRenderer(Renderer):
         yield self._body(end)
 
     def _head(self) -> Frame:
-        return openai_objects.head("fill", "fill", self._id, self._service.name)
+        return objects.head("fill", "fill", self._id, self._service.name)
 
     def _body(self, end: Finished) -> Frame:
         filled = end.reply.filled
@@ -115,8 +140,8 @@ class FillRenderer(Renderer):
             **self._head(),
             "text": filled.text,
             "holes": [_filled_hole(hole) for hole in filled.holes],
-            "usage": openai_objects.usage([end.account]),
-            **openai_objects.figures([end], [*self._notes, *end.reply.warnings]),
+            "usage": objects.usage([end.account]),
+            **objects.figures([end], [*self._notes, *end.reply.warnings]),
         }
 
 
