@@ -274,7 +274,7 @@ def lose_device(monkeypatch: pytest.MonkeyPatch, serving: Engine, backend: Any) 
         failing()
 
     monkeypatch.setattr(KVPool, "set_length", lost)
-    for module in ("diffusion.step.batch", "diffusion.step.static_rules", "diffusion.canvas"):
+    for module in ("diffusion.step.batch", "diffusion.step.rules", "diffusion.canvas"):
         monkeypatch.setattr(f"sfumato.{module}.to_device", failing)
     backend.replay_error = RuntimeError("CUDA error: device lost")
 

@@ -74,7 +74,7 @@ def test_what_comes_of_a_trial(tried: Trials) -> None:
     good = outcome(tried, regex("a+"))
     assert isinstance(good, Tried) and good.field == "schema" and "a+" in good.text
     refused = outcome(tried, GrammarSource("regex", "(", "guided_regex"))
-    assert type(refused) is ValueError and str(refused).startswith("guided_regex: ")
+    assert isinstance(refused, ValueError) and str(refused).startswith("guided_regex: ")
     assert isinstance(outcome(tried, doing("print")), Tried)
 
 
@@ -90,7 +90,7 @@ def test_what_comes_of_a_trial(tried: Trials) -> None:
 )
 def test_what_a_trial_does_not_survive_is_refused(tried: Trials, source: Any, why: str) -> None:
     refused = outcome(tried, source)
-    assert type(refused) is ValueError
+    assert isinstance(refused, ValueError)
     assert str(refused).startswith(f"{source.field}: ") and why in str(refused)
     assert isinstance(outcome(tried, regex("a")), Tried)
 

@@ -347,7 +347,7 @@ def test_a_value_that_the_engine_refuses_names_its_field(client: Client) -> None
     assert detail["msg"] == "its labels cannot be told apart"
     error = client.post(ANY, OPENAI).json()["error"]
     assert error["param"] == "questions[0]" and error["message"].startswith("questions[0]: its")
-    client.engine.refusal = ValueError("questions.a question: is too long")
+    client.engine.refusal = Refused("questions.a question", "is too long")
     (detail,) = client.questions(NOUL).json()["detail"]
     assert detail["loc"] == ["body", "questions"] and "a question: is too long" in detail["msg"]
     client.engine.refusal = ValueError("seed: is too large")
