@@ -83,7 +83,7 @@ def requests_of(
     service: Service, call: ChatCall, prompts: Iterable[list[int]] | None = None
 ) -> list[Request]:
     """`count` requests for the messages, or for each of the prompts. Raises Refused."""
-    one = _asked(service, call)
+    one = _template_of(service, call)
     each = [one] if prompts is None else (replace(one, ids=ids) for ids in prompts)
     requests = [request for prompt in each for request in _replies(service, call, prompt)]
     if call.sized:
@@ -94,7 +94,7 @@ def requests_of(
     return requests
 
 
-def _asked(service: Service, call: ChatCall) -> Request:
+def _template_of(service: Service, call: ChatCall) -> Request:
     """The request without its prompt's tokens, its length and its seed. Raises Refused."""
     model, drawn, messages, continued = service.model, call.drawn, call.messages, None
     if messages is not None and call.continues:

@@ -311,8 +311,8 @@ class TextRenderer(ChoicesRenderer):
 
     def end(self, number: int, end: Finished) -> Iterable[Frame]:
         if isinstance(log := self.logs[number], EchoLog):
-            whole = {"text": self._prompt(number) + end.reply.text}
-            yield self.chunk(number, whole, logprobs=legacy(log.parts(end.scores)))
+            fields = {"text": self._prompt(number) + end.reply.text}
+            yield self.chunk(number, fields, logprobs=legacy(log.parts(end.scores)))
         yield from super().end(number, end)
 
 

@@ -19,14 +19,14 @@ from sfumato.server.openapi import fails, takes
 from sfumato.server.service import Service
 
 VERSION = "0.12.6"
-"""Of Ollama, whose API this is: clients ask for a _version that has what they need."""
+"""Of Ollama, whose API this is: clients ask for a version that has what they need."""
 
 NEVER = "2318-01-01T00:00:00Z"  # when the model is unloaded, as Ollama writes it
 _LATEST = ":latest"
 
 
 def _version() -> dict[str, Any]:
-    return {"_version": VERSION}
+    return {"version": VERSION}
 
 
 def _tags(service: Service) -> dict[str, Any]:
