@@ -52,11 +52,11 @@ def check_depth(schema: Any, field: str) -> None:
 def check_rules(text: str, is_lark: bool, field: str) -> None:
     """Raises ValueError, naming the field, for rules that are too deep. text: a grammar in which no
     literals, expressions and comments are left."""
-    found = list((_LARK_RULE if is_lark else _GBNF_RULE).finditer(text))
-    names = {match[1] for match in found}
+    definitions = list((_LARK_RULE if is_lark else _GBNF_RULE).finditer(text))
+    names = {match[1] for match in definitions}
     graph: dict[Hashable, set[Hashable]] = {name: set() for name in names}
     end = len(text)
-    for match in reversed(found):
+    for match in reversed(definitions):
         graph[match[1]] |= names.intersection(_NAMES.findall(text, match.end(), end))
         end = match.start()
     _check_nested(_deepest(char for char in text if char in "()"), field)

@@ -64,12 +64,12 @@ class _Child:
 class _Children:
     """All children, and the pipes from and to the server."""
 
-    def __init__(self, asked: int, answers: int, read: bytearray, tokens: GrammarTokens) -> None:
-        """read: what was read from `asked` already."""
-        self._asked, self._answers, self._read, self._tokens = asked, answers, read, tokens
+    def __init__(self, orders: int, answers: int, read: bytearray, tokens: GrammarTokens) -> None:
+        """read: what was read from `orders` already."""
+        self._orders, self._answers, self._read, self._tokens = orders, answers, read, tokens
         self._children: dict[int, _Child] = {}  # by the number of the trial
         self._selector = selectors.DefaultSelector()
-        self._selector.register(asked, selectors.EVENT_READ)
+        self._selector.register(orders, selectors.EVENT_READ)
 
     def serve(self) -> None:
         """Until the server closes its pipe."""
@@ -78,10 +78,10 @@ class _Children:
             for frame in take_frames(self._read):
                 self._do(frame)
             for key, _ in self._selector.select(1.0 if self._children else None):
-                if key.fd != self._asked:
+                if key.fd != self._orders:
                     self._take(key.data)
                     continue
-                part = os.read(self._asked, _PART)
+                part = os.read(self._orders, _PART)
                 self._read += part
                 is_open = bool(part)
             now = time.monotonic()
@@ -101,7 +101,7 @@ class _Children:
         pid = os.fork()
         if pid == 0:
             # Held open here, these would hide the end of the server, or of this process.
-            os.close(self._asked)
+            os.close(self._orders)
             os.close(self._answers)
             _run(frame, self._tokens, end)
         os.close(end)
@@ -176,13 +176,13 @@ def _write(pipe: int, data: bytes) -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the server's end ends this too
     os.nice(NICENESS)
-    asked, answers = os.dup(0), os.dup(1)
+    orders, answers = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)  # what a library prints is no answer
     read = bytearray()
     while not (first := next(take_frames(read), None)):
-        if not (part := os.read(asked, _PART)):
+        if not (part := os.read(orders, _PART)):
             return
         read += part
     vocabulary: Vocabulary = pickle.loads(first.body)
@@ -191,7 +191,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # so that the children leave the pages of all this alone
     with suppress(BrokenPipeError):  # the server has gone
-        _Children(asked, answers, read, tokens).serve()
+        _Children(orders, answers, read, tokens).serve()
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ class Trials:
         if process is not None:
             process.close()
         for trial in trials:
-            self._settle(trial, error)
+            self._resolve(trial, error)
 
     def _check_room(self, client: str) -> None:
         waiting = Counter(t.client for turn in (self._first, self._long) for t in turn.waiting())
@@ -218,7 +218,7 @@ class Trials:
                 del self._open[trial.source]
             self._dispatch()
         if is_open and not goes_on:
-            self._settle(trial, self._outcome(trial.source, frame))
+            self._resolve(trial, self._outcome(trial.source, frame))
 
     def _outcome(self, source: Source, frame: Frame) -> Tried | Exception:
         name = source.field if isinstance(source, GrammarSource) else "tools"
@@ -240,7 +240,7 @@ class Trials:
             "recursion; make it smaller"
         )
 
-    def _settle(self, trial: _Trial, outcome: Tried | Exception) -> None:
+    def _resolve(self, trial: _Trial, outcome: Tried | Exception) -> None:
         """Tells those who wait for a trial, which is open no more."""
         self._ended(trial.source, outcome)
         with self._lock:
@@ -276,7 +276,7 @@ class Trials:
             self._dispatch()
         log.warning("the process that tries grammars has ended; another one takes its place")
         for trial in failed:
-            self._settle(trial, TrialFailed("the process that tries grammars has ended twice"))
+            self._resolve(trial, TrialFailed("the process that tries grammars has ended twice"))
 
     def _forget_all(self) -> list[_Trial]:
         """The trials that were open. The lock is held."""

@@ -136,7 +136,7 @@ class InFlight:
     async def _try_grammars(self, http: HttpRequest) -> None:
         """Waits until each grammar has been tried. Ends that when the client disconnects, or when
         the requests' time is over."""
-        gone = asyncio.create_task(disconnect(http))
+        left = asyncio.create_task(disconnect(http))
         sources = {request.grammar for request in self._requests if request.grammar is not None}
         try:
             for source in sources:
@@ -145,18 +145,18 @@ class InFlight:
                 try:
                     while not trial.done():
                         await asyncio.wait(
-                            {trial, gone}, timeout=RETRY_S, return_when=asyncio.FIRST_COMPLETED
+                            {trial, left}, timeout=RETRY_S, return_when=asyncio.FIRST_COMPLETED
                         )
-                        self._check_wanted(gone)
+                        self._check_wanted(left)
                     trial.result()
                 finally:
                     trial.cancel()
         finally:
-            gone.cancel()
+            left.cancel()
 
-    def _check_wanted(self, gone: asyncio.Task[None]) -> None:
+    def _check_wanted(self, left: asyncio.Task[None]) -> None:
         """Raises _Ended where the client has disconnected, or the requests' time is over."""
-        if gone.done():
+        if left.done():
             raise _Ended(_GONE)
         if late := self._engine.late(self._requests[0]):
             raise _Ended(Failed("timeout", late))
@@ -309,7 +309,7 @@ async def _collect_all(running: InFlight, settled: bool) -> list[CollectedReply]
 
 
 def client_of(http: HttpRequest) -> str:
-    """Who takes turns with others: whoever has the key, or else the address."""
+    """Whose turn it is among others: the owner of the key, or else the address."""
     owner: str = http.scope.get(OWNER, "")
     return owner or (http.client.host if http.client else "")
 
