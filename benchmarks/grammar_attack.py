@@ -5,9 +5,9 @@
 Starts `sfumato serve` with the embedded model on 127.0.0.1. Attackers send the requests of
 `hostile_grammars`, each of them once, and some clients leave before the answer. An innocent request
 without a grammar measures its steps, and /health is asked every 20 ms; by turns the attackers send
-ordinary requests of the same length, and rest. Then four clients send grammars that compile for
-longer than they may, and a fifth one small expressions, as before without the four. Prints one JSON
-line.
+ordinary requests of the same length, and rest. Then --bombs clients send grammars that compile for
+longer than they may, and another one small expressions, as before without the others. Prints one
+JSON line.
 
 Exit code 1 where the server ends, a request has no answer, or another answer than 200, 400 or 429;
 where /health takes over 250 ms at the 99th percentile, the innocent median step takes over 1.3
@@ -49,7 +49,6 @@ ATTACK, PLAIN, REST = "attack", "plain", "rest"
 TURN_S = {ATTACK: 8.0, PLAIN: 3.0, REST: 3.0}
 LEAVES = 0.05  # of the requests: the client does not wait for the answer
 ALLOWED = ("200", "400", "429", "left")
-BOMBS = 4
 
 
 class Turns:
@@ -186,9 +185,9 @@ def small(server: Server, number: int, seen: Measured) -> float:
     return time.monotonic() - began
 
 
-def beside_bombs(server: Server, seen: Measured) -> list[float]:
+def beside_bombs(server: Server, bombs: int, seen: Measured) -> list[float]:
     """Seconds of small expressions, one after another, while other clients' bombs are compiled."""
-    threads = [threading.Thread(target=send_bomb, args=(server, n, seen)) for n in range(BOMBS)]
+    threads = [threading.Thread(target=send_bomb, args=(server, n, seen)) for n in range(bombs)]
     for thread in threads:
         thread.start()
     time.sleep(0.05)  # they come first
@@ -205,7 +204,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         before = resident_mb(pid)
         seen, turns = fuzzed(server, pid, options)
         alone = [small(server, -number, bombs) for number in range(1, 10)]
-        times = beside_bombs(server, bombs)
+        times = beside_bombs(server, options.bombs, bombs)
         try:
             server.get("/health")
             is_alive = True
@@ -251,6 +250,7 @@ def main() -> int:
     parser.add_argument("--grammars", type=int, default=5000, help="(%(default)s)")
     parser.add_argument("--first", type=int, default=0, help="number of the first (%(default)s)")
     parser.add_argument("--clients", type=int, default=4, help="attackers (%(default)s)")
+    parser.add_argument("--bombs", type=int, default=4, help="at once (%(default)s)")
     parser.add_argument("--turns", type=float, default=1, help="their length (%(default)s)")
     parser.add_argument("--slots", type=int, default=4, help="of the server (%(default)s)")
     options = parser.parse_args()
