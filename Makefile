@@ -67,8 +67,9 @@ format: $(VENV)/.installed-test ## let ruff rewrite the files
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format --quiet .
 
-options: $(VENV)/.installed ## write docs/options.md from the table of options
+options: $(VENV)/.installed ## write docs/options.md and docs/exclusions.md from the tables of options
 	@$(BIN)/python -m sfumato.cli.reference > docs/options.md
+	@$(BIN)/python -m sfumato.cli.reference exclusions > docs/exclusions.md
 
 evaluate: $(VENV)/.installed ## measure the embedded model on its held-out tasks
 	@$(BIN)/sfumato eval

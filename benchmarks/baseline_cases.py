@@ -580,7 +580,7 @@ def _reply(
     schema: Any = None,
     **how: Any,
 ) -> Case:
-    """A reply of two canvases at most, of 3 steps, where nothing else is wanted for."""
+    """A reply of two canvases at most, of 3 steps, where nothing else is wanted."""
     most = model.config.canvas_length + 8
     how = {"prompt": prompt, "seed": 1, "max_tokens": most, "sampler": QUICK} | how
     fields = {"retry_empty": False, "drafts": True} | how

@@ -32,8 +32,13 @@ from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.constraints.canvas_noise import NoiseKey
 from sfumato.diffusion.constraints.decision_settings import DecisionSettings
 from sfumato.diffusion.constraints.questions import Question, YesNoQuestion
-from sfumato.diffusion.constraints.read import OpenRead, next_turn, take_turns
-from sfumato.diffusion.constraints.read_canvases import CanvasRow, read_canvases
+from sfumato.diffusion.constraints.read import (
+    CanvasRow,
+    OpenRead,
+    next_turn,
+    read_canvases,
+    take_turns,
+)
 from sfumato.diffusion.constraints.reads import Read, Target
 from sfumato.diffusion.constraints.template import NOISE, ReadCanvas
 from sfumato.diffusion.noise import Noise

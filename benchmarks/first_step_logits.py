@@ -36,8 +36,8 @@ from sfumato.convert.files import save_gguf
 from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import load_network
 from sfumato.model.quant_recipes import TARGETS, QuantRecipe
-from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint
+from sfumato.weights.formats import QuantizedTensor
 
 PROMPT, CANVAS = 20, 256  # tokens
 LEAST = 0.999  # of cosines to the peer

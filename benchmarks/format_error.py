@@ -28,9 +28,7 @@ from torch.nn.functional import pad
 
 import sfumato
 from sfumato.model.put_weights import place
-from sfumato.ops.reference import Weight
-from sfumato.weights.blocks import BLOCK_FORMATS
-from sfumato.weights.quantize import WRITTEN, quantize
+from sfumato.weights.formats import FORMATS, Weight, of_files, quantize
 
 PUBLISHED = {"INT4": "int4", "NVFP4": "nvfp4"}
 WIDTH = 256  # of the widest blocks
@@ -43,7 +41,7 @@ def dequantized(format: str, matrix: Tensor) -> Tensor:
         with TemporaryDirectory() as folder:
             values = matrix_of(LAYOUTS[PUBLISHED[format]], wide, Path(folder)).values()
     else:
-        values = quantize(wide, BLOCK_FORMATS[format]).dequantize()
+        values = quantize(wide, FORMATS[format]).dequantize()
     return values[:, : matrix.shape[-1]].contiguous()
 
 
@@ -123,7 +121,8 @@ def main() -> None:
     print("| format | kernels: error | argmax | format: error | argmax | of each layer alone |")
     print("|---|---|---|---|---|---|")
     made = []
-    for format in (*WRITTEN, *PUBLISHED):
+    written = [name for name, each in of_files("blocks").items() if each.encode]
+    for format in (*written, *PUBLISHED):
         made.append(figures(format, given, before, len(model.config.layers)))
         print(row(made[-1]), flush=True)
     print(json.dumps({"benchmark": "format_error", "formats": made}))

@@ -22,7 +22,7 @@ from torch import Tensor
 import sfumato
 from sfumato.model.put_weights import place
 from sfumato.train.embedded_data import fixed_prompts
-from sfumato.weights.scaled import Kind, round_rows
+from sfumato.weights.formats import Kind, round_rows
 
 ATTENTION, DENSE = r"layers\.\d+\.self_attn\..*_proj\.weight", r"layers\.\d+\.mlp\..*_proj\.weight"
 EXPERTS = r"layers\.\d+\.experts\..*_proj"

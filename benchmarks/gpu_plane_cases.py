@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sfumato.ops.triton.self_test import random_planes, whole_blocks
-from sfumato.weights.scaled import KINDS, round_rows
+from sfumato.weights.formats import KINDS, round_rows
 
 if TYPE_CHECKING:
     from benchmarks.gpu_cases import Sizes

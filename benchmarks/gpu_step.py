@@ -22,16 +22,16 @@ from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler_config import REFERENCE, fixed_steps
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.cuda_graphs import graph_backend
+from sfumato.diffusion.step.denoiser import Pending
 from sfumato.diffusion.step.graphs import RUNS, StepGraphs
-from sfumato.diffusion.step.read_forwards import ReadForwards
-from sfumato.diffusion.step.results import Pending
+from sfumato.diffusion.step.reads import ReadForwards
 from sfumato.model.cache import Slot
 from sfumato.model.experts import Experts
 from sfumato.model.label_scores import label_scores
 from sfumato.model.loading import skeleton
 from sfumato.model.network import Network
 from sfumato.model.question_pool import MOST, QuestionPool
-from sfumato.model.read_rows import Scratch
+from sfumato.model.segments import Scratch
 
 FIRST = 4  # steps of a canvas that are not timed: kernels are compiled, graphs captured
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.ops.reference import geglu
-from sfumato.weights.scaled import ScaledTensor, round_rows
+from sfumato.weights.formats import ScaledTensor, round_rows
 
 
 def linear(x: Tensor, weight: ScaledTensor, bias: Tensor | None = None) -> Tensor:

@@ -20,7 +20,7 @@ import time
 import torch
 
 from sfumato import ops
-from sfumato.diffusion.soft_rows import LATE_AT_MOST
+from sfumato.diffusion.scoring import LATE_AT_MOST
 from sfumato.model.approximate import AS_ROUNDED, Skip
 from sfumato.model.head import CHUNK, VocabularyHead
 from sfumato.model.quantize_on_load import quantized

@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.soak_clients import CHAT, TEXT
 
 SIZE = 8 << 20  # the default of --max-body
+NUMBER = b"@N@"  # in a body: each request has another number there
 MANY = 24  # attackers of "many clients", whatever --clients says
 HELLO = b'"messages":[{"role":"user","content":"Hello"}]'
 
@@ -26,6 +27,24 @@ class Attack:
     path: str
     make: Callable[[], bytes]
     clients: int | None = None  # None: as --clients says
+
+
+def schema_chain(length: int) -> dict[str, Any]:
+    """Definitions, each of which refers to the next; another schema for each request."""
+    definitions: dict[str, Any] = {
+        f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(length)
+    }
+    definitions[f"d{length}"] = {"const": NUMBER.decode()}
+    return {"$defs": definitions, "$ref": "#/$defs/d0"}
+
+
+def rule_chains(chains: int, length: int) -> str:
+    """Rules, each of which refers to the next; another grammar for each request."""
+    lines = ["root ::= " + " | ".join(f"c{c}x0" for c in range(chains))]
+    for c in range(chains):
+        lines += [f'c{c}x{i} ::= c{c}x{i + 1} "{NUMBER.decode()}"' for i in range(length)]
+        lines.append(f'c{c}x{length} ::= "x"')
+    return "\n".join(lines)
 
 
 def fields(**values: Any) -> Callable[[], bytes]:
@@ -109,6 +128,26 @@ ATTACKS: dict[str, Attack] = {
             b'{%b,"tools":[{"type":"function","function":{"name":"f","parameters":{"x":[1%b]}}}]}'
             % (HELLO, b",1" * 130_000)
         ),
+    ),
+    "schema-chain": Attack(
+        "schemas of 1,500 references, each of which leads to the next",
+        CHAT,
+        fields(json_schema=schema_chain(1500)),
+    ),
+    "rule-chain": Attack(
+        "grammars of 4,000 rules, each of which leads to the next",
+        CHAT,
+        fields(guided_grammar=rule_chains(1, 4000)),
+    ),
+    "bombs": Attack(
+        "grammars that compile for longer than they may",
+        CHAT,
+        fields(guided_grammar=rule_chains(32, 300)),
+    ),
+    "expressions": Attack(
+        "new small expressions, whose replies are small too",
+        CHAT,
+        fields(guided_regex=f"[ab]c|{NUMBER.decode()}", max_tokens=4, max_steps=4),
     ),
     "many": Attack(
         f"{MANY} clients with bodies of 60 KiB",

@@ -17,6 +17,7 @@ what it was before the attack; how requests were answered. Exit code 1 where /he
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import socket
@@ -34,7 +35,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hostile_attacks import ATTACKS, Attack
+from benchmarks.hostile_attacks import ATTACKS, NUMBER, Attack
 from benchmarks.soak_clients import CHAT, Server, Violation
 
 MOST_CLIENTS, MOST_SECONDS = 32, 60.0
@@ -58,8 +59,14 @@ class Measured:
     answers: Counter[str] = field(default_factory=Counter)
     health_s: list[float] = field(default_factory=list)
     step_ms: list[float] = field(default_factory=list)
+    spans: list[tuple[float, float]] = field(default_factory=list)  # when these replies were made
     resident: list[float] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, what: str) -> None:
+        with self.lock:
+            self.notes.append(what)
 
     def answered(self, how: str) -> None:
         with self.lock:
@@ -70,12 +77,20 @@ def attacker(server: Server, attack: Attack, body: bytes, until: float, seen: Me
     """Sends the body until the time is over, and waits for each answer."""
     while time.monotonic() < until:
         try:
-            status, _ = post(server, attack.path, body)
+            status, _ = post(server, attack.path, numbered(body))
             seen.answered(str(status))
         except TimeoutError:
             seen.answered("no answer")
         except (OSError, HTTPException):
             seen.answered("cut off")
+
+
+_numbers = itertools.count()
+
+
+def numbered(body: bytes) -> bytes:
+    """The body with another number in the place for one, where it has such a place."""
+    return body.replace(NUMBER, b"%d" % next(_numbers))
 
 
 def post(server: Server, path: str, body: bytes) -> tuple[int, bytes]:
@@ -85,10 +100,10 @@ def post(server: Server, path: str, body: bytes) -> tuple[int, bytes]:
         return response.status, response.read()
 
 
-def innocent(server: Server, until: float, seen: Measured) -> None:
-    """One reply after another; each measures what a step took."""
-    body = json.dumps(INNOCENT).encode()
-    while time.monotonic() < until:
+def innocent(server: Server, goes_on: Callable[[], bool], seen: Measured, **more: Any) -> None:
+    """One reply after another; each measures what a step took. more: fields of the request."""
+    body = json.dumps(INNOCENT | more).encode()
+    while goes_on():
         began = time.monotonic()
         try:
             status, answer = post(server, CHAT, body)
@@ -101,12 +116,14 @@ def innocent(server: Server, until: float, seen: Measured) -> None:
             continue
         # As the client has it, all waiting and queueing included.
         steps = json.loads(answer)["timings"]["diffusion"]["steps"]
-        seen.step_ms.append(1e3 * (time.monotonic() - began) / steps)
+        ended = time.monotonic()
+        seen.step_ms.append(1e3 * (ended - began) / steps)
+        seen.spans.append((began, ended))
 
 
-def health(server: Server, until: float, seen: Measured) -> None:
+def health(server: Server, goes_on: Callable[[], bool], seen: Measured) -> None:
     with closing(HTTPConnection(server.host, server.port, timeout=PATIENCE_S)) as connection:
-        while time.monotonic() < until:
+        while goes_on():
             began = time.monotonic()
             try:
                 connection.request("GET", "/health")
@@ -133,9 +150,10 @@ def measured(
     body = attack.make() if attack else b""
     seen = Measured()
     until = time.monotonic() + seconds
+    watches = (server, lambda: time.monotonic() < until, seen)
     threads = [
-        threading.Thread(target=innocent, args=(server, until, seen)),
-        threading.Thread(target=health, args=(server, until, seen)),
+        threading.Thread(target=innocent, args=watches),
+        threading.Thread(target=health, args=watches),
     ]
     if attack:
         threads += [
@@ -157,11 +175,20 @@ def measured(
     return seen
 
 
+def median(times: list[float]) -> float | None:
+    return statistics.median(times) if times else None
+
+
+def percentile(times: list[float]) -> float:
+    """The 99th."""
+    return sorted(times)[min(len(times) - 1, len(times) * 99 // 100)] if times else PATIENCE_S
+
+
 def figures(
     name: str, clients: int, seen: Measured, alone_ms: float | None, before_mb: float
 ) -> dict[str, Any]:
     times = sorted(seen.health_s) or [PATIENCE_S]
-    step = statistics.median(seen.step_ms) if seen.step_ms else None
+    step = median(seen.step_ms)
     return {
         "attack": name,
         "clients": clients,
@@ -169,7 +196,7 @@ def figures(
         "step_ms": step and round(step, 2),
         "slowdown": step and alone_ms and round(step / alone_ms, 2),
         "health_p50_ms": round(1e3 * times[len(times) // 2], 1),
-        "health_p99_ms": round(1e3 * times[min(len(times) - 1, len(times) * 99 // 100)], 1),
+        "health_p99_ms": round(1e3 * percentile(times), 1),
         "health_max_ms": round(1e3 * times[-1], 1),
         "growth_mb": round(max(seen.resident) - before_mb, 1),
     }
@@ -245,7 +272,7 @@ def run(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
         with served(options, folder) as (server, pid):
             post(server, CHAT, json.dumps(INNOCENT).encode())  # the first one warms it up
             alone = measured(server, pid, min(options.seconds, 3.0), None, 0)
-            step = statistics.median(alone.step_ms) if alone.step_ms else None
+            step = median(alone.step_ms)
             before = resident_mb(pid)
             if name == names[0]:  # what a machine that is busy with other things gives, too
                 yield figures(ALONE, 0, alone, step, alone.resident[0])

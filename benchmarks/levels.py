@@ -23,9 +23,9 @@ from torch import Tensor
 from sfumato.ops.cpu import kernels, library
 from sfumato.ops.cpu.library import ISAS, SLOWER_THAN_TORCH, Kernels, choose
 from sfumato.ops.cpu.panels import PackedTensor, panels
-from sfumato.weights.blocks import BLOCK_FORMATS
-from sfumato.weights.quantize import WRITTEN, quantize
+from sfumato.weights.formats import FORMATS, of_files, quantize
 
+WRITTEN = tuple(name for name, each in of_files("blocks").items() if each.encode)
 SHAPE = (1024, 2816)
 ROWS = (256, 16)
 
@@ -43,7 +43,7 @@ def main() -> None:
     rates: dict[str, dict[str, float]] = {}
     for name in args.formats:
         values = torch.randn(SHAPE)
-        weight = panels(quantize(values, BLOCK_FORMATS[name]).data, name, SHAPE, "int8")
+        weight = panels(quantize(values, FORMATS[name]).data, name, SHAPE, "int8")
         for rows in ROWS:
             rate = _rates(levels, weight, values, torch.randn(rows, SHAPE[1]), args.rounds)
             rates[f"{name} {rows}"] = rate

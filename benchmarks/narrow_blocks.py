@@ -21,13 +21,11 @@ from sfumato.bench.random_weights import random_config
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.loading import expected_shapes
 from sfumato.ops.triton.planes import plane_bytes
-from sfumato.weights.blocks import BLOCK_FORMATS
-from sfumato.weights.narrow import Scheme, read_scheme
-from sfumato.weights.narrow.config import Kind
-from sfumato.weights.narrow.matrix import NarrowMatrix, block_format
-from sfumato.weights.narrow.pieces import group_pieces
-from sfumato.weights.quantize import quantize
-from sfumato.weights.safetensors import read_safetensors
+from sfumato.weights import formats
+from sfumato.weights.files.narrow import Kind, Scheme, read_scheme
+from sfumato.weights.files.narrow_pieces import NarrowMatrix, group_pieces, nearest
+from sfumato.weights.files.safetensors import read_safetensors
+from sfumato.weights.formats import quantize
 
 FORMATS = ("fp8", "int8", "int4", "nvfp4")
 KINDS: dict[str, Kind] = {"fp8": "FP8", "int8": "INT8", "int4": "INT4", "nvfp4": "NVFP4"}
@@ -58,9 +56,9 @@ def _report(columns: int, label: str, name: str, numbers: Tensor) -> None:
         return ((other - exact).norm() / exact.norm()).item()
 
     searched = {
-        other: f"{error(quantize(values, BLOCK_FORMATS[other]).dequantize(), values):.5f}"
+        other: f"{error(quantize(values, formats.FORMATS[other]).dequantize(), values):.5f}"
         for other in OTHERS
-        if columns % BLOCK_FORMATS[other].block_size == 0
+        if columns % formats.FORMATS[other].block_size == 0
     }
     own = f"{error(blocks.dequantize(), values):.5f} {error(values, numbers):.4f}"
     print(columns, label, name, f"{blocks.format.name}:", own, searched)
@@ -89,7 +87,7 @@ def _sizes(layout: Layout, kind: Kind) -> tuple[float, float, float]:
     shapes = expected_shapes(DIFFUSION_GEMMA.config.from_hf(random_config("26b-a4b"), {}))
     for name, shape in shapes.items():
         narrow = layout.narrows.fullmatch(name) is not None
-        block = block_format(kind, shape[-1]) if narrow else None
+        block = nearest(formats.FORMATS[kind], shape[-1]) if narrow else None
         count = math.prod(shape)
         stored += count * (share if block else 2)
         made = count // block.block_size * block.block_bytes if block else 2 * count

@@ -22,11 +22,10 @@ from benchmarks.fp8_choices import ALL
 
 import sfumato
 from sfumato.model.quant_recipes import takes_int4
-from sfumato.ops.reference import Weight
 from sfumato.train.embedded_data import evaluation_sets
 from sfumato.train.evaluate import evaluate
 from sfumato.train.replies import Score
-from sfumato.weights.scaled import Kind, round_rows
+from sfumato.weights.formats import Kind, Weight, round_rows
 
 
 def of_codes(kind: Kind) -> dict[str, Weight]:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sfumato.weights.blocks import BLOCK_FORMATS
-from sfumato.weights.quantize import quantize
+from sfumato.weights import formats
+from sfumato.weights.formats import quantize
 
 FORMATS = ("Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "IQ4_NL", "Q4_0")
 SHAPE = (1024, 2816)
@@ -35,7 +35,7 @@ def main() -> None:
     heavy = torch.distributions.StudentT(4.0).sample(SHAPE) * 0.02
     print(f"{'format':8}{'GB/s':>8}{'normal':>10}{'heavy':>10}")
     for name in FORMATS:
-        block = BLOCK_FORMATS[name]
+        block = formats.FORMATS[name]
         seconds = min(_seconds(lambda b=block: quantize(normal, b)) for _ in range(args.rounds))
         errors = [
             _error(values, quantize(values, block).dequantize()) for values in (normal, heavy)

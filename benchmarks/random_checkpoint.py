@@ -29,10 +29,9 @@ from sfumato.model.families import family_of
 from sfumato.model.loading import config_of
 from sfumato.model.quant_recipes import TARGETS, QuantRecipe, formats
 from sfumato.train.vocabulary import CHARACTERS, CHAT_TEMPLATE, SPECIAL_TOKENS
-from sfumato.weights.atomic_write import atomic_path
-from sfumato.weights.gguf import read_gguf
-from sfumato.weights.tensor_stream import TensorStream
-from sfumato.weights.write_gguf import layout
+from sfumato.weights.files.atomic_write import atomic_path
+from sfumato.weights.files.gguf import layout, read_gguf
+from sfumato.weights.files.tensor_stream import TensorStream
 
 
 def main() -> None:

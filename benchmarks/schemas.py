@@ -35,7 +35,7 @@ from sfumato.diffusion.constraints.grammar_source import schema_source
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.engine import Handle, RequestFailed
 from sfumato.text.tokenizer import Tokenizer
-from sfumato.weights.gguf import read_gguf
+from sfumato.weights.files.gguf import read_gguf
 
 QUICK = replace(REFERENCE, max_steps=2)  # more steps of a random model are more of the same
 BOUNDED_TOKENS, SUITE_TOKENS = 1024, 192

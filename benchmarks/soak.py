@@ -4,11 +4,11 @@
 
 Starts `sfumato serve` with the embedded model (or takes the server at --url) and sends it streams
 and plain requests of every dialect with drafts, several choices and different seeds, disconnects at
-random moments, malformed and oversized bodies. Holds that every request has exactly one terminal
-event, that a seed gives the same text in every dialect and whatever else runs, that all slots are
-idle and the queue empty in the end, that memory at the end is that at a third of the time, and, of
-its own server, that the audit log has one line per request and SIGTERM ends it. Prints a table and
-one JSON line; exit code 1 where something does not hold.
+random moments, malformed and oversized bodies, hostile schemas and grammars. Holds that every
+request has exactly one terminal event, that a seed gives the same text in every dialect and
+whatever else runs, that all slots are idle and the queue empty in the end, that memory at the end
+is that at a third of the time, and, of its own server, that the audit log has one line per request
+and SIGTERM ends it. Prints a table and one JSON line; exit code 1 where something does not hold.
 """
 
 from __future__ import annotations

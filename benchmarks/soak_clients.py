@@ -259,6 +259,19 @@ class Soak:
         path, body = rng.choice(MALFORMED)
         return self._refused(path, body)
 
+    def grammars(self, rng: random.Random) -> str:
+        """A hostile schema or grammar, or one that only looks so."""
+        from benchmarks.hostile_grammars import hostile_request  # which needs this module
+
+        path, body = hostile_request(rng.randrange(10**6))
+        with self.server.request("POST", path, body) as response:
+            answer = response.read()
+            if response.status == 200:
+                self.read(response, 1)
+        if response.status not in (200, 400, 429):
+            raise Violation(f"{path} {body[:80]!r}: HTTP {response.status}: {answer[:200]!r}")
+        return f"HTTP {response.status}"
+
     def oversized(self, rng: random.Random) -> str:
         try:
             return self._refused(CHAT, json.dumps(rng.choice(OVERSIZED)()).encode())
@@ -347,6 +360,7 @@ ACTIONS: dict[str, tuple[Callable[[Soak, random.Random], str], float]] = {
     "leave": (Soak.leave, 4),
     "malformed": (Soak.malformed, 3),
     "oversized": (Soak.oversized, 0.5),
+    "grammars": (Soak.grammars, 1),
     "look": (Soak.look, 1),
 }
 

@@ -32,7 +32,7 @@ from sfumato.ops.cpu import library
 from sfumato.train.recipe import EMBEDDED, initialised
 from sfumato.train.save import save_checkpoint
 from sfumato.train.vocabulary import write_text_side
-from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.formats import QuantizedTensor
 
 _NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 devices = pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from benchmarks import gpu_torch_codes
 from torch import Tensor
 
 from sfumato.ops import reference
-from sfumato.weights.scaled import round_rows
+from sfumato.weights.formats import round_rows
 
 
 def scaled_mm(a: Tensor, b: Tensor, a_scale: Tensor, _: Any, b_scale: Tensor, *__: Any,

@@ -20,13 +20,14 @@ SRC = ROOT / "src" / "sfumato"
 _NETWORK = {"threads", "options", "model", "ops", "weights", "catalog"}
 _ENGINE = {"engine", "api", "decisions", "tasks", "diffusion", "text", "fills"} | _NETWORK
 MAY_IMPORT: dict[str, set[str]] = {
+    "refused": set(),
     "values": set(),
     "threads": set(),
     "options": {"values"},
     "catalog": set(),
     "embedded_questions": set(),
     "weights": {"catalog"},
-    "ops": {"weights.blocks", "weights.scaled"},
+    "ops": {"weights.formats"},
     "text": {"weights"},
     # text.markers: families say which markers their chat format has.
     "model": {"threads", "options", "ops", "weights", "text.markers"},
@@ -63,7 +64,7 @@ CIRCLES: set[frozenset[str]] = set()
 
 
 def _module(path: Path) -> str:
-    """src/sfumato/weights/gguf.py -> "weights.gguf"; the package's own __init__.py -> ""."""
+    """src/sfumato/weights/names.py -> "weights.names"; the package's own __init__.py -> ""."""
     parts = path.relative_to(SRC).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -96,9 +97,10 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def _allowed(part: str, target: str) -> bool:
-    """Whether `part` may import sfumato.`target`."""
-    own = target.split(".")[0]
-    return own == part or bool({own, target} & MAY_IMPORT[part])
+    """Whether `part` may import sfumato.`target`. All may raise `Refused`."""
+    own, *rest = target.split(".")
+    rooms = {".".join([own, *rest[:depth]]) for depth in range(len(rest) + 1)}
+    return own in (part, "refused") or bool(rooms & MAY_IMPORT[part])
 
 
 def _upward() -> set[tuple[str, str]]:
@@ -172,8 +174,9 @@ def test_circles_are_found() -> None:
 @pytest.mark.parametrize(
     ("part", "target", "allowed"),
     [
-        ("ops", "weights.blocks", True),
-        ("ops", "weights.gguf", False),
+        ("ops", "weights.formats", True),
+        ("ops", "weights.formats.q4_k", True),
+        ("ops", "weights.files.gguf", False),
         ("ops", "weights", False),
         ("text", "weights.errors", True),
         ("text", "model.model_config", False),
@@ -193,7 +196,7 @@ def test_every_form_of_import_is_seen(tmp_path: Path, monkeypatch: pytest.Monkey
     source.parent.mkdir()
     source.write_text(
         "from typing import TYPE_CHECKING\n"
-        "from ..weights.blocks import QuantizedTensor\n"
+        "from ..weights.formats import QuantizedTensor\n"
         "from .. import cli\n"
         "from . import model_config\n"
         "import sfumato.api\n"
@@ -211,7 +214,7 @@ def test_every_form_of_import_is_seen(tmp_path: Path, monkeypatch: pytest.Monkey
         "sfumato.cli",
         "sfumato.engine",
         "sfumato.model.model_config",
-        "sfumato.weights.blocks",
+        "sfumato.weights.formats",
         "typing",
     ]
 
@@ -268,6 +271,20 @@ def test_a_server_loads_nothing_of_training() -> None:
 def test_the_protocol_of_an_engine_loads_no_torch() -> None:
     """What talks to an engine of another process needs neither its network nor its libraries."""
     code = "import sys, sfumato.engine.client\nassert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_step_loads_little() -> None:
+    """Formats of weights aside: no grammar, no decision, no option of a server."""
+    code = (
+        "import sys, sfumato.diffusion.step\n"
+        "ours = [name for name in sys.modules if name.split('.')[0] == 'sfumato']\n"
+        "ours = [name for name in ours if not name.startswith('sfumato.weights')]\n"
+        "parts = 'constraints', 'decisions', 'engine', 'server', 'serve', 'llguidance'\n"
+        "wrong = [name for name in sys.modules if set(name.split('.')).intersection(parts)\n"
+        "         and (name in ours or name.startswith('llguidance'))]\n"
+        "assert len(ours) <= 80 and not wrong, (len(ours), wrong)\n"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

@@ -17,7 +17,7 @@ from sfumato.cli import main
 from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import config_of, expected_shapes, load_network
 from sfumato.text.tokenizer import Tokenizer
-from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.formats import QuantizedTensor
 
 VOCABULARY = Path(__file__).resolve().parents[1].parent / "shared/fixtures/ggml-vocab-gemma-4.gguf"
 

@@ -55,7 +55,7 @@ MODULES = {
     "weights.fit": "weights.scale_search",
     "weights.onload": "model.quantize_on_load",
     "weights.mixes": "model.quant_recipes",
-    "weights.outgoing": "weights.atomic_write, weights.tensor_stream",
+    "weights.outgoing": "weights.files.atomic_write, tensor_stream",
     "server.running": "inflight",
     "server.bodies": "request_body",
     "server.listen": "uvicorn_server",

@@ -32,7 +32,6 @@ from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
 from sfumato.diffusion.checks import check_tensor
 from sfumato.diffusion.constraints.answers import Answer
-from sfumato.diffusion.constraints.beside_grammar import check_beside_grammar
 from sfumato.diffusion.constraints.decision_plan import DecisionPlan, plan_decision
 from sfumato.diffusion.constraints.decision_settings import DecisionSettings
 from sfumato.diffusion.constraints.filled import Filled
@@ -57,7 +56,9 @@ from sfumato.model.other_layers import check_other_layers, faster_other_layers
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantize_on_load import quantized_on_load
 from sfumato.ops.registry import check_off, has_twins
+from sfumato.options import exclusions
 from sfumato.options.limits import MOST_STEPS
+from sfumato.refused import Refused
 from sfumato.tasks.alone import alone, finish
 from sfumato.tasks.decide import Answers, DecideTask
 from sfumato.tasks.reply import ReplyTask
@@ -148,7 +149,8 @@ class Model:
             sampler = replace(sampler or SamplerConfig(), mode=mode)
         source = None if schema is None else schema_source(schema_of_type(schema))
         if source is not None:
-            check_beside_grammar(None, prediction=prediction)
+            given = {"grammar": source, "prediction": prediction}
+            exclusions.check(exclusions.GRAMMAR, given)
             ids += [] if thinking else self.grammars.no_thought
         # What cannot be done is refused by this call, and not by the first `next`.
         plan, transcript = self.plan_reply(
@@ -178,7 +180,7 @@ class Model:
         config = (sampler or SamplerConfig()).over(self.sampler_defaults)
         constraint = None
         if source is not None:
-            check_beside_grammar(config, stop=stop)
+            exclusions.check(exclusions.GRAMMAR, {**config.beside_grammar, "stop": stop})
             constraint = self.grammars.constraint(source, thinking)
         transcript = Transcript(self.tokenizer, self.template.markers, stop, config.ignore_eos)
         limits = Limits(max_tokens, self.end_ids, transcript.cut, cancelled)
@@ -200,7 +202,7 @@ class Model:
     ) -> list[int]:
         """Token ids of the chat prompt for a user's text, or for messages."""
         if (prompt is None) == (messages is None):
-            raise ValueError("prompt, messages: give exactly one of them")
+            raise Refused(("prompt", "messages"), "give exactly one of them")
         if messages is None:
             messages = [{"role": "user", "content": prompt}]
         return prompt_ids(self.template, self.tokenizer, messages, thinking=thinking, tools=tools)
@@ -257,7 +259,7 @@ class Model:
         Raises ValueError, naming the argument."""
         for name, value in (("text", text), ("instruction", instruction)):
             if not isinstance(value, str) or not value.strip():
-                raise ValueError(f"{name}: must be text that is not empty, got {quoted(value)}")
+                raise Refused(name, f"must be text that is not empty, got {quoted(value)}")
         if "max_tokens" not in options:
             tokens = len(self.tokenizer.encode(text, special=False))
             options["max_tokens"] = 2 * tokens + EDIT_ROOM
@@ -366,7 +368,7 @@ class Model:
             check_tensor(lengths, "lengths: must be", torch.int64, (rows,))
         ends = [ids.shape[1]] * rows if lengths is None else lengths.tolist()
         if not all(0 <= end <= ids.shape[1] for end in ends):
-            raise ValueError(f"lengths: must lie in 0..{ids.shape[1]}, got {ends}")
+            raise Refused("lengths", f"must lie in 0..{ids.shape[1]}, got {ends}")
         self.network.encode([row[:end] for row, end in zip(ids, ends, strict=True)], cache)
 
     @torch.no_grad()
@@ -378,7 +380,7 @@ class Model:
         if soft is not None:
             check_tensor(soft, "soft: must be", None, (*canvas.shape, self.config.hidden_size))
             if not soft.isfinite().all():
-                raise ValueError("soft: must be finite, but NaN or infinity is in it")
+                raise Refused("soft", "must be finite, but NaN or infinity is in it")
         self.network.check_ids(canvas.flatten(), "canvas")
         hidden = self.network.denoise(list(canvas), cache, None if soft is None else list(soft))
         return self.network.head.logits(hidden).view(*canvas.shape, -1)
@@ -389,9 +391,9 @@ class Model:
         shape = ("rows", "length", self.config.vocab_size)
         check_tensor(processed_logits, "processed_logits: must be", None, shape)
         if not processed_logits.amax(dim=-1).isfinite().all():
-            raise ValueError(
-                "processed_logits: must hold no NaN and no +inf, and a token that is not -inf at "
-                "every position"
+            raise Refused(
+                "processed_logits",
+                "must hold no NaN and no +inf, and a token that is not -inf at every position",
             )
         return self.network.head.soft_embedding(processed_logits, self.network.dtype)
 
@@ -404,9 +406,10 @@ def _check_arguments(cancelled: object, unknown: Collection[str]) -> None:
         hint = f"sampler=SamplerConfig({name}=...)" if name in settings else "help(Model.stream)"
         raise TypeError(f"{name}: is no argument of generate() or stream(); see {hint}")
     if not callable(cancelled):
-        raise ValueError(
-            "cancelled: must be a function that returns True to end the reply, such as an "
-            f"Event's is_set, got {cancelled!r}"
+        raise Refused(
+            "cancelled",
+            "must be a function that returns True to end the reply, such as an Event's "
+            f"is_set, got {cancelled!r}",
         )
 
 
@@ -475,9 +478,10 @@ def load(
 def _opened(path: str | PathLike[str] | None) -> Checkpoint:
     """The checkpoint of that path, or the embedded one. Raises ValueError for what is no path."""
     if not isinstance(path, str | PathLike | None) or path == "":
-        raise ValueError(
-            "path: must name a checkpoint, a file or a folder, or be None for the embedded model, "
-            f"got {path!r}"
+        raise Refused(
+            "path",
+            "must name a checkpoint, a file or a folder, or be None for the embedded "
+            f"model, got {path!r}",
         )
     return open_checkpoint(EMBEDDED if path is None else Path(path))
 

@@ -21,11 +21,11 @@ from sfumato.model.families import open_checkpoint
 from sfumato.model.label_scores import label_mass
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
-from sfumato.model.read_rows import Scratch
+from sfumato.model.segments import Scratch
 from sfumato.ops.device_check import Call, check, copied
 from sfumato.ops.registry import PANELS, watched
 from sfumato.tasks.alone import generate
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.weights.formats import QuantizedTensor, of_files
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def _read(network: Network, prompt: Tensor) -> None:
 def _dequantizations() -> list[Call]:
     """Blocks of every format, of zeros and of every byte, as floats."""
     calls = []
-    for block in BLOCK_FORMATS.values():
+    for block in of_files("blocks").values():
         # Bytes below 0x7C make no float16 that is infinite or no number.
         data = torch.arange(4 * block.block_bytes).remainder(0x7B).to(torch.uint8).view(4, -1)
         weight = QuantizedTensor(data, block, (4, block.block_size))

@@ -23,7 +23,9 @@ from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.model.families import Family
 from sfumato.model.network import Network
+from sfumato.options import exclusions
 from sfumato.options.limits import MOST_STEPS
+from sfumato.refused import Refused
 from sfumato.tasks.alone import alone
 from sfumato.tasks.fill import FillTask, Ids
 from sfumato.tasks.works import Prompt
@@ -101,8 +103,8 @@ class Fills:
         model's context does not hold the text."""
         parts = check_parts(parts)
         self._check_choices(parts)
-        if sampler is not None and sampler.mode == "causal":
-            raise ValueError("mode: a text with holes is filled on a canvas; leave the mode out")
+        is_causal = sampler is not None and sampler.mode == "causal"
+        exclusions.check(exclusions.PLAN, {"parts": True, "mode=causal": is_causal})
         config = (sampler or SamplerConfig()).over(self._defaults)
         longest = config.canvas_length or self._network.config.canvas_length
         closing = self.closing if is_reply else None
@@ -128,9 +130,9 @@ class Fills:
         for place, part in enumerate(parts):
             for number, text in enumerate((part.choices or ()) if isinstance(part, Hole) else ()):
                 if tokenizer.decode(tokenizer.encode(text, special=False)) != text:
-                    raise ValueError(
-                        f"parts[{place}].choices[{number}]: {text[:80]!r} cannot be written with "
-                        "this model's vocabulary"
+                    raise Refused(
+                        f"parts[{place}].choices[{number}]",
+                        f"{text[:80]!r} cannot be written with this model's vocabulary",
                     )
 
     @cached_property
@@ -156,14 +158,10 @@ class Fills:
         if prediction is None:
             return plan
         if not isinstance(prediction, PredictedText):
-            raise ValueError(f"prediction: must be a PredictedText, got {quoted(prediction)}")
-        if plan.config.mode == "causal":
-            raise ValueError("prediction: causal replies have no canvas; leave one of them out")
-        if thinking:
-            raise ValueError(
-                "prediction: says nothing of a thought, and the model thinks first here; ask for "
-                "no thinking, or leave the prediction out"
-            )
+            raise Refused("prediction", f"must be a PredictedText, got {quoted(prediction)}")
+        given = {"prediction": True, "thinking": thinking}
+        given["mode=causal"] = plan.config.mode == "causal"
+        exclusions.check(exclusions.PLAN, given)
         closing = () if self.closing is None else (self.closing.end_id, self.closing.filler_id)
         opening = () if begun else tuple(self.empty_thought)
         ids = tuple(self._text.tokenizer.encode(prediction.text, special=False))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sfumato.diffusion.constraints.template import ReadTemplate
 from sfumato.model.families import ReadFormat, family_of
 from sfumato.model.model_config import ModelConfig
+from sfumato.refused import Refused
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
 from sfumato.text.user_turn import user_turn
@@ -66,8 +67,9 @@ def read_template(text: TextSide, form: ReadFormat, config: ModelConfig) -> Read
 def _token(tokenizer: Tokenizer, marker: str) -> int:
     token = tokenizer.token_id(marker)
     if token is None:
-        raise ValueError(
-            f"tokenizer: has no token {marker!r}, without which no question can be read; use the "
-            "tokenizer that the model was trained with"
+        raise Refused(
+            "tokenizer",
+            f"has no token {marker!r}, without which no question can be read",
+            "use the tokenizer that the model was trained with",
         )
     return token

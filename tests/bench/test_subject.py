@@ -7,6 +7,7 @@ from sfumato.bench import subject
 from sfumato.bench.subject import random_subject
 from sfumato.model.put_weights import place
 from sfumato.ops.cpu.panels import PackedTensor
+from sfumato.weights.formats import FORMATS
 
 
 def test_what_there_is_to_tell() -> None:
@@ -31,7 +32,7 @@ def test_the_precision_of_packed_weights_is_told() -> None:
         (block.mlp.down_proj, "weight", "Q4_K"),
         (block.experts, "down_proj", "Q5_0"),
     ):
-        place(module, name, PackedTensor(torch.zeros(1), 0, format, (1, 1), "int8"))
+        place(module, name, PackedTensor(torch.zeros(1), 0, FORMATS[format], (1, 1), "int8"))
     assert subject._precision(network) == "float32; int8 with Q4_K, Q5_0"
 
 

@@ -207,7 +207,8 @@ def test_where_memory_lacks_the_advice_is_for_one_who_has_no_server(
     network: ScriptedNetwork, cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(*_: object) -> None:
-        raise EngineError("an engine needs 9 GB, and 1 GB is left; lower --slots or --context")
+        why, advice = "an engine needs 9 GB, and 1 GB is left", "lower --slots or --context"
+        raise EngineError(None, why, advice)
 
     advice = "; lower --max-tokens, or free some memory"
     with monkeypatch.context() as patch:
@@ -217,7 +218,7 @@ def test_where_memory_lacks_the_advice_is_for_one_who_has_no_server(
     assert (done.code, done.err) == (2, text)
 
     def too_large(*_: object) -> None:
-        raise TooLarge("it needs a context of 9 tokens; lower --slots, --context or ask for less")
+        raise TooLarge(None, "it needs a context of 9 tokens", "lower --slots or ask for less")
 
     monkeypatch.setattr(Engine, "submit", too_large)
     text = f"sfumato: error: it needs a context of 9 tokens{advice}\n"

@@ -18,7 +18,6 @@ from sfumato.engine.memory.device_memory import Budget
 from sfumato.engine.memory.guard import check_load
 from sfumato.model.families import open_checkpoint
 from sfumato.model.families.diffusion_gemma.write_config import hf_config
-from sfumato.ops.triton.grids import grid_bytes
 
 TINY = ("bench", "--random-weights", "tiny", "--fixed-steps", "2", "--repeats", "2")
 
@@ -153,7 +152,7 @@ def test_ctrl_c_reports_what_was_measured(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--random-weights", "27b"), "random_weights: '27b' is none of"),
+        (("--random-weights", "27b"), "--random-weights: '27b' is none of"),
         (("--random-weights", "tiny", "-m", "x"), "--random-weights: does not go with -m"),
         (("--random-weights", "tiny", "--prompts", "x"), "does not go with --prompts"),
         (("--random-weights", "tiny", "--quantize", "q8_0"), "are made in the format of --format"),
@@ -259,7 +258,7 @@ def test_where_the_memory_ends_a_line_says_what_to_do(
         patch.setattr("sfumato.bench.subject.load_network", lambda *_: pytest.fail("was made"))
         done = cli("bench", "--random-weights", "26b-a4b", "--format", "bf16")
     assert (done.code, done.out) == (2, "") and done.err.count("\n") == 1
-    assert "random_weights: the model (50." in done.err and "fewer --layers" in done.err
+    assert "--random-weights: the model (50." in done.err and "fewer --layers" in done.err
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
     monkeypatch.setattr("sfumato.bench.measure.measure", lambda *_, **__: raised(error))
     done = cli(*TINY)
@@ -318,13 +317,12 @@ def test_a_prediction_counts_published_int4_as_the_file_does(cli: Any, tmp_path:
 def test_a_prediction_counts_the_bytes_of_low_bit_blocks(
     cli: Any, tmp_path: Path, format: str
 ) -> None:
-    """As on a GPU: those of the file, and a grid for each matrix of IQ3."""
+    """As on a GPU: those of the file."""
     path = tmp_path / "model.gguf"
     config = gguf_config(256, 256, 256)
     write_gguf(path, random_state(config, 1), config, {"*.mlp.*_proj.weight": format})
     infos = open_checkpoint(path).tensors.values()
     matrices = [info for info in infos if info.format == format]
     assert len(matrices) == 3 * len(config.layers)
-    grids = len(matrices) * grid_bytes(format) if format.startswith("IQ3") else 0
     done = cli("bench", "--predict", "h200", "-m", str(path), "--json", "-")
-    assert json.loads(done.out)["weights_bytes"] == sum(info.nbytes for info in infos) + grids
+    assert json.loads(done.out)["weights_bytes"] == sum(info.nbytes for info in infos)

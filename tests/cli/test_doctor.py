@@ -14,7 +14,7 @@ from sfumato.engine.memory.accelerators import Accelerator
 from sfumato.engine.memory.device_memory import Budget
 from sfumato.model.families import open_checkpoint
 from sfumato.model.placement import pick_device, pick_dtype
-from sfumato.weights.blocks import KNOWN_FORMATS
+from sfumato.ops.triton.planes import LAYOUTS
 
 SPEED = {
     **{f"{name}_flops": 8e12 for name in ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "BF16")},
@@ -157,7 +157,7 @@ def test_a_gpu_is_tested_with_every_format_that_kernels_serve(
     monkeypatch.setattr(doctor, "paths", lambda device: [])
     gpu = torch.device("cuda", 0)
     assert doctor.operations(gpu, tests=True) == []
-    assert prepared == [frozenset(KNOWN_FORMATS)]
+    assert prepared == [frozenset(LAYOUTS)]
     doctor.operations(gpu, tests=False)
     assert len(prepared) == 1
 

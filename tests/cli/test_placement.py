@@ -59,7 +59,7 @@ def test_the_layers_of_the_cpu(
     cli("run", "Hi")
     cli("run", "Hi", f"--{option}", "2")
     assert [each[option.replace("-", "_")] for each in loads] == [default, 2]
-    assert f"{option.replace('-', '_')}: must be" in cli("run", "Hi", f"--{option}", "12").err
+    assert f"--{option}: must be" in cli("run", "Hi", f"--{option}", "12").err
     assert f"--{option}" in cli("run", "Hi", f"--{option}", "-1").err
 
 

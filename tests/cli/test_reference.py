@@ -13,6 +13,11 @@ def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == reference.page(), "make options writes it"
 
 
+def test_the_page_of_exclusions_is_up_to_date() -> None:
+    written = PAGE.with_name("exclusions.md").read_text(encoding="utf-8")
+    assert written == reference.exclusions_page(), "make options writes it"
+
+
 def test_its_example_is_a_file_of_options(tmp_path: Path) -> None:
     example = reference.page().split("```toml\n")[1].split("```")[0]
     (tmp_path / "sfumato.toml").write_text(example, encoding="utf-8")

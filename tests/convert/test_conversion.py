@@ -17,7 +17,7 @@ from tests.support.gguf_files import gguf_config, random_state, write_gguf
 
 import sfumato
 import sfumato.convert.conversion as convert_module
-import sfumato.weights.write_gguf as write_gguf_module
+import sfumato.weights.files.gguf as write_gguf_module
 from sfumato.api import EMBEDDED
 from sfumato.convert import convert
 from sfumato.model.families import open_checkpoint

@@ -19,8 +19,8 @@ from sfumato.model.placement import pick_dtype
 from sfumato.model.quantize_on_load import quantized_on_load
 from sfumato.train.embedded_data import evaluation_sets
 from sfumato.train.evaluate import evaluate
-from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.errors import CheckpointError
+from sfumato.weights.formats import QuantizedTensor
 
 CPU = torch.device("cpu")
 BESIDE = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

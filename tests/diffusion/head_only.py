@@ -43,7 +43,8 @@ def canvas(length: int = LENGTH, reply: Sequence[int] = (), **choices: Any) -> C
 
 
 def check(network: Any, row: Canvas, processed: Tensor) -> HeadStats:
-    """That the head found what the distribution `processed` [length, vocabulary] says."""
+    """That the head found what the distribution `processed` [length, vocabulary] says. Nothing
+    reads the soft embedding of a step that is certainly the last."""
     stats = score(network, network.hidden, [row])
     probs = processed.softmax(-1)
     entropy = -(probs * probs.clamp(min=1e-30).log()).sum(-1)
@@ -51,5 +52,6 @@ def check(network: Any, row: Canvas, processed: Tensor) -> HeadStats:
     assert torch.equal(stats.argmax, processed.argmax(-1))
     assert torch.equal(stats.drawn, inverse_cdf(probs, row.uniforms()))
     soft = probs @ network.head.embedding * 4.0
-    torch.testing.assert_close(stats.soft, soft, atol=1e-3, rtol=1e-3)
+    if not row.is_at_last_step:
+        torch.testing.assert_close(stats.soft, soft, atol=1e-3, rtol=1e-3)
     return stats

@@ -24,7 +24,7 @@ from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.model.families import DIFFUSION_GEMMA, CanvasProcess, open_checkpoint
 from sfumato.train.recipe import EMBEDDED
 from sfumato.weights.errors import CheckpointError
-from sfumato.weights.gguf import read_gguf
+from sfumato.weights.files.gguf import read_gguf
 
 KEYS = DIFFUSION_GEMMA.sampler
 OTHER = replace(

@@ -10,8 +10,7 @@ import torch
 from tests.diffusion.head_only import CPU, canvas, distribution
 
 from sfumato.diffusion.sampler import EntropyBound
-from sfumato.diffusion.scoring import kind_of
-from sfumato.diffusion.soft_rows import embedded, skip_of
+from sfumato.diffusion.scoring import embedded, kind_of, skip_of
 from sfumato.model.approximate import AS_ROUNDED
 
 

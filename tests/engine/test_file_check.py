@@ -13,7 +13,7 @@ from tests.support.scripted_engine import Script, engine, run
 
 from sfumato.engine import EngineDead, Failed
 from sfumato.engine.errors import FileTruncated
-from sfumato.weights.tensorfile import FileSizes, map_file
+from sfumato.weights.files.tensorfile import FileSizes, map_file
 
 SIZE = 2 * mmap.PAGESIZE
 

@@ -25,7 +25,7 @@ from sfumato.bench.random_weights import random_config
 from sfumato.diffusion.given_canvas import GivenCanvas
 from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.sampler_config import REFERENCE
-from sfumato.diffusion.step.device_step import DeviceStep
+from sfumato.diffusion.step.captured import DeviceStep
 from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.engine import Handle
 from sfumato.model.families import DIFFUSION_GEMMA

@@ -21,9 +21,8 @@ from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
 from sfumato.diffusion.constraints.questions import ChoiceQuestion, Option, YesNoQuestion
 from sfumato.diffusion.sampler import FixedCount
 from sfumato.diffusion.step import Denoiser
-from sfumato.diffusion.step.device_step import DeviceStep
-from sfumato.diffusion.step.read_forward import ReadForward
-from sfumato.diffusion.step.results import HostCopy, Pending
+from sfumato.diffusion.step.captured import DeviceStep, Forward
+from sfumato.diffusion.step.denoiser import HostCopy, Pending
 from sfumato.diffusion.stopping import Never
 from sfumato.engine import (
     DecisionRequest,
@@ -121,11 +120,11 @@ def test_a_warm_up_runs_each_kind_of_step_and_leaves_no_trace(
 ) -> None:
     ran: list[tuple[int, bool]] = []
     reads: list[int] = []
-    step, read = DeviceStep.run, ReadForward.run
+    step, read = DeviceStep.run, Forward.run
     monkeypatch.setattr(
         DeviceStep, "run", lambda one: (ran.append((one.rows, one.kind.commits)), step(one))[1]
     )
-    monkeypatch.setattr(ReadForward, "run", lambda one: (reads.append(one.rows), read(one))[1])
+    monkeypatch.setattr(Forward, "run", lambda one: (reads.append(one.rows), read(one))[1])
     serving, _ = late(slots=slots, context=context)
     serving.warm_up()
     assert sorted(set(ran)) == [(rows, way) for rows in sorted({1, slots}) for way in (False, True)]
@@ -261,7 +260,7 @@ def failing(*inputs: Any) -> Any:
 def lose_device(monkeypatch: pytest.MonkeyPatch, serving: Engine, backend: Any) -> None:
     """Every call to the device raises: forwards, replays, copies both ways, the cache."""
     device_calls = (
-        *((Network, name) for name in ("denoise_batch", "step_batch", "read_batch", "encode")),
+        *((Network, name) for name in ("denoise_batch", "encode")),
         *((Network, name) for name in ("encode_beside", "denoise_beside")),
         *((Slot, name) for name in ("snapshot", "restore")),
         (HostCopy, "read"),
@@ -275,7 +274,7 @@ def lose_device(monkeypatch: pytest.MonkeyPatch, serving: Engine, backend: Any) 
         failing()
 
     monkeypatch.setattr(KVPool, "set_length", lost)
-    for module in ("diffusion.step.batch", "diffusion.step.static_rules", "diffusion.canvas"):
+    for module in ("diffusion.step.batch", "diffusion.step.rules", "diffusion.canvas"):
         monkeypatch.setattr(f"sfumato.{module}.to_device", failing)
     backend.replay_error = RuntimeError("CUDA error: device lost")
 
@@ -319,8 +318,8 @@ def test_decisions_are_read_in_graphs(
 ) -> None:
     """Beside a chat and each other; and without a graph where questions find no places."""
     ran: list[int] = []
-    read = ReadForward.run
-    monkeypatch.setattr(ReadForward, "run", lambda one: (ran.append(one.rows), read(one))[1])
+    read = Forward.run
+    monkeypatch.setattr(Forward, "run", lambda one: (ran.append(one.rows), read(one))[1])
     options = Option("billing", "pay"), Option("tech"), Option("?")
     questions = {"team": ChoiceQuestion("Which?", options), "urgent": YesNoQuestion("Urgent?")}
     plain = Engine(model, EngineConfig(slots=3, context=256))

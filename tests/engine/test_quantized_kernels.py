@@ -25,8 +25,8 @@ from sfumato.ops.triton import self_test
 from sfumato.ops.triton.kernel import counted_launches
 from sfumato.ops.triton.planes import PlaneTensor
 from sfumato.text.template import ChatTemplate
-from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint
+from sfumato.weights.formats import QuantizedTensor
 
 pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")]
 

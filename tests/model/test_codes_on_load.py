@@ -22,11 +22,10 @@ from sfumato.ops import gpu, registry
 from sfumato.ops.triton import self_test
 from sfumato.ops.triton.kernel import counted_launches
 from sfumato.ops.triton.planes import PlaneTensor
-from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError
-from sfumato.weights.narrow.pieces import NarrowPiece
-from sfumato.weights.scaled import ScaledTensor, scaled_bytes
+from sfumato.weights.files.narrow_pieces import NarrowPiece
+from sfumato.weights.formats import QuantizedTensor, ScaledTensor, nbytes
 
 CPU = torch.device("cpu")
 CONFIG = gguf_config(hidden_size=64, intermediate_size=96, expert_size=32, vocab_size=64)
@@ -81,7 +80,7 @@ def test_codes_stay_codes(
         assert isinstance(weight, ScaledTensor) == (at in narrow), at
         if at not in narrow:
             continue
-        assert weight.kind == kind and info.nbytes == scaled_bytes(weight.shape)
+        assert weight.kind == kind and info.nbytes == nbytes("FP8", weight.shape)
         values = values_of(checkpoint, at)
         assert torch.equal(weight.dequantize().view(values.shape), values), at
 

@@ -13,11 +13,10 @@ from tests.support.fake_device import DEVICE, HostTraffic, Trace, fake_device, f
 from tests.support.oracle import tiny_config
 from torch import Tensor
 
-from sfumato.model.attention import CanvasPart, CanvasRows
 from sfumato.model.cache import KVPool
 from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
 from sfumato.model.network import Network
-from sfumato.model.step_rows import StepPart, StepRows
+from sfumato.model.segments import PartRows, RowPart
 from sfumato.ops.narrow_cache import FP8, Q8_0
 
 CONFIG = config_from_hf(tiny_config(canvas_length=32).to_dict())
@@ -28,7 +27,7 @@ class Step:
     """What a denoising step of some rows is given."""
 
     network: Network
-    parts: list[CanvasPart]
+    parts: list[RowPart]
     tokens: Tensor
     soft: Tensor
     temperature: Tensor
@@ -45,7 +44,7 @@ class Step:
             pool = KVPool(CONFIG, rows + 2, 700, stored, DEVICE)
             index = torch.arange(rows * width) if width % 32 else None
             lengths = torch.full((rows,), width)
-            parts.append(CanvasPart(pool, torch.arange(rows), width, lengths, index))
+            parts.append(RowPart(pool, torch.arange(rows), width, lengths, index))
             tokens += rows * width
         return cls(
             network,
@@ -57,7 +56,7 @@ class Step:
         )
 
     def __call__(self) -> None:
-        hidden = self.network.denoise_batch(self.tokens, self.soft, CanvasRows(self.parts))
+        hidden = self.network.denoise_batch(self.tokens, self.soft, PartRows(self.parts))
         self.network.head(hidden, self.temperature, self.uniform)
 
 
@@ -88,10 +87,11 @@ def test_a_narrow_cache_is_widened_on_the_device(stored: torch.dtype) -> None:
     with fake_device():
         network = fake_network(CONFIG)
         pool, rows = KVPool(CONFIG, 3, 700, stored, DEVICE), torch.arange(2)
-        part = StepPart(pool, rows, 32, torch.full((2,), 32), torch.tensor([0, 32]))
+        commits = torch.tensor([0, 32])
+        part = RowPart(pool, rows, 32, torch.full((2,), 32), commits=commits)
         soft = torch.zeros(64, CONFIG.hidden_size, dtype=torch.bfloat16)
         with Trace():
-            network.step_batch(torch.zeros(64, dtype=torch.int64), soft, StepRows(part))
+            network.denoise_batch(torch.zeros(64, dtype=torch.int64), soft, PartRows([part]))
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, FP8])

@@ -19,9 +19,9 @@ from torch import Tensor
 from sfumato.model import draw as draw_module
 from sfumato.model.draw import locate
 from sfumato.model.head import Adjust, HeadStats, VocabularyHead
-from sfumato.model.head_stats import statistics as final_statistics
+from sfumato.model.head import statistics as final_statistics
 from sfumato.ops.online_softmax import TOP, SoftmaxState, update_softmax
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.weights.formats import FORMATS, QuantizedTensor
 
 
 def full_logits(
@@ -318,7 +318,7 @@ def test_quantized_embedding_equals_its_dequantized_self(name: str, chunk: int) 
     random = torch.Generator().manual_seed(2)
     values = torch.randn(90, 256, generator=random) * 0.1
     data = torch.from_numpy(encode(values, name, seed=1))
-    quantized = QuantizedTensor(data, BLOCK_FORMATS[name], (90, 256))
+    quantized = QuantizedTensor(data, FORMATS[name], (90, 256))
     hidden, uniform = torch.randn(5, 256, generator=random), torch.rand(5, generator=random)
     calls: list[Callable[[], HeadStats]] = [
         lambda weight=weight: VocabularyHead(weight, CAP, chunk)(

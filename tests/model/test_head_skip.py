@@ -17,8 +17,7 @@ from sfumato import ops
 from sfumato.model.approximate import AS_ROUNDED, Skip
 from sfumato.model.head import HeadStats, VocabularyHead
 from sfumato.ops.online_softmax import Bans, SoftmaxState
-from sfumato.ops.reference import Weight
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.weights.formats import FORMATS, QuantizedTensor, Weight
 
 EXACT = ("argmax", "drawn", "entropy", "top_ids", "top_probs")
 
@@ -151,7 +150,7 @@ def test_no_row_is_read_for_the_second_product_unless_the_skip_fails() -> None:
     random = torch.Generator().manual_seed(4)
     values = torch.randn(1000, 256, generator=random) / 16
     data = torch.from_numpy(encode(values, "Q8_0", seed=1))
-    stored = QuantizedTensor(data, BLOCK_FORMATS["Q8_0"], (1000, 256))
+    stored = QuantizedTensor(data, FORMATS["Q8_0"], (1000, 256))
     chunks = [stored[start : start + 50] for start in range(0, 1000, 50)]
     head = Recording(stored, CAP, 50, chunks)
     winners = torch.tensor([3, 49, 960])

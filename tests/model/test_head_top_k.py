@@ -16,8 +16,7 @@ from torch import Tensor
 from sfumato.model.approximate import Skip
 from sfumato.model.head import HeadStats, VocabularyHead
 from sfumato.model.most_probable import MostProbable
-from sfumato.ops.reference import Weight
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.weights.formats import FORMATS, QuantizedTensor, Weight
 
 EXACT = ("argmax", "entropy", "top_ids", "top_probs")
 
@@ -142,7 +141,7 @@ def test_quantized_embeddings(name: str, packed: bool) -> None:
     random = torch.Generator().manual_seed(4)
     values = torch.randn(1000, 256, generator=random) / 4
     data = torch.from_numpy(encode(values, name, seed=1))
-    stored = QuantizedTensor(data, BLOCK_FORMATS[name], (1000, 256))
+    stored = QuantizedTensor(data, FORMATS[name], (1000, 256))
     chunks = [stored[start : start + 50] for start in range(0, 1000, 50)] if packed else None
     head = Recording(stored, CAP, 50, chunks)
     hidden, temperature, uniform = inputs(6, 256, random)

@@ -9,7 +9,7 @@ from tests.support.gguf_files import encode
 from sfumato import ops
 from sfumato.model.head import VocabularyHead
 from sfumato.model.label_scores import label_mass, label_scores, named_log_probs
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.weights.formats import FORMATS, QuantizedTensor
 
 VOCAB, HIDDEN, CHUNK = 192, 256, 64
 
@@ -20,7 +20,7 @@ def head_of(kind: str) -> VocabularyHead:
     if kind in ("float32", "bfloat16"):
         return VocabularyHead(values.to(getattr(torch, kind)), 30.0, CHUNK)
     data = torch.from_numpy(encode(values, "Q8_0", seed=1))
-    quantized = QuantizedTensor(data, BLOCK_FORMATS["Q8_0"], (VOCAB, HIDDEN))
+    quantized = QuantizedTensor(data, FORMATS["Q8_0"], (VOCAB, HIDDEN))
     chunks = [quantized[start : start + CHUNK] for start in range(0, VOCAB, CHUNK)]
     return VocabularyHead(quantized, 30.0, CHUNK, [ops.pack(chunk, kind) for chunk in chunks])
 

@@ -24,7 +24,7 @@ from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.loading import set_devices
 from sfumato.model.network import Network
 from sfumato.model.put_weights import place
-from sfumato.model.read_rows import Scratch
+from sfumato.model.segments import Scratch
 from sfumato.ops import registry
 
 CONFIG = config_from_hf(tiny_config(canvas_length=32).to_dict())

@@ -33,8 +33,8 @@ from sfumato.model.placement import pick_dtype
 from sfumato.model.quant_recipes import TARGETS
 from sfumato.ops.cpu import library
 from sfumato.ops.cpu.panels import PackedTensor
-from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.errors import CheckpointError
+from sfumato.weights.formats import QuantizedTensor
 
 CPU = torch.device("cpu")
 
@@ -126,7 +126,7 @@ def test_mixed_gguf_equals_its_dequantized_self(
     assert isinstance(network.head.embedding, QuantizedTensor)
     kinds: dict[type, set[str]] = {QuantizedTensor: set(), PackedTensor: set()}
     for value in stored(network):
-        name = value.format if isinstance(value, PackedTensor) else value.format.name
+        name = value.format.name
         kinds[type(value)].add(name)
         if isinstance(value, PackedTensor):
             tiles = library.loaded().tiles and len(value.shape) == 2

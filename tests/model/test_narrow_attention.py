@@ -16,7 +16,7 @@ from sfumato import ops
 from sfumato.bench.random_weights import random_checkpoint
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
-from sfumato.model.read_rows import Scratch
+from sfumato.model.segments import Scratch
 from sfumato.ops.narrow_cache import is_narrow, widened
 
 CPU = torch.device("cpu")

@@ -9,9 +9,9 @@ import torch
 from tests.support.oracle import network_of, random_oracle, relative, tiny_config
 from torch import Tensor
 
-from sfumato.model.attention import CanvasPart, CanvasRows
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
+from sfumato.model.segments import PartRows, RowPart
 from sfumato.ops import registry
 
 
@@ -122,9 +122,9 @@ def test_a_canvas_in_a_wider_row_is_what_it_is_alone(network: Network) -> None:
     network.encode([torch.arange(n) for n in (30, 7, 12)], slots)
     rows, lengths = torch.tensor([2, 0]), torch.tensor([5, 7])
     index = torch.tensor([*range(5), *range(16, 16 + 7)])
-    part = CanvasPart(slots[0].pool, rows, 16, lengths, index)
+    part = RowPart(slots[0].pool, rows, 16, lengths, index)
     canvases = [torch.arange(5), torch.arange(7) + 9]
-    attend = CanvasRows([part])
+    attend = PartRows([part])
     assert attend.positions().tolist() == [*range(12, 17), *range(30, 37)]
     hidden = network.denoise_batch(torch.cat(canvases), None, attend)
     assert torch.equal(hidden, network.denoise(canvases, [slots[2], slots[0]]))

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sfumato.model.placement import SMALL, device_memory, pick_device, pick_dtype
+from sfumato.model.placement import SMALL, pick_device, pick_dtype
+from sfumato.ops.gpu import device_memory
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

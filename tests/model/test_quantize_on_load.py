@@ -20,9 +20,7 @@ from sfumato.model.families.diffusion_gemma.write_config import hf_config
 from sfumato.model.loading import loaded_bytes
 from sfumato.model.quantize_on_load import quantized, quantized_on_load
 from sfumato.ops.cpu.panels import PackedTensor
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
-from sfumato.weights.quantize import quantize
-from sfumato.weights.scaled import ScaledTensor
+from sfumato.weights.formats import FORMATS, QuantizedTensor, ScaledTensor, quantize
 
 CPU = torch.device("cpu")
 # Rows of 256, of 288 and of 96 elements: Q4_K and what serves where it cannot.
@@ -145,7 +143,7 @@ def test_quantizing_at_load(
     else:
         assert isinstance(result, QuantizedTensor)
         assert (result.format.name, result.shape) == (format, shape)
-        assert torch.equal(result.data, quantize(values, BLOCK_FORMATS[format]).data)
+        assert torch.equal(result.data, quantize(values, FORMATS[format]).data)
 
 
 @pytest.mark.parametrize("target", ["q4_k_m", "q3_k", "Q4_K"])

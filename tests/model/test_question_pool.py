@@ -9,9 +9,8 @@ import torch
 from tests.support.oracle import F, S, network_of, random_oracle, tiny_config
 
 from sfumato.model.network import Network
-from sfumato.model.placed_reads import PlacedReadRows, ReadPart
 from sfumato.model.question_pool import MOST, QuestionPool
-from sfumato.model.read_rows import Scratch
+from sfumato.model.segments import Beside, PartRows, RowPart, Scratch
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,7 @@ def test_reads_behind_places_are_those_behind_scratches(network: Network) -> Non
     spans = [scratch.span for scratch in placed[:4]]
     starts = torch.tensor([span.start if span else 0 for span in spans])
     counts = torch.tensor([scratch.length for scratch in placed[:4]])
-    numbers = torch.tensor([2, 0, 2, 2]), starts, counts
-    part_of = ReadPart(slots[0].pool, pool, *numbers, torch.tensor([4]), 8)
-    hidden = network.read_batch(torch.cat(canvases), None, PlacedReadRows(part_of))
+    own = Beside(pool, starts, counts, torch.tensor([4]))
+    part_of = RowPart(slots[0].pool, torch.tensor([2, 0, 2, 2]), 8, beside=own)
+    hidden = network.denoise_batch(torch.cat(canvases), None, PartRows([part_of]))
     torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=1e-4)

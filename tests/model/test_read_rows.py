@@ -7,7 +7,7 @@ import torch
 from tests.support.oracle import F, S, network_of, random_oracle, tiny_config
 
 from sfumato.model.network import Network
-from sfumato.model.read_rows import Scratch
+from sfumato.model.segments import Scratch
 
 
 @pytest.fixture(scope="module")

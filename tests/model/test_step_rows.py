@@ -9,7 +9,7 @@ import torch
 from tests.support.oracle import network_of, random_oracle, tiny_config
 
 from sfumato.model.network import Network
-from sfumato.model.step_rows import StepPart, StepRows
+from sfumato.model.segments import PartRows, RowPart
 from sfumato.ops.narrow_cache import FP8, Q8_0, widened
 
 CAPACITY = 40
@@ -40,14 +40,14 @@ def test_rows_of_both_phases_are_those_apart(
     soft = torch.randn(3, width, network.config.hidden_size)
     denoised = network.denoise([tokens[1]], [others[1]], [soft[1]])
     network.encode([tokens[0], tokens[2, :5]], [others[0], others[2]])
-    part = StepPart(
+    part = RowPart(
         slots[0].pool,
         torch.tensor([slot.index for slot in slots]),
         width,
         torch.tensor([8, 8, 5]),
-        torch.tensor(counts),
+        commits=torch.tensor(counts),
     )
-    hidden = network.step_batch(tokens.flatten(), soft.flatten(0, 1), StepRows(part))
+    hidden = network.denoise_batch(tokens.flatten(), soft.flatten(0, 1), PartRows([part]))
     assert [slot.length for slot in slots] == [*held]
     for slot, count in zip(slots, counts, strict=True):
         slot.advance(count)

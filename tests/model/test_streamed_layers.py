@@ -32,9 +32,7 @@ from sfumato.model.streamed_layers import (
 from sfumato.ops import registry
 from sfumato.ops.side_copies import InOrder
 from sfumato.ops.triton.planes import to_planes
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
-from sfumato.weights.quantize import quantize
-from sfumato.weights.scaled import round_rows
+from sfumato.weights.formats import FORMATS, QuantizedTensor, quantize, round_rows
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -101,7 +99,7 @@ def test_a_copy_that_cannot_start_is_made_later(monkeypatch: pytest.MonkeyPatch)
 
 
 def blocks(format: str) -> QuantizedTensor:
-    return quantize(torch.randn(6, 512), BLOCK_FORMATS[format])
+    return quantize(torch.randn(6, 512), FORMATS[format])
 
 
 def test_weights_of_every_form_come_back() -> None:

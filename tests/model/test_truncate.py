@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.model.heads import CAP, ban, largest_tensor, random_head
 from torch import Tensor
 
-from sfumato.model import nucleus, truncate
+from sfumato.model import truncate
 from sfumato.model.head import VocabularyHead
 
 
@@ -97,7 +97,7 @@ def test_a_flat_distribution_is_wider_than_the_candidates(top_p: float, position
     with largest_tensor() as seen, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tensor, "sort", None)
         cutoffs = truncate.cutoffs(head, hidden, top_k, top_ps, counted)
-    passes = 2 if positions <= truncate.GROUP else 1 + len(nucleus.DIGITS)
+    passes = 2 if positions <= truncate.GROUP else 1 + len(truncate.DIGITS)
     assert len(starts) == passes * len(head.spans())
     logits = head.logits(hidden)
     kept = (logits >= cutoffs[:, None]).sum(dim=1)
@@ -105,7 +105,7 @@ def test_a_flat_distribution_is_wider_than_the_candidates(top_p: float, position
     mass = logits.double().softmax(dim=1).masked_fill(logits < cutoffs[:, None], 0).sum(dim=1)
     assert (mass >= top_p - 1e-6).all() and (mass < top_p + 2 / vocab).all()
     assert (logits == cutoffs[:, None]).any(dim=1).all()
-    assert seen.numel <= max(truncate.GROUP * vocab, positions * nucleus.BINS)
+    assert seen.numel <= max(truncate.GROUP * vocab, positions * truncate.BINS)
     unchanged = torch.arange(positions) % 3 > 0
     top_ps[~unchanged] = 1.0
     assert torch.equal(truncate.cutoffs(head, hidden, top_k, top_ps)[unchanged], cutoffs[unchanged])
@@ -117,7 +117,7 @@ def test_a_nucleus_of_nearly_everything_is_found_at_a_real_vocabulary() -> None:
     scores[1] = (scores[1] * 4).round() / 4  # many ties, of 0 and -0 as well
     scores[2] -= 9
     for top_p in (0.3, 0.9, 0.99999):
-        least = nucleus.least_scores(
+        least = truncate.least_scores(
             lambda: scores.split(4096, dim=1), scores.logsumexp(dim=1), torch.full((3,), top_p)
         )
         for row, cutoff in zip(scores, least, strict=True):

@@ -12,8 +12,7 @@ from sfumato.bench.random_weights import random_checkpoint
 from sfumato.model import loading, upload
 from sfumato.model.loading import load_network
 from sfumato.model.upload import BUFFERS, Mover, Uploader
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
-from sfumato.weights.quantize import quantize
+from sfumato.weights.formats import FORMATS, QuantizedTensor, quantize
 
 CPU = torch.device("cpu")
 
@@ -64,7 +63,7 @@ def test_tensors_arrive_whole_and_converted(stored: str, kept: str) -> None:
 
 
 def test_quantized_blocks_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    block = BLOCK_FORMATS["Q8_0"]
+    block = FORMATS["Q8_0"]
     value = quantize(torch.randn(4, 64), block)
     mover = Mover(CPU)
     moved = mover.to(value, torch.bfloat16)

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import sfumato
-from sfumato.diffusion.step import device_step
+from sfumato.diffusion.step import step
 from sfumato.ops import registry
 from sfumato.ops.cpu import library
 from sfumato.ops.paths import Path, paths, table
 from sfumato.ops.triton import self_test
 
 DOCS = FilePath(__file__).parents[2] / "docs" / "hardware.md"
-assert device_step is not None  # what other packages declare is declared
+assert step is not None  # what other packages declare is declared
 OPERATIONS = sorted(registry.operations())
 SOURCE = str(FilePath(sfumato.__file__).parents[1])
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

@@ -15,7 +15,7 @@ from transformers.models.diffusion_gemma import modeling_diffusion_gemma as thei
 
 from sfumato import ops
 from sfumato.ops import registry
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.weights.formats import FORMATS, QuantizedTensor
 
 seeds = st.integers(0, 2**31)
 
@@ -30,7 +30,7 @@ def normal(random: torch.Generator, *shape: int, dtype: torch.dtype = torch.floa
 
 def quantized(name: str, *shape: int, seed: int = 0) -> QuantizedTensor:
     data = torch.from_numpy(encode(normal(generator(seed), *shape), name, seed))
-    return QuantizedTensor(data, BLOCK_FORMATS[name], shape)
+    return QuantizedTensor(data, FORMATS[name], shape)
 
 
 def test_dense() -> None:

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from sfumato.ops import registry
 from sfumato.ops.paths import Path, paths, table
-from sfumato.ops.reference import Weight
-from sfumato.ops.registry import BLOCKS, COMPILED, FLOAT, TORCH, Operation
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.ops.registry import COMPILED, TORCH, Operation
+from sfumato.weights.formats import BLOCKS, FLOAT, FORMATS, QuantizedTensor, Weight
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 X = torch.ones(2)
@@ -62,7 +61,7 @@ def test_compiled_twins_go_first_in_whatever_order_they_were_registered(
 def test_a_twin_for_one_form_goes_before_those_for_any(double: Double) -> None:
     registry.twin("double", "cpu")(says("any"))
     registry.twin("double", "cpu", FLOAT, backend=TORCH)(says("float"))
-    block = BLOCK_FORMATS["Q8_0"]
+    block = FORMATS["Q8_0"]
     blocks = QuantizedTensor(torch.zeros(1, block.block_bytes, dtype=torch.uint8), block, (1, 32))
     assert [double(X), double(X, X), double(X, weight=blocks)] == ["float", "float", "any"]
     assert registry.form_of(X, X) == FLOAT and registry.form_of(blocks) == BLOCKS

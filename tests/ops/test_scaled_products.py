@@ -8,7 +8,7 @@ from tests.support.kernels import close
 
 from sfumato import ops
 from sfumato.ops import reference, registry, torch_device
-from sfumato.weights.scaled import Kind, round_rows
+from sfumato.weights.formats import Kind, round_rows
 
 KINDS = ("FP8", "INT8")
 ERROR = {"FP8": 0.04, "INT8": 0.015}

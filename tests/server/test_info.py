@@ -14,13 +14,11 @@ from sfumato.api import Model
 from sfumato.cli.fill import holes_of
 from sfumato.diffusion.constraints.grammar_source import schema_source
 from sfumato.engine import ServedModel
-from sfumato.server.decision_examples import decisions
-from sfumato.server.dialects import systemone
-from sfumato.server.examples import demonstration, examples
+from sfumato.server.dialects.decisions import systemone
+from sfumato.server.dialects.decisions.systemone import SystemOneBody
+from sfumato.server.examples import decisions, demonstration, examples, modes
 from sfumato.server.http.request_body import validated
 from sfumato.server.metrics import CONTENT_TYPE
-from sfumato.server.mode_examples import modes
-from sfumato.server.schemas.decisions import SystemOneBody
 from sfumato.train import decision_states, sudoku
 
 

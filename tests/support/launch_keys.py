@@ -24,15 +24,15 @@ from sfumato import ops
 from sfumato.bench.random_weights import random_config
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.diffusion.step import Denoiser
-from sfumato.diffusion.step.read_forwards import ReadForwards
+from sfumato.diffusion.step.reads import ReadForwards
 from sfumato.engine.warm_up import warm_up
 from sfumato.model.cache import KVPool
 from sfumato.model.families import DIFFUSION_GEMMA
+from sfumato.model.head import vocabulary_pass
 from sfumato.model.label_scores import vocabulary_mass
 from sfumato.model.network import Network
 from sfumato.model.question_pool import QuestionPool
 from sfumato.model.transformer import Transformer
-from sfumato.model.vocabulary_pass import vocabulary_pass
 from sfumato.ops import narrow_cache, registry
 from sfumato.ops.triton import ahead_of_time, self_test, twins
 from sfumato.ops.triton.kernel import Kernel, all_kernels, in_place_of_launches
@@ -41,8 +41,8 @@ from sfumato.ops.triton.noted import Noted, note
 from sfumato.ops.triton.planes import PlaneTensor, plane_bytes
 from sfumato.ops.triton.targets import TARGETS
 from sfumato.ops.triton.tiles import candidates
-from sfumato.weights.blocks import BLOCK_FORMATS
-from sfumato.weights.scaled import CODES, ScaledTensor
+from sfumato.weights import formats
+from sfumato.weights.formats import CODES, ScaledTensor
 
 NAME = "sm_90"  # whose tiles a CPU has
 TARGET = GPUTarget(TARGETS[NAME].backend, TARGETS[NAME].number, TARGETS[NAME].warp)
@@ -119,7 +119,7 @@ def two_layers() -> Network:
 def planes(format: str, *shape: int) -> PlaneTensor:
     """Memory that nothing touches."""
     data = torch.empty(plane_bytes(format, shape), dtype=torch.uint8)
-    return PlaneTensor(data, BLOCK_FORMATS[format], shape, math.prod(shape[:-1]))
+    return PlaneTensor(data, formats.FORMATS[format], shape, math.prod(shape[:-1]))
 
 
 def multiply_planes() -> None:

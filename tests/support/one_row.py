@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.scoring import Scoring, score_rows
-from sfumato.diffusion.soft_rows import spans_of, spread
+from sfumato.diffusion.scoring import Scoring, spans_of, spread
+from sfumato.diffusion.scoring import score as score_positions
 from sfumato.diffusion.step import Denoiser
-from sfumato.diffusion.step.denoise import ForwardResult, draw
+from sfumato.diffusion.step.denoiser import ForwardResult
+from sfumato.diffusion.step.step import Evaluated, draw
 from sfumato.model.head import HeadStats, VocabularyHead
 
 
@@ -24,7 +25,7 @@ def score(head: VocabularyHead, hidden: Tensor, canvases: Sequence[Canvas]) -> l
     temperature = spread(canvases, [c.temperature() for c in canvases]).to(hidden.device)
     uniforms = torch.cat([canvas.uniforms() for canvas in canvases])
     expected = torch.cat([_expected(canvas) for canvas in canvases]).to(hidden.device)
-    stats, extra = score_rows(head, hidden, canvases, temperature, uniforms, scoring, expected)
+    stats, extra = score_positions(head, hidden, temperature, uniforms, scoring, canvases, expected)
     return [extra.get(i, stats[at]) for i, at in enumerate(spans_of(canvases))]
 
 
@@ -53,7 +54,8 @@ def advance(canvas: Canvas, stats: HeadStats) -> Draft:
     layout = canvas.denoiser._lay_out([canvas], [slot])
     (seats,) = canvas.denoiser._seats.values()
     draws = draw(layout.parts, canvas.vocab_size)
-    result = ForwardResult(layout, (canvas,), draws, stats, {0: stats}, ((seats, seats.state),))
+    evaluated = Evaluated(layout.parts, draws, stats, {0: stats})
+    result = ForwardResult(evaluated, layout, (canvas,), ((seats, seats.state),))
     (draft,) = canvas.denoiser.advance(result)
     if isinstance(draft, Exception):
         raise draft

@@ -23,7 +23,7 @@ from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.head import VocabularyHead
 from sfumato.text.template import ChatTemplate
 from sfumato.train.recipe import EMBEDDED
-from sfumato.weights.tensorfile import FileSizes
+from sfumato.weights.files.tensorfile import FileSizes
 
 LENGTH = 8  # of a canvas
 RING = 12  # positions after which slots need snapshots

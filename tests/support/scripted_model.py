@@ -21,7 +21,7 @@ from sfumato.model.head import VocabularyHead
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
 from sfumato.train.recipe import EMBEDDED
-from sfumato.weights.tensorfile import FileSizes
+from sfumato.weights.files.tensorfile import FileSizes
 
 MARKERS = DIFFUSION_GEMMA.markers
 MERGED = ("zq", "zq▁", "zq▁j")  # tokens of several characters, which few texts have

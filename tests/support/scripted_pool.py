@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.model.attention import CanvasRows
 from sfumato.model.layer_devices import Placement, on_one_device
 from sfumato.model.model_config import ModelConfig
+from sfumato.model.segments import PartRows
 
 
 class ScriptedPool:
@@ -32,7 +32,7 @@ class PackedCanvases:
     def placement(self) -> Placement:
         return on_one_device(self.device, len(self.config.layers))
 
-    def denoise_batch(self, tokens: Tensor, soft: Tensor | None, attend: CanvasRows) -> Tensor:
+    def denoise_batch(self, tokens: Tensor, soft: Tensor | None, attend: PartRows) -> Tensor:
         canvases, slots, softs = [], [], []
         first = 0
         for part in attend.parts:

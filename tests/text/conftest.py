@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, normalizers
 
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
-from sfumato.weights.gguf import read_gguf
+from sfumato.weights.files.gguf import read_gguf
 
 VOCABULARY = Path(__file__).resolve().parents[2].parent / "shared/fixtures/ggml-vocab-gemma-4.gguf"
 

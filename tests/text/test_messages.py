@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from tests.support.pieces import MARKERS
 
+from sfumato.refused import Refused
 from sfumato.text.messages import (
     MOST_VALUES,
-    MessageError,
     check_messages,
     check_tools,
     without_thoughts,
@@ -116,7 +116,7 @@ TOOL = {"role": "tool", "content": "x"}
     ],
 )
 def test_bad_messages(messages: Any, message: str) -> None:
-    with pytest.raises(MessageError, match=message):
+    with pytest.raises(Refused, match=message):
         check_messages(messages)
 
 
@@ -143,7 +143,7 @@ def test_bad_messages(messages: Any, message: str) -> None:
     ],
 )
 def test_bad_tools(tools: Any, message: str) -> None:
-    with pytest.raises(MessageError, match=message):
+    with pytest.raises(Refused, match=message):
         check_tools(tools)
 
 
@@ -185,9 +185,9 @@ def test_json_within_json_is_bounded_too() -> None:
             assert len(check_messages(messages)[1]["tool_calls"]) == 1
             continue
         with pytest.raises(
-            MessageError, match=r"tool_calls\[2\].*: all arguments .* more than 131,072 values"
+            Refused, match=r"tool_calls\[2\].*: all arguments .* more than 131,072 values"
         ):
             check_messages(messages)
     call["function"] = {"name": "f", "arguments": '{"a":' * 100 + "1"}
-    with pytest.raises(MessageError, match="nested too deeply"):
+    with pytest.raises(Refused, match="nested too deeply"):
         check_messages(messages)

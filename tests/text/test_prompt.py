@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.pieces import MARKERS
 
-from sfumato.text.messages import MessageError
+from sfumato.refused import Refused
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.reply import ToolCall, parse_reply
 from sfumato.text.template import ChatTemplate
@@ -154,5 +154,5 @@ def test_bos_comes_once_whatever_the_template_writes(gemma: Tokenizer, bos: str)
 
 def test_every_private_character_used(gemma: Tokenizer) -> None:
     text = "".join(map(chr, range(0xF0000, 0xFFFFE)))
-    with pytest.raises(MessageError, match="every private-use character"):
+    with pytest.raises(Refused, match="every private-use character"):
         prompt_ids(ChatTemplate("x"), gemma, _user(text))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sfumato.text.messages import MessageError
+from sfumato.refused import Refused
 from sfumato.text.template import ChatTemplate, TemplateError
 
 USER = {"role": "user", "content": " What is 2+2?\n"}
@@ -128,7 +128,7 @@ def test_other_templates_see_tool_messages() -> None:
 
 
 def test_messages_are_checked(gemma_template: ChatTemplate) -> None:
-    with pytest.raises(MessageError, match=r"messages\[1\]\.role"):
+    with pytest.raises(Refused, match=r"messages\[1\]\.role"):
         gemma_template.render([USER, {"role": "boss", "content": "x"}])
 
 

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from sfumato.model.families import open_checkpoint
 from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
-from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError
+from sfumato.weights.formats import QuantizedTensor
 
 CONFIG = gguf_config()
 WIDE = gguf_config(hidden_size=256, intermediate_size=256, expert_size=256)

@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import save_file
 
 from sfumato.weights.checkpoint import Checkpoint
+from sfumato.weights.files.safetensors import read_safetensors
 from sfumato.weights.fingerprint import fingerprint
-from sfumato.weights.safetensors import read_safetensors
 
 
 def of(path: Path, tensors: dict[str, torch.Tensor]) -> str:

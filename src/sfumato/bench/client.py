@@ -14,6 +14,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any
 from urllib.parse import urlsplit
 
+from sfumato.refused import Refused
 from sfumato.weights.errors import quoted
 
 _LONGEST_LINE = 16 << 20  # bytes of an event; a canvas with all its entropies is far shorter
@@ -48,7 +49,7 @@ class Endpoint:
         except ValueError:  # a port that is no number
             usable = False
         if not usable or parts.query or parts.fragment or parts.username:
-            raise ValueError(f"url: {quoted(self.url)} is not like http://localhost:8000/v1")
+            raise Refused("url", f"{quoted(self.url)} is not like http://localhost:8000/v1")
 
     def models(self) -> list[str]:
         """The names of the server's models. Raises ServerError."""

@@ -130,9 +130,8 @@ def _engine(subject: Subject, work: Work, case: Case, config: SamplerConfig) -> 
             ),
         )
     except EngineError as error:
-        shortage = str(error).partition("; lower")[0]  # its advice names options of a server
-        raise ValueError(
-            f"{shortage}; lower --concurrency, --max-tokens or --context, or free some memory"
+        raise error.advising(
+            "lower --concurrency, --max-tokens or --context, or free some memory"
         ) from error
 
 

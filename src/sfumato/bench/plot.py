@@ -14,6 +14,7 @@ from typing import Any
 from sfumato.bench.metrics import METRICS, PARTS, Values
 from sfumato.bench.report import CaseReport, Report
 from sfumato.bench.summary import percentile
+from sfumato.refused import Refused
 
 _SUFFIXES = (".png", ".svg")
 _SPREAD = ("step_ms", "total_s")  # what the curves show: the first that was measured
@@ -25,7 +26,7 @@ _UNITS = {metric.key: metric.unit for metric in METRICS}
 def check(path: Path) -> None:
     """Raises ValueError if nothing can be drawn to `path`: better before hours of measuring."""
     if path.suffix.lower() not in _SUFFIXES:
-        raise ValueError(f"plot: {path} ends in neither {' nor '.join(_SUFFIXES)}")
+        raise Refused("plot", f"{path} ends in neither {' nor '.join(_SUFFIXES)}")
     _figure_class()
 
 
@@ -49,8 +50,8 @@ def _figure_class() -> Any:
         # Not pyplot: no window, no global state, and no display needed.
         return importlib.import_module("matplotlib.figure").Figure
     except ImportError:
-        raise ValueError(
-            "plot: needs matplotlib, which is not installed; pip install matplotlib"
+        raise Refused(
+            "plot", "needs matplotlib, which is not installed", "pip install matplotlib"
         ) from None
 
 

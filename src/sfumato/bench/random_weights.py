@@ -18,12 +18,19 @@ from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.loading import expected_shapes
 from sfumato.model.model_config import ConfigError
 from sfumato.model.quant_recipes import TARGETS, formats, takes_codes, takes_int4
-from sfumato.weights.blocks import BLOCK_FORMATS, KNOWN_FORMATS, BlockFormat, QuantizedTensor
+from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
-from sfumato.weights.quantize import quantize
-from sfumato.weights.scaled import KINDS as CODED
-from sfumato.weights.scaled import ScaledTensor, round_rows, scaled_bytes
-from sfumato.weights.tensorfile import FLOAT_FORMATS
+from sfumato.weights.formats import (
+    BLOCKS,
+    FORMATS,
+    QuantizedTensor,
+    Stored,
+    float_dtype,
+    nbytes,
+    quantize,
+    round_rows,
+)
+from sfumato.weights.formats import KINDS as CODED
 
 _FULL = {
     "vocab_size": 262144,
@@ -101,7 +108,7 @@ def random_config(
     Raises ValueError, naming the option, for an unknown preset.
     """
     if preset not in PRESETS:
-        raise ValueError(f"random_weights: {preset!r} is none of {', '.join(PRESETS)}")
+        raise Refused("random_weights", f"{preset!r} is none of {', '.join(PRESETS)}")
     sizes, canvas = PRESETS[preset]
     changed = {"num_hidden_layers": layers, "vocab_size": vocab}
     text = sizes | {name: value for name, value in changed.items() if value is not None}
@@ -116,7 +123,7 @@ class RandomCheckpoint(Checkpoint):
     seed: int = field(default=0, repr=False)
     device: torch.device = field(default=CPU, repr=False)
 
-    def read(self, name: str) -> Tensor | QuantizedTensor | ScaledTensor:
+    def read(self, name: str) -> Tensor | Stored:
         info = self.tensors[name]
         number = list(self.tensors).index(name)
         random = torch.Generator().manual_seed(self.seed * len(self.tensors) + number)
@@ -127,9 +134,10 @@ class RandomCheckpoint(Checkpoint):
         if len(info.shape) == 1:
             vector = torch.randn(info.shape, generator=random).mul_(VECTOR_SPREAD).add_(1)
             return vector.mul_(_middle(name, info.shape[0]))
-        block = KNOWN_FORMATS.get(info.format)
-        floats = FLOAT_FORMATS.get(info.format, torch.bfloat16)  # codes are rounded from these
-        size = 1 if block is None else block.block_size
+        format = FORMATS[info.format]
+        is_blocks = format.form == BLOCKS
+        floats = float_dtype(info.format) or torch.bfloat16  # codes are rounded from these
+        size = format.block_size
         count = math.prod(info.shape) // size
 
         def piece(length: int) -> Tensor:
@@ -137,17 +145,16 @@ class RandomCheckpoint(Checkpoint):
             if info.format == "NVFP4":
                 return _random_nvfp4(length, deviation, random).to(self.device)
             numbers = torch.randn(length * size, generator=random).mul_(deviation)
-            if block is None:
+            if not is_blocks:
                 return numbers.to(self.device, floats)
-            return _blocks(numbers.view(length, size), block).to(self.device)
+            return quantize(numbers.view(length, size), format).data.to(self.device)
 
         # Tokens with the same row would share the probability of one.
-        data = _filled(piece, count, _TILE if block is None else _BLOCK_TILE, is_embedding)
-        if block is None:
-            data = data.view(info.shape)
-            return round_rows(data, CODED[info.format]) if info.format in CODED else data
-        data = data.view(*info.shape[:-1], -1)
-        return QuantizedTensor(data, block, info.shape)
+        data = _filled(piece, count, _BLOCK_TILE if is_blocks else _TILE, is_embedding)
+        if is_blocks:
+            return QuantizedTensor(data.view(*info.shape[:-1], -1), format, info.shape)
+        data = data.view(info.shape)
+        return round_rows(data, CODED[info.format]) if info.format in CODED else data
 
 
 def random_checkpoint(
@@ -166,19 +173,19 @@ def random_checkpoint(
     published = PUBLISHED.get(format)
     if format not in TARGETS and published is None:
         known = ", ".join((*TARGETS, *PUBLISHED))
-        raise ValueError(f"format: {format!r} is none of {known}")
+        raise Refused("format", f"{format!r} is none of {known}")
     config = random_config(preset, layers, vocab)
     try:
         shapes = expected_shapes(DIFFUSION_GEMMA.config.from_hf(config, {}))
     except ConfigError as error:
-        raise ValueError(f"layers: {layers} make no network ({error})") from None
+        raise Refused("layers", f"{layers} make no network ({error})") from None
     path = Path(f"random-{preset}")
     kinds = formats(shapes, TARGETS["bf16" if published else format])
     if published:
         narrow = (name for name, shape in shapes.items() if _narrows(format, name, shape))
         kinds |= dict.fromkeys(narrow, published)
     tensors = {
-        name: TensorInfo(name, shapes[name], kind, _bytes(kind, shapes[name]), path, 0)
+        name: TensorInfo(name, shapes[name], kind, nbytes(kind, shapes[name]), path, 0)
         for name, kind in kinds.items()
     }
     metadata: Mapping[str, Any] = {"config": config, "generation_config": {}}
@@ -188,8 +195,7 @@ def random_checkpoint(
 def _narrows(format: str, name: str, shape: tuple[int, ...]) -> bool:
     """Whether a published checkpoint has a tensor in its narrow format. Rows that do not divide
     into its blocks stay as they are."""
-    block = KNOWN_FORMATS.get(PUBLISHED[format])
-    divides = block is None or shape[-1] % block.block_size == 0
+    divides = FORMATS[PUBLISHED[format]].divides(shape[-1])
     return divides and (takes_int4 if format == "int4" else takes_codes)(name, shape)
 
 
@@ -208,26 +214,6 @@ def _middle(name: str, size: int) -> float:
         return QUERY_NORM
     # A router divides by the root of its width, and its rows have length 1.
     return ROUTER_SPREAD * size**0.5 if name.endswith("router.scale") else 1.0
-
-
-def _bytes(format: str, shape: tuple[int, ...]) -> int:
-    if format in CODED:
-        return scaled_bytes(shape)
-    count = math.prod(shape)
-    if format in FLOAT_FORMATS:
-        return count * FLOAT_FORMATS[format].itemsize
-    block = KNOWN_FORMATS[format]
-    return count // block.block_size * block.block_bytes
-
-
-def _blocks(numbers: Tensor, block: BlockFormat) -> Tensor:
-    """float32 [n, block_size] in blocks, uint8 [n, block_bytes]; those of INT4 with the codes of
-    Q4_0, and its scale as a bfloat16."""
-    if block.name in BLOCK_FORMATS:
-        return quantize(numbers, block).data
-    data = quantize(numbers, BLOCK_FORMATS["Q4_0"]).data
-    scales = data[:, :2].contiguous().view(torch.float16).bfloat16()
-    return torch.cat((scales.view(torch.uint8), data[:, 2:]), dim=1)
 
 
 def _filled(piece: Callable[[int], Tensor], count: int, length: int, new: bool) -> Tensor:

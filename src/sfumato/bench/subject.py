@@ -26,6 +26,8 @@ from sfumato.model.network import Network
 from sfumato.model.placement import CACHE_TYPES, pick_device, pick_dtype
 from sfumato.model.quantize_on_load import quantized_on_load
 from sfumato.ops.cpu.panels import PackedTensor
+from sfumato.ops.registry import check_off
+from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint
 
 SMALLEST = EngineConfig(slots=1, context=512, snapshot_bytes=0)
@@ -58,15 +60,17 @@ class Subject:
         if isinstance(prompt, int):
             ids = self._synthetic(prompt, seed)
         elif not self.reads_text:
-            raise ValueError(
-                "prompts: random weights have no tokenizer; use --prompt-tokens for synthetic ones"
+            raise Refused(
+                "prompts",
+                "random weights have no tokenizer",
+                "use --prompt-tokens for synthetic ones",
             )
         else:
             ids = torch.tensor(self.model.prompt_ids(messages=prompt), dtype=torch.int64)
         if context is None:
             return ids
         if len(ids) > context:
-            raise ValueError(f"context: a prompt of {len(ids)} tokens is more than {context}")
+            raise Refused("context", f"a prompt of {len(ids)} tokens is more than {context}")
         return torch.cat((ids[:1], self._synthetic(context - len(ids), seed), ids[1:]))
 
     def _synthetic(self, count: int, seed: int) -> Tensor:
@@ -110,11 +114,9 @@ def random_subject(
     try:
         check_load(footprint, SMALLEST)
     except EngineError as error:
-        shortage = str(error).partition("; lower")[0]  # its advice names options of a server
-        raise ValueError(
-            f"random_weights: {shortage}; take fewer --layers or a smaller --format, or free some "
-            "memory"
-        ) from error
+        advice = "take fewer --layers or a smaller --format, or free some memory"
+        raise error.about("random_weights").advising(advice) from error
+    check_off()
     network = load_network(checkpoint, target, kind, activations=activations, cache_type=cache_type)
     about = {"model": f"random {preset}, {format}", **_about(checkpoint, network)}
     about["made_s"] = time.perf_counter() - began
@@ -130,7 +132,7 @@ def _precision(network: Network) -> str:
     formats: dict[str, set[str]] = {}
     for value in held:
         if isinstance(value, PackedTensor):
-            formats.setdefault(value.activations, set()).add(value.format)
+            formats.setdefault(value.activations, set()).add(value.format.name)
     rounded = [f"{to} with {', '.join(sorted(names))}" for to, names in formats.items()]
     kinds = {dtype: name for name, dtype in CACHE_TYPES.items() if dtype != network.dtype}
     if network.cache_dtype in kinds:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sfumato.refused import Refused
+
 
 def percentile(values: Sequence[float], share: float) -> float:
     """The value under which `share` (0 to 1) of the values lie.
@@ -14,9 +16,9 @@ def percentile(values: Sequence[float], share: float) -> float:
     percentile. Raises ValueError for no values and for a share out of range.
     """
     if not values:
-        raise ValueError("values: no percentile of nothing")
+        raise Refused("values", "no percentile of nothing")
     if not 0 <= share <= 1:
-        raise ValueError(f"share: must be from 0 to 1, got {share}")
+        raise Refused("share", f"must be from 0 to 1, got {share}")
     ordered = sorted(values)
     below, part = divmod(share * (len(ordered) - 1), 1)
     low, high = ordered[int(below)], ordered[min(int(below) + 1, len(ordered) - 1)]

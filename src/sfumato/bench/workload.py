@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from sfumato.refused import Refused
 from sfumato.text.messages import check_messages
 from sfumato.weights.errors import quoted
 
@@ -93,16 +94,16 @@ def _from_json(line: str, where: str) -> Messages:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: is not JSON: {error}") from None
+        raise Refused(where, f"is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{where}: must be an object with messages or a text")
+        raise Refused(where, "must be an object with messages or a text")
     if isinstance(value.get("text"), str):
         return conversation(value["text"])
     if "messages" not in value:
-        raise ValueError(f"{where}: has {quoted(sorted(value))}, but no messages and no text")
+        raise Refused(where, f"has {quoted(sorted(value))}, but no messages and no text")
     messages: Messages = value["messages"]
     try:
         check_messages(messages)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise Refused(where, str(error)) from None
     return messages

@@ -18,10 +18,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from sfumato.cli.arguments import build_parser
+from sfumato.cli.arguments import build_parser, in_options
 from sfumato.cli.glyphs import stand_in
 from sfumato.cli.notes import loading, print_message
 from sfumato.cli.sources import suspicious
+from sfumato.refused import Refused
 
 EMBEDDED = "embedded"
 LISTING = ("run", "chat", "serve")  # list what to download where nothing is at a path
@@ -76,6 +77,8 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         code: int = module.main(args)
     except ValueError as error:
+        if isinstance(error, Refused):
+            raise in_options(args, error) from error
         if getattr(error, "__notes__", None) and args.command not in LISTING:
             raise ValueError(f"{error}; `sfumato pull` lists models to download") from error
         raise

@@ -12,7 +12,8 @@ from sfumato import __version__
 from sfumato.cli import notes
 from sfumato.cli.commands import COMMANDS, Command, command_of
 from sfumato.cli.sources import Origin, resolve
-from sfumato.options import GROUP_NOTES, OPTIONS, Option, options_of
+from sfumato.options import GROUP_NOTES, OPTIONS, SETTINGS, Option, options_of
+from sfumato.refused import Refused
 from sfumato.values import Choice, Each, Flag, Kind
 
 _EPILOG = (
@@ -111,6 +112,14 @@ def label(args: argparse.Namespace, key: str) -> str:
     """Where an option's value comes from, for a message: "--port", "SFUMATO_PORT" …"""
     origin: Origin | None = getattr(args, "origins", {}).get(key)
     return origin.label if origin else f"--{key.replace('_', '-')}"
+
+
+def in_options(args: argparse.Namespace, error: Refused) -> Refused:
+    """The error with the names of options, where its fields are what an option of the command
+    sets."""
+    names = {option.key: label(args, option.key) for option in options_of(args.command)}
+    keys = {each.name: each.option.replace("-", "_") for each in SETTINGS if each.option}
+    return error.renamed(names | {name: names[key] for name, key in keys.items() if key in names})
 
 
 def rank(args: argparse.Namespace, key: str) -> int:

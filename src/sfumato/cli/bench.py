@@ -15,7 +15,7 @@ from sfumato.cli import output
 from sfumato.cli.arguments import rank
 from sfumato.cli.decoding import request_fields, sampler_options
 from sfumato.cli.sources import COMMAND_LINE
-from sfumato.options import LAST_SEED, options_of
+from sfumato.options import LAST_SEED, exclusions, options_of
 
 if TYPE_CHECKING:
     import torch
@@ -84,13 +84,10 @@ def _check(args: argparse.Namespace) -> None:
     for name in _RANDOM:
         if getattr(args, name) is not None and not args.random_weights:
             raise ValueError(f"{_flag(name)}: belongs to --random-weights")
-    if args.random_weights and args.quantize:
-        raise ValueError("--quantize: random weights are made in the format of --format")
-    if args.random_weights and (args.model or args.prompts):
-        other = "-m" if args.model else "--prompts"
-        raise ValueError(f"--random-weights: does not go with {other}: there is no text to read")
-    if args.prompts and args.prompt_tokens is not None:
-        raise ValueError("--prompts, --prompt-tokens: give at most one of them")
+    given = {"--random-weights": args.random_weights, "--quantize": args.quantize}
+    given |= {"-m": args.model, "--prompts": args.prompts}
+    given["--prompt-tokens"] = args.prompt_tokens is not None
+    exclusions.check(exclusions.BENCH, given)
     if args.seed + args.repeats - 1 > LAST_SEED:
         raise ValueError("--seed: each repeat takes the next one, and the last is above 2^64-1")
     if args.json == args.csv == "-":

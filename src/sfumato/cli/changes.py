@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sfumato.cli.view.token_text import harmless
-from sfumato.weights.atomic_write import atomic_path, check_writable, create_file
+from sfumato.weights.files.atomic_write import atomic_path, check_writable, create_file
 
 MOST_BYTES = 16 << 20  # of a file: far more than any context holds
 MOST_BACKUPS = 1000  # of one file

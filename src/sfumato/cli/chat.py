@@ -11,6 +11,7 @@ from sfumato.cli import INTERRUPTED, complain, embedded, generation
 from sfumato.cli.chat_commands import COMMANDS, FORCE, USAGES, completions, help_text
 from sfumato.cli.conversation import Conversation, Message, load, save
 from sfumato.cli.notes import print_message, wrapped
+from sfumato.engine import EngineError, TooLarge
 from sfumato.options import LAST_SEED, MOST_STEPS
 from sfumato.values import Whole
 
@@ -95,10 +96,11 @@ class Chat:
                 context = min(CONTEXT, self.model.config.context_length)
                 self.engine = generation.engine(self.model, request, context, KEPT)
             answer = generation.answer(self.engine, request, display)
-        except ValueError as error:
-            if "context" not in str(error) or before == generation.opening(self.args):
+        except (EngineError, TooLarge) as error:
+            if before == generation.opening(self.args):
                 raise
-            raise ValueError(f"{error}, or /clear the conversation") from error
+            advice = f"{error.advice}, or /clear the conversation"
+            raise error.advising(advice) from error
         if answer.reply is None:  # a step was interrupted: the engine cannot go on
             self.engine = None
         if answer.interrupted:

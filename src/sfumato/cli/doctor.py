@@ -24,7 +24,8 @@ from sfumato.cli.units import size, table
 from sfumato.device_trial import try_device
 from sfumato.engine.memory.accelerators import accelerators
 from sfumato.engine.memory.device_memory import Budget, budget
-from sfumato.model.placement import SMALL, device_memory, pick_device
+from sfumato.model.placement import SMALL, pick_device
+from sfumato.ops.gpu import device_memory
 from sfumato.ops.paths import paths
 from sfumato.ops.registry import has_twins
 from sfumato.ops.triton.planes import LAYOUTS

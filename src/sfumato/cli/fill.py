@@ -20,6 +20,7 @@ from sfumato.cli.glyphs import speaks_unicode
 from sfumato.cli.view.fill_display import FillDisplay
 from sfumato.diffusion.constraints.hole import Part
 from sfumato.engine import Request
+from sfumato.options import exclusions
 
 AT_MOST = 32  # tokens of the text at --at, where no option says
 _HOLE = re.compile(r"\{\{(?:(\d{1,8})|<=\s*(\d{1,8})|([^{}|]+(?:\|[^{}|]+)+))\}\}")
@@ -145,8 +146,8 @@ def _at(file: TextFile, args: argparse.Namespace) -> tuple[Part, ...]:
             f"--at: line {line} of {file.path} has {len(lines[line - 1])} columns; column {column} "
             "is beyond its end"
         )
-    if args.tokens is not None and args.at_most is not None:
-        raise ValueError("--tokens, --at-most: give at most one of them")
+    given = {"--tokens": args.tokens is not None, "--at-most": args.at_most is not None}
+    exclusions.check(exclusions.FILL_AT, given)
     hole = Hole(args.tokens) if args.tokens else Hole(at_most=args.at_most or AT_MOST)
     before = sum(len(each) + 1 for each in lines[: line - 1]) + column - 1
     return tuple(p for p in (file.text[:before], hole, file.text[before:]) if p != "")

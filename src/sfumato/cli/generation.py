@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 PAUSE_S = 0.4  # that a frame of a slow display stays
+_ADVICE = "lower --max-tokens, or free some memory"
 LARGE = 100e6  # bytes; a smaller checkpoint is loaded at once
 
 
@@ -149,7 +150,7 @@ def engine(model: Model, first: Request, context: int = 1, kept: int = 0) -> Eng
         )
         return Engine(model, config)
     except EngineError as error:
-        raise _advised(str(error)) from error
+        raise error.advising(_ADVICE) from error
 
 
 def _need(model: Model, first: Request) -> int:
@@ -174,7 +175,7 @@ def answer(engine: Engine, request: Request, display: Display) -> Answer:
         ):
             for event in events:
                 if isinstance(event, Failed):
-                    raise _advised(event.message)
+                    raise _advised(event.refused or ValueError(event.message))
                 if isinstance(event, Finished):
                     display.show(sfumato.Done(event.reply))
                     for warning in event.reply.warnings:
@@ -198,7 +199,7 @@ def _events(engine: Engine, request: Request, presses: Presses) -> Generator[Eve
     try:
         handle = engine.submit(request, events.append)
     except TooLarge as error:
-        raise _advised(str(error)) from error
+        raise _advised(error) from error
     try:
         presses.on_first(handle.cancel)
         while events or handle.terminal is None:
@@ -210,10 +211,12 @@ def _events(engine: Engine, request: Request, presses: Presses) -> Generator[Eve
         handle.cancel()
 
 
-def _advised(message: str) -> ValueError:
-    """An engine's error, with the advice for a server replaced by that for the command line."""
-    facts, advice, _ = message.partition("; lower --slots")
-    return ValueError(f"{facts}; lower --max-tokens, or free some memory" if advice else facts)
+def _advised(error: ValueError) -> ValueError:
+    """An engine's error, with the advice for a server replaced by that for the command line where
+    the request as a whole has no room."""
+    if isinstance(error, TooLarge) and error.field is None:
+        return error.advising(_ADVICE)
+    return error
 
 
 def display(

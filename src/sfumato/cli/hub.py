@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.cli.units import size
-from sfumato.weights.gguf_parts import part_names
-from sfumato.weights.locate import INDEX, locate
-from sfumato.weights.narrow.config import BESIDE as NARROW
+from sfumato.weights.files.gguf import part_names
+from sfumato.weights.files.locate import INDEX, locate
+from sfumato.weights.files.narrow import BESIDE as NARROW
 
 PREFIX = "hf:"
 USAGE = "hf:owner/name, or hf:owner/name:file with a file's name or a part of it, as Q4_K_M"

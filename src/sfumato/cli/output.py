@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sfumato.weights.atomic_write import atomic_path, check_writable, create_file
+from sfumato.weights.files.atomic_write import atomic_path, check_writable, create_file
 
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
 

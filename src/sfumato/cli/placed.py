@@ -11,7 +11,7 @@ import torch
 
 from sfumato.api import EMBEDDED
 from sfumato.cli.notes import print_message
-from sfumato.engine import EngineConfig, EngineError
+from sfumato.engine import EngineConfig
 from sfumato.engine.memory.layer_choice import Subject, check_placed, most_gpu_layers
 from sfumato.model.families import open_checkpoint
 from sfumato.model.layer_devices import make_placement
@@ -51,10 +51,7 @@ def choose_layers(
     if placement.leaves_layers:
         _choose_other_layers(args, model, device)
         placement = make_placement(*given, other_layers=args.other_layers)
-    try:
-        check_placed(model, placement, engine)
-    except EngineError as error:
-        raise ValueError(str(error)) from error
+    check_placed(model, placement, engine)
 
 
 def _most_layers(

@@ -17,7 +17,7 @@ import torch
 
 from sfumato import ops
 from sfumato.model.torch_code import multiplies_bfloat16
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.weights.formats import FORMATS, QuantizedTensor
 
 EXPERT = (1408, 2816)  # one expert's larger matrix: what is dequantized, or multiplied, in one go
 CANVAS = 256
@@ -156,8 +156,8 @@ def _linear(x: torch.Tensor, packed: Any) -> Callable[[], object]:
 
 
 def _blocks(format: str) -> QuantizedTensor:
-    kind, (rows, columns) = BLOCK_FORMATS[format], EXPERT
-    data = torch.zeros(rows, columns // kind.block_size * kind.block_bytes, dtype=torch.uint8)
+    kind, (rows, columns) = FORMATS[format], EXPERT
+    data = torch.zeros(rows, kind.row_width(columns), dtype=torch.uint8)
     return QuantizedTensor(data, kind, EXPERT)
 
 

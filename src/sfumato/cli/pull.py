@@ -13,10 +13,10 @@ from sfumato.cli import download, hub, notes
 from sfumato.cli.hub import Listing, Reference
 from sfumato.cli.units import size
 from sfumato.weights.errors import CheckpointError
-from sfumato.weights.jsonfile import MAX_JSON, read_object
-from sfumato.weights.locate import INDEX
-from sfumato.weights.narrow.config import BESIDE as NARROW
-from sfumato.weights.narrow.config import METHODS, read_scheme
+from sfumato.weights.files.jsonfile import MAX_JSON, read_object
+from sfumato.weights.files.locate import INDEX
+from sfumato.weights.files.narrow import BESIDE as NARROW
+from sfumato.weights.files.narrow import METHODS, read_scheme
 
 _SHARE = {"q4_k": 0.36, "q8_0": 0.55}
 """What quantizing while loading leaves of bfloat16, the embedding's two copies included."""

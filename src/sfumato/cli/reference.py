@@ -1,12 +1,16 @@
-"""docs/options.md, made of the tables of options: `python -m sfumato.cli.reference`, or
-`make options`. A test holds that the file is up to date."""
+"""docs/options.md and docs/exclusions.md, made of the tables of options: `make options`.
+
+A test holds that the files are up to date."""
 
 from __future__ import annotations
+
+import sys
 
 from sfumato.cli.chat_commands import COMMANDS as CHAT_COMMANDS
 from sfumato.cli.chat_commands import USAGES
 from sfumato.cli.commands import COMMANDS
 from sfumato.options import OPTIONS, SETTINGS, Option, Setting
+from sfumato.options.exclusions import EXCLUSIONS, Exclusion
 from sfumato.values import Flag
 
 _INTRODUCTION = """\
@@ -125,6 +129,18 @@ until `/clear`.
 """
 
 
+_EXCLUSIONS = """\
+# What does not go together
+
+`make options` writes this page from [the table](../src/sfumato/options/exclusions.py); edit that
+file instead. The checks and their messages come from the same rows.
+
+Each row has a field, or one choice of it, and others that a request cannot have beside it. Fields
+have the names of Python, bodies and the command line. The errors of a dialect that calls a field
+otherwise have the name of its body.
+"""
+
+
 def page() -> str:
     """The whole of docs/options.md."""
     lines = ["| Option | Values | Default | Commands | |", "|---|---|---|---|---|"]
@@ -170,5 +186,20 @@ def _cells(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
+def exclusions_page() -> str:
+    """docs/exclusions.md."""
+    parts = [_EXCLUSIONS]
+    for heading, rows in EXCLUSIONS.items():
+        parts += [f"## {heading}", "", "| | does not go with | because |", "|---|---|---|"]
+        parts += [_excluded(row) for row in rows] + [""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _excluded(row: Exclusion) -> str:
+    words = {"one": row.one, "other": "…", "all": "them"}
+    because = "; ".join(text.format(**words) for text in (row.why, row.advice) if text)
+    return _cells(f"`{row.one}`", ", ".join(f"`{other}`" for other in row.others), because)
+
+
 if __name__ == "__main__":
-    print(page(), end="")
+    print(exclusions_page() if sys.argv[1:] == ["exclusions"] else page(), end="")

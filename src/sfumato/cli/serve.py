@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from sfumato.cli.arguments import label, rank
 from sfumato.server.http import logs
-from sfumato.server.http.ratelimit import RateLimit
+from sfumato.server.http.logs import RateLimit
 from sfumato.server.http.uvicorn_server import SIGNALS, Listener, bind
 from sfumato.server.settings import ServerSettings
 
@@ -85,7 +85,7 @@ def _serve(
 ) -> End:
     """Loads the model and serves until a signal comes or the engine dies."""
     from sfumato.cli import generation, placed
-    from sfumato.engine import Engine, EngineError
+    from sfumato.engine import Engine
     from sfumato.server.app import create_app
     from sfumato.server.metrics import Metrics
 
@@ -96,14 +96,11 @@ def _serve(
             listen(request, event)
 
     generation.check_device(args.device, label(args, "device"))
-    try:
-        layout = partial(_config, args)
-        placed.choose_layers(args, layout, one_device=True)  # checks the memory before it loads
-        model = generation.load(args)
-        config = _config(args, model.config.context_length)
-        engine = Engine(model, config, on_finish=finished)
-    except EngineError as error:
-        raise ValueError(str(error)) from error
+    layout = partial(_config, args)
+    placed.choose_layers(args, layout, one_device=True)  # checks the memory before it loads
+    model = generation.load(args)
+    config = _config(args, model.config.context_length)
+    engine = Engine(model, config, on_finish=finished)
     metrics = Metrics(engine, audit)
     ends.append(metrics.observe)
     if audit is not None:

@@ -19,7 +19,7 @@ def _train(args: argparse.Namespace) -> int:
 
     from sfumato.convert.files import check_checkpoint_folder
     from sfumato.train import recipe
-    from sfumato.weights.atomic_write import check_writable
+    from sfumato.weights.files.atomic_write import check_writable
 
     out = Path(args.out)
     if out.exists() or out.parent.is_dir():  # else it is made

@@ -26,10 +26,10 @@ from sfumato.model.families import family_of, open_checkpoint
 from sfumato.model.loading import config_of, expected_shapes
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.quant_recipes import TARGETS, QuantRecipe, formats
-from sfumato.weights.atomic_write import check_writable
-from sfumato.weights.blocks import BLOCK_FORMATS
 from sfumato.weights.checkpoint import Checkpoint
-from sfumato.weights.tensor_stream import TensorStream
+from sfumato.weights.files.atomic_write import check_writable
+from sfumato.weights.files.tensor_stream import TensorStream
+from sfumato.weights.formats import of_files
 
 HF_TARGETS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 NEAREST = "nearest"
@@ -118,7 +118,7 @@ def _recipe(
     known = TARGETS if kind == "gguf" else HF_TARGETS
     name = to or DEFAULTS[kind]
     if name not in known:
-        if name.upper() in BLOCK_FORMATS and kind == "gguf":
+        if name.upper() in of_files("blocks") and kind == "gguf":
             raise ValueError(
                 f"--to: {name!r} is none of {', '.join(known)}: blocks of {name.upper()} are read "
                 "and run, and not made here"
@@ -143,7 +143,7 @@ def _notes(checkpoint: Checkpoint, chosen: Mapping[str, str]) -> list[str]:
     coded = {
         now[name]
         for name, format in chosen.items()
-        if format != now[name] and {format, now[name]} <= BLOCK_FORMATS.keys()
+        if format != now[name] and {format, now[name]} <= of_files("blocks").keys()
     }
     if coded:
         notes.append(

@@ -17,12 +17,12 @@ from sfumato.diffusion.checkpoint_defaults import defaults_to_hf
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.model.families import FAMILIES, Family
 from sfumato.model.model_config import ModelConfig
-from sfumato.weights.atomic_write import atomic_path
 from sfumato.weights.errors import CheckpointError, quoted
-from sfumato.weights.jsonfile import read_object
-from sfumato.weights.tensor_stream import TensorStream
-from sfumato.weights.write_gguf import layout, write_gguf
-from sfumato.weights.write_safetensors import write_safetensors
+from sfumato.weights.files.atomic_write import atomic_path
+from sfumato.weights.files.gguf import layout, write_gguf
+from sfumato.weights.files.jsonfile import read_object
+from sfumato.weights.files.safetensors import write_safetensors
+from sfumato.weights.files.tensor_stream import TensorStream
 
 Progress = Callable[[int, int], None]
 """(bytes written so far, bytes in all)"""

@@ -13,7 +13,7 @@ from sfumato.model.families import family_of
 from sfumato.model.model_config import ModelConfig
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError
-from sfumato.weights.tensor_stream import TensorStream
+from sfumato.weights.files.tensor_stream import TensorStream
 
 
 def gguf_tensors(

@@ -19,7 +19,7 @@ from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
 from sfumato.text.vocabulary import SPACE, TokenizerError, from_gguf, from_json
 from sfumato.weights.errors import CheckpointError
-from sfumato.weights.jsonfile import read_object
+from sfumato.weights.files.jsonfile import read_object
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6  # ggml's token types
 SCORE = -1000.0  # what published files give every token: BPE does not use scores

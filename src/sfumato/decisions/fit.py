@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sfumato.decisions.metrics import LEAST, Metrics, Rows, metrics, tempered
+from sfumato.refused import Refused
 
 LOWEST, HIGHEST = 0.05, 20.0  # temperatures
 LEAST_LABELS = 30  # with fewer the folds disagree about the temperature more than T = 1 is wrong
@@ -36,7 +37,7 @@ def fit(rows: Rows, labels: Sequence[int], folds: int = 5, seed: int = 0) -> Fit
     Raises ValueError for too few labels, and where no two different ones are there.
     """
     if not 2 <= folds <= MOST_FOLDS:
-        raise ValueError(f"folds: must be 2 to {MOST_FOLDS}, got {folds}")
+        raise Refused("folds", f"must be 2 to {MOST_FOLDS}, got {folds}")
     least = max(LEAST_LABELS, 2 * folds)
     if len(labels) < least:
         raise ValueError(

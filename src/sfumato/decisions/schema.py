@@ -13,6 +13,7 @@ from sfumato.decisions.forms import Form, form_of
 from sfumato.decisions.results import Decision, DecisionUsage, typed_answer
 from sfumato.diffusion.constraints.answers import Answer
 from sfumato.diffusion.constraints.questions import MOST_QUESTIONS, Question
+from sfumato.refused import Refused
 
 T = TypeVar("T")
 
@@ -55,21 +56,20 @@ def schema_of(questions: Any) -> Schema[Any]:
         forms = {name: form_of(name, annotation) for name, annotation in questions.items()}
         build = dict
     else:
-        raise ValueError(
-            "questions: must be a mapping of names to types, such as "
-            f'{{"urgent": bool}}, or a class of pydantic, got {questions!r:.80}'
+        raise Refused(
+            "questions",
+            'must be a mapping of names to types, such as {"urgent": bool}, or a class '
+            f"of pydantic, got {questions!r:.80}",
         )
     return Schema(forms, build)
 
 
 def _check_names(names: Mapping[Any, Any]) -> None:
     if not 1 <= len(names) <= MOST_QUESTIONS:
-        raise ValueError(f"questions: must be 1 to {MOST_QUESTIONS}, got {len(names)}")
+        raise Refused("questions", f"must be 1 to {MOST_QUESTIONS}, got {len(names)}")
     for name in names:
         if not isinstance(name, str) or not name:
-            raise ValueError(
-                f"questions: a name must be a text that is not empty, got {name!r:.80}"
-            )
+            raise Refused("questions", f"a name must be a text that is not empty, got {name!r:.80}")
 
 
 def _of_model(model: Any) -> dict[str, Form]:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from sfumato.refused import Refused
+
 MOST_TEMPLATE = 1 << 20  # characters
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
@@ -18,7 +20,7 @@ def state_text(state: Any) -> str:
     if hasattr(state, "model_dump") and not isinstance(state, type):
         state = state.model_dump(mode="json")
     if not isinstance(state, dict | list | tuple):
-        raise ValueError(f"state: must be a text, a dict or a list, got {state!r:.80}")
+        raise Refused("state", f"must be a text, a dict or a list, got {state!r:.80}")
     return json_text(state)
 
 
@@ -27,7 +29,7 @@ def json_text(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"state: cannot be written as JSON: {error}") from None
+        raise Refused("state", f"cannot be written as JSON: {error}") from None
 
 
 class StateTemplate:
@@ -36,7 +38,7 @@ class StateTemplate:
     def __init__(self, text: str) -> None:
         """Raises ValueError for braces that do not belong together."""
         if len(text) > MOST_TEMPLATE:
-            raise ValueError(f"state: a template has {MOST_TEMPLATE:,} characters at most")
+            raise Refused("state", f"a template has {MOST_TEMPLATE:,} characters at most")
         self.text = text
         self._parts: list[tuple[str, str | None]] = []  # text, and the column after it
         end, plain = 0, ""
@@ -49,9 +51,10 @@ class StateTemplate:
             elif match[0] in ("{{", "}}"):
                 plain += match[0][0]
             else:
-                raise ValueError(
-                    f"state: {match[0]!r} at character {match.start() + 1} names no column; write "
-                    "{column}, and {{ or }} for a brace"
+                raise Refused(
+                    "state",
+                    f"{match[0]!r} at character {match.start() + 1} names no column",
+                    "write {column}, and {{ or }} for a brace",
                 )
         self._parts.append((plain + text[end:], None))
 
@@ -65,7 +68,7 @@ class StateTemplate:
         for name in self.columns:
             if name not in columns:
                 have = ", ".join(columns)[:200]
-                raise ValueError(f"state: there is no column {name!r}; there are {have}")
+                raise Refused("state", f"there is no column {name!r}", f"there are {have}")
 
     def fill(self, row: Mapping[str, Any]) -> str:
         """The state of a row; what is no text is JSON. Raises ValueError as `check`."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.constraints.guidance import Guidance
 from sfumato.diffusion.given_canvas import GivenCanvas
 from sfumato.diffusion.noise import Noise, first_tokens
 from sfumato.diffusion.processors import CanvasView
@@ -20,11 +19,21 @@ from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.schedule import count_at, temperature_at
 from sfumato.model.to_device import to_device
 from sfumato.options.limits import MIN_TEMPERATURE
+from sfumato.refused import Refused
 
 if TYPE_CHECKING:
     from sfumato.model.network import Network
 
 Convergence = Literal["converged", "step_cap"]
+
+
+@dataclass(frozen=True, eq=False)
+class Guidance:
+    """What a constraint asks of the next denoising step of one canvas, for that step alone."""
+
+    pins: Mapping[int, int]  # position → its fixed token
+    masked: int = 0  # the position that `mask` is of
+    mask: Tensor | None = None  # bool [tokens], on the host: which may stand there; None: all
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,7 @@ class Draft:
         """`token_ids` as text, special tokens left out; decoded at each access. Raises
         ValueError where the draft is not from a `Model` or an `Engine`: ids alone have no text."""
         if self.decode is None:
-            raise ValueError("text: this draft has no tokenizer; drafts of Model.stream have one")
+            raise Refused("text", "this draft has no tokenizer", "drafts of Model.stream have one")
         return self.decode(self.token_ids.tolist())
 
 
@@ -207,7 +216,7 @@ class Canvas:
         pins = [-1] * self.length
         for position, token in pinned.items():
             if not (0 <= position < self.length and 0 <= token < self.vocab_size):
-                raise ValueError(f"pinned: position {position}, token {token} is out of range")
+                raise Refused("pinned", f"position {position}, token {token} is out of range")
             pins[position] = token
         return torch.tensor(pins)
 
@@ -278,15 +287,17 @@ class Canvas:
 
     def check_entropy(self, entropy: Tensor, step: int) -> None:
         """Refuses what is no distribution: entropy float32 [length], on the CPU, is NaN where
-        scores were no numbers, and infinite where all tokens were banned (see `score_rows`)."""
+        scores were no numbers, and infinite where all tokens were banned (see `score`)."""
         if entropy.isfinite().all():
             return
         where = f"canvas {self.noise.canvas}, step {step}"
         processors = ", ".join(type(part).__name__ for part in self.config.processors)
         if entropy.isinf().any():
-            raise ValueError(
-                f"{where}: the logit processors ({processors}) ban every token of position "
-                f"{int(entropy.isinf().nonzero()[0])}; leave it at least one"
+            raise Refused(
+                where,
+                f"the logit processors ({processors}) ban every token of position "
+                f"{int(entropy.isinf().nonzero()[0])}",
+                "leave it at least one",
             )
         processor_hint = (
             f"; or see that no logit processor ({processors}) makes NaN or infinity of them"

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from sfumato.model.cache import Slot
 from sfumato.model.network import PREFILL_CHUNK, Network
-from sfumato.model.read_rows import Scratch
+from sfumato.model.segments import Scratch
 from sfumato.model.token_scores import token_scores
+from sfumato.refused import Refused
 
 PIECE = 256
 """Tokens of a row that are scored at once."""
@@ -72,9 +73,11 @@ def next_scores(network: Network, slot: Slot, ids: Tensor, allowed: Tensor | Non
     _check(network, slot, ids, "ids")
     vocab_size = network.config.vocab_size
     if allowed is not None and not (len(allowed) <= vocab_size and bool(allowed.any())):
-        raise ValueError(
-            f"allowed: must have at most {vocab_size} entries, as the vocabulary has tokens, and "
-            f"allow one of them at least; got {len(allowed)}, of which {int(allowed.sum())}"
+        raise Refused(
+            "allowed",
+            f"must have at most {vocab_size} entries, as the vocabulary has tokens, and "
+            "allow one of them at least",
+            f"got {len(allowed)}, of which {int(allowed.sum())}",
         )
     _check_room(slot, ids)
     if len(ids) > 1:
@@ -138,19 +141,20 @@ def check_finite(scores: Tensor) -> None:
 
 def _check(network: Network, slot: Slot, ids: Tensor, where: str) -> None:
     if len(ids) < 1:
-        raise ValueError(f"{where}: must hold one token at least, the last of what is given")
+        raise Refused(where, "must hold one token at least, the last of what is given")
     network.check_ids(ids, where)
     longest = network.config.context_length
     if slot.length + len(ids) > longest:
-        raise ValueError(
-            f"{where}: {len(ids)} tokens after a prefix of {slot.length} exceed the context of "
-            f"{longest}; shorten them"
+        raise Refused(
+            where,
+            f"{len(ids)} tokens after a prefix of {slot.length} exceed the context of {longest}",
+            "shorten them",
         )
 
 
 def _check_room(slot: Slot, ids: Tensor) -> None:
     if len(ids) > slot.room():
-        raise ValueError(f"ids: {len(ids)} tokens, and the slot has room for {slot.room()}")
+        raise Refused("ids", f"{len(ids)} tokens, and the slot has room for {slot.room()}")
 
 
 def _next_pieces(

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.scoring import Scoring, score_rows
-from sfumato.diffusion.soft_rows import embedded
+from sfumato.diffusion.scoring import Scoring, score
 from sfumato.model.head import HeadStats
 from sfumato.model.network import Network
 from sfumato.model.to_device import to_device
@@ -38,8 +37,7 @@ def draw_next(
     uniforms = torch.cat([canvas.uniforms() for canvas in canvases])
     uniforms = uniforms.float() if device.type == "mps" else uniforms
     drawn_with = temperature, to_device(uniforms, device)
-    embeds = embedded(canvases, device)
-    stats, extra = score_rows(network.head, hidden, canvases, *drawn_with, scoring, embeds=embeds)
+    stats, extra = score(network.head, hidden, *drawn_with, scoring, canvases)
     cold = torch.tensor([canvas.config.temperature == 0 for canvas in canvases])
     drawn = torch.where(cold, stats.argmax.cpu(), stats.drawn.cpu())
     pinned = torch.cat([canvas.pinned for canvas in canvases])

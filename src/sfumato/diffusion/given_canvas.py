@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sfumato.diffusion.checks import is_whole
+from sfumato.refused import Refused
 from sfumato.weights.errors import quoted
 
 
@@ -31,17 +32,18 @@ class GivenCanvas:
         """Raises ValueError, naming the field, for what no canvas of `length` positions can be."""
         if self.tokens is not None:
             if len(self.tokens) != length:
-                raise ValueError(
-                    f"tokens: the canvas has {length} positions, and {len(self.tokens)} tokens "
-                    "were given; give one for each position, or another canvas length"
+                raise Refused(
+                    "tokens",
+                    f"the canvas has {length} positions, and {len(self.tokens)} tokens were given",
+                    "give one for each position, or another canvas length",
                 )
             _check_each("tokens", self.tokens, "token ids", vocab_size)
         if self.pinned and self.tokens is None:
-            raise ValueError("pinned: needs the canvas's tokens")
+            raise Refused("pinned", "needs the canvas's tokens")
         _check_each("pinned", self.pinned, "positions of the canvas", length)
 
 
 def _check_each(field: str, values: tuple[int, ...], what: str, end: int) -> None:
     for value in values:
         if not (is_whole(value) and 0 <= value < end):
-            raise ValueError(f"{field}: must be {what}, from 0 to {end - 1}; got {quoted(value)}")
+            raise Refused(field, f"must be {what}, from 0 to {end - 1}; got {quoted(value)}")

@@ -18,19 +18,9 @@ from sfumato.diffusion.schedule import LinearTemperature, count_at, temperature_
 from sfumato.diffusion.stopping import SettledToEnd, StableAndConfident
 from sfumato.model.network import Network
 from sfumato.options.limits import MOST_STEPS
+from sfumato.refused import Refused, TooLarge
 
 StopReason = Literal["eos", "max_tokens", "stop", "cancelled"]
-
-
-class TooLarge(ValueError):
-    """A request that can never be served here. Says what it needs, what there is, and what to
-    change; in numbers too, as far as they are known."""
-
-    def __init__(
-        self, message: str, prompt_tokens: int | None = None, context: int | None = None
-    ) -> None:
-        super().__init__(message)
-        self.prompt_tokens, self.context = prompt_tokens, context
 
 
 @dataclass(frozen=True)
@@ -73,7 +63,7 @@ def plan_reply(
     check_seed(seed)
     if config.mode == "causal":
         if prompt_tokens < 1:
-            raise ValueError("prompt: has no token, which the causal mode could go on from")
+            raise Refused("prompt", "has no token, which the causal mode could go on from")
         config = _causal(config)
     assert config.max_steps
     config = replace(config, max_steps=min(config.max_steps, most_steps))
@@ -98,7 +88,7 @@ def _causal(config: SamplerConfig) -> SamplerConfig:
 def check_seed(seed: object) -> None:
     """Raises ValueError for what is no seed."""
     if type(seed) is not int or not 0 <= seed < 2**64:
-        raise ValueError(f"seed: must be a whole number from 0 to 2**64 - 1, got {seed!r}")
+        raise Refused("seed", f"must be a whole number from 0 to 2**64 - 1, got {seed!r}")
 
 
 def resolve(network: Network, config: SamplerConfig, limits: Limits) -> SamplerConfig:
@@ -111,15 +101,16 @@ def resolve(network: Network, config: SamplerConfig, limits: Limits) -> SamplerC
     longest = network.config.canvas_length
     length = config.canvas_length or longest
     if length > longest:
-        raise ValueError(
-            f"canvas_length: {length} is longer than the {longest} that this checkpoint was "
-            "trained for; use that or less"
+        raise Refused(
+            "canvas_length",
+            f"{length} is longer than the {longest} that this checkpoint was trained for",
+            "use that or less",
         )
     check_steps(config)
     vocab_size = network.config.vocab_size
     if config.named_tokens and max(config.named_tokens) >= vocab_size:
-        raise ValueError(
-            f"named_tokens: must lie in 0..{vocab_size - 1}, got {max(config.named_tokens)}"
+        raise Refused(
+            "named_tokens", f"must lie in 0..{vocab_size - 1}, got {max(config.named_tokens)}"
         )
     config = replace(config, canvas_length=length)
     if not limits.end_ids:
@@ -139,9 +130,11 @@ def resolve(network: Network, config: SamplerConfig, limits: Limits) -> SamplerC
 def _settled_to_end(config: SamplerConfig, ends: Sequence[int]) -> SettledToEnd:
     rule = config.stopping
     if type(rule) not in (StableAndConfident, SettledToEnd):
-        raise ValueError(
-            "settle_at_end: belongs to the stopping rule StableAndConfident, and this request has "
-            f"{type(rule).__name__}; leave one of them out"
+        raise Refused(
+            "settle_at_end",
+            "belongs to the stopping rule StableAndConfident, and this request has "
+            f"{type(rule).__name__}",
+            "leave one of them out",
         )
     assert isinstance(rule, StableAndConfident)
     return SettledToEnd(rule.stability, rule.confidence, tuple(ends))
@@ -164,20 +157,24 @@ def check_context(network: Network, prompt: int, config: SamplerConfig, limits: 
     ValueError for what is no number of tokens."""
     assert config.canvas_length
     if type(limits.max_tokens) is not int or limits.max_tokens < 1:
-        raise ValueError(f"max_tokens: must be a whole number from 1, got {limits.max_tokens!r}")
+        raise Refused("max_tokens", f"must be a whole number from 1, got {limits.max_tokens!r}")
     length, longest = config.canvas_length, network.config.context_length
     if prompt + length > longest:
         raise TooLarge(
-            f"prompt: the prompt is {prompt} tokens and the context holds {longest}, of which a "
-            f"canvas takes {length}; shorten it",
+            "prompt",
+            f"the prompt is {prompt} tokens and the context holds {longest}, of which a "
+            f"canvas takes {length}",
+            "shorten it",
             prompt,
             longest,
         )
     canvases = -(-limits.max_tokens // length)
     if prompt + canvases * length > longest:
         raise TooLarge(
-            f"max_tokens: a prompt of {prompt} tokens and {canvases} canvases of {length} exceed "
-            f"this model's context of {longest}; shorten the prompt or lower max_tokens",
+            "max_tokens",
+            f"a prompt of {prompt} tokens and {canvases} canvases of {length} exceed this "
+            f"model's context of {longest}",
+            "shorten the prompt or lower max_tokens",
             prompt,
             longest,
         )

@@ -14,6 +14,7 @@ import torch
 
 from sfumato.diffusion.causal import log_likelihoods
 from sfumato.model.network import Network
+from sfumato.refused import Refused
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,11 @@ def perplexity(
     first = 0 if begin is not None else 1
     longest = network.config.context_length
     if not 2 <= context <= longest:
-        raise ValueError(f"context: must be from 2 to the model's {longest}, got {context}")
+        raise Refused("context", f"must be from 2 to the model's {longest}, got {context}")
     if not 1 <= stride < context:
-        raise ValueError(f"stride: must be from 1 to {context - 1}, got {stride}")
+        raise Refused("stride", f"must be from 1 to {context - 1}, got {stride}")
     if len(ids) <= first:
-        raise ValueError(f"text: has {len(ids)} tokens, and none of them can be scored")
+        raise Refused("text", f"has {len(ids)} tokens, and none of them can be scored")
     opening = [] if begin is None else [begin]
     slot = network.new_slot(context)
     total, scored = 0.0, 0

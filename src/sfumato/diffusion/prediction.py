@@ -14,6 +14,7 @@ from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.stopping import Never
 from sfumato.options.limits import STRENGTH
+from sfumato.refused import Refused
 from sfumato.weights.errors import quoted
 
 LEAST_STEPS = 2  # in which a canvas can settle
@@ -32,9 +33,9 @@ class PredictedText:
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
-            raise ValueError(f"prediction: must be text, got {quoted(self.text)}")
+            raise Refused("prediction", f"must be text, got {quoted(self.text)}")
         if not (is_number(self.strength) and 0 <= self.strength <= 1):
-            raise ValueError(f"strength: must be from 0 to 1, got {quoted(self.strength)}")
+            raise Refused("strength", f"must be from 0 to 1, got {quoted(self.strength)}")
 
 
 @dataclass(frozen=True)

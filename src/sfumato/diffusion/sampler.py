@@ -16,6 +16,7 @@ from sfumato.diffusion.checks import is_number, is_whole
 from sfumato.model.head import HeadStats
 from sfumato.options import default
 from sfumato.options.limits import MOST_NATS, MOST_TOKENS
+from sfumato.refused import Refused
 from sfumato.weights.errors import quoted
 
 
@@ -54,8 +55,8 @@ class EntropyBound:
 
     def __post_init__(self) -> None:
         if not (is_number(self.bound) and 0 <= self.bound <= MOST_NATS):
-            raise ValueError(
-                f"entropy_bound: must be from 0 to {MOST_NATS:.0e} nats, got {self.bound!r}"
+            raise Refused(
+                "entropy_bound", f"must be from 0 to {MOST_NATS:.0e} nats, got {self.bound!r}"
             )
 
     def accept(self, view: StepView) -> Tensor:
@@ -75,8 +76,9 @@ class FixedCount:
 
     def __post_init__(self) -> None:
         if not (is_whole(self.count) and 1 <= self.count <= MOST_TOKENS):
-            raise ValueError(
-                f"count: must be from 1 to {MOST_TOKENS} positions a step, got {quoted(self.count)}"
+            raise Refused(
+                "count",
+                f"must be from 1 to {MOST_TOKENS} positions a step, got {quoted(self.count)}",
             )
 
     def accept(self, view: StepView) -> Tensor:
@@ -99,7 +101,7 @@ class Threshold:
     def __post_init__(self) -> None:
         for name, value in (("top", self.top), ("margin", self.margin)):
             if not (is_number(value) and 0 <= value <= 1):
-                raise ValueError(f"{name}: must be a probability from 0 to 1, got {value!r}")
+                raise Refused(name, f"must be a probability from 0 to 1, got {value!r}")
 
     def accept(self, view: StepView) -> Tensor:
         first = view.stats.top_probs[..., 0].masked_fill(view.pinned, -1.0)

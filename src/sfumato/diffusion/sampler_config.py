@@ -10,8 +10,9 @@ from sfumato.diffusion.processors import LogitProcessor, banned_by
 from sfumato.diffusion.sampler import SAMPLERS, EntropyBound, Sampler
 from sfumato.diffusion.schedule import LinearTemperature, Schedule, SoftTopK
 from sfumato.diffusion.stopping import Never, StableAndConfident, Stopping
-from sfumato.options import MODES, bounds, default
+from sfumato.options import MODES, bounds, default, exclusions
 from sfumato.options.limits import MAX_TEMPERATURE, MOST_HISTORY
+from sfumato.refused import Refused
 from sfumato.weights.errors import quoted
 
 _METHODS = {
@@ -78,42 +79,43 @@ class SamplerConfig:
     def __post_init__(self) -> None:
         self._check_kinds()
         if self.mode not in MODES:
-            raise ValueError(f"mode: must be {' or '.join(MODES)}, got {quoted(self.mode)}")
+            raise Refused("mode", f"must be {' or '.join(MODES)}, got {quoted(self.mode)}")
         scale, top_p = self.temperature, self.top_p
         if not (is_number(scale) and 0 <= scale <= MAX_TEMPERATURE):
-            raise ValueError(f"temperature: must be from 0 to {MAX_TEMPERATURE:.0e}, got {scale!r}")
+            raise Refused("temperature", f"must be from 0 to {MAX_TEMPERATURE:.0e}, got {scale!r}")
         if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
-            raise ValueError(f"top_p: must be over 0 and at most 1, got {top_p!r}")
+            raise Refused("top_p", f"must be over 0 and at most 1, got {top_p!r}")
         skip = self.soft_skip
         if skip is not None and not (is_number(skip) and 0 <= skip < 1):
-            raise ValueError(f"soft_skip: must be from 0 (exact) to under 1, got {skip!r}")
+            raise Refused("soft_skip", f"must be from 0 (exact) to under 1, got {skip!r}")
         kept_tokens = self.soft_top_k
         if isinstance(kept_tokens, int) and is_whole(kept_tokens):
             object.__setattr__(self, "soft_top_k", SoftTopK(kept_tokens))
-        if skip is not None and kept_tokens is not None:
-            raise ValueError(
-                "soft_skip, soft_top_k: give at most one of them; both say what "
-                "self-conditioning may leave out"
-            )
+        given = {"soft_skip": skip is not None, "soft_top_k": kept_tokens is not None}
+        exclusions.check(exclusions.SOFT, given)
         for name, (method, example) in _METHODS.items():
             part = getattr(self, name)
             if part is not None and not _has(part, method):
-                raise ValueError(
-                    f"{name}: must be an object with a method {method!r}, such as {example}; "
-                    f"got {part!r}"
+                raise Refused(
+                    name,
+                    f"must be an object with a method {method!r}, such as {example}",
+                    f"got {part!r}",
                 )
         for name in ("sampler", "stopping"):
             rows = getattr(getattr(self, name), "history", 1)
             if not (is_whole(rows) and 0 <= rows <= MOST_HISTORY):
-                raise ValueError(
-                    f"{name}: its history must be a whole number of rows from 0 to "
-                    f"{MOST_HISTORY}, got {quoted(rows)}"
+                raise Refused(
+                    name,
+                    f"its history must be a whole number of rows from 0 to {MOST_HISTORY}, got "
+                    f"{quoted(rows)}",
                 )
         processors = self.processors
         if not isinstance(processors, tuple) or not all(_has(p, "process") for p in processors):
-            raise ValueError(
-                "processors: must be a tuple of objects with a method 'process', such as "
-                f"(LogitBias({{5: 1.0}}),); got {processors!r}"
+            raise Refused(
+                "processors",
+                "must be a tuple of objects with a method 'process', such as (LogitBias({5: "
+                "1.0}),)",
+                f"got {processors!r}",
             )
 
         self._check_named()
@@ -121,44 +123,50 @@ class SamplerConfig:
     def _check_named(self) -> None:
         named = self.named_tokens
         if not isinstance(named, tuple) or not all(is_whole(i) and i >= 0 for i in named):
-            raise ValueError(
-                f"named_tokens: must be a tuple of token ids, such as (5, 7); got {quoted(named)}"
+            raise Refused(
+                "named_tokens",
+                "must be a tuple of token ids, such as (5, 7)",
+                f"got {quoted(named)}",
             )
         if len(named) > MOST_NAMED:
-            raise ValueError(f"named_tokens: at most {MOST_NAMED}, got {len(named)}")
-        bans_only = all(banned_by(processor, 0, 1) for processor in self.processors)
-        cuts_none = not self.top_k and (self.top_p is None or self.top_p == 1)
-        if named and not (bans_only and cuts_none):
-            raise ValueError(
-                "named_tokens: log probabilities are of the model's own distribution; leave out "
-                "top_k, top_p, and processors that do more than ban tokens"
-            )
+            raise Refused("named_tokens", f"at most {MOST_NAMED}, got {len(named)}")
+        given = {
+            "named_tokens": named,
+            "top_k": self.top_k,
+            "top_p": self.top_p is not None and self.top_p < 1,
+            "processors": not all(banned_by(each, 0, 1) for each in self.processors),
+        }
+        exclusions.check(exclusions.NAMED, given)
 
     def _check_kinds(self) -> None:
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if value is not None and not is_whole(value):
-                raise ValueError(f"{name}: must be an integer, got {value!r}")
+                raise Refused(name, f"must be an integer, got {value!r}")
             if value is not None and value < low:
-                raise ValueError(f"{name}: must be at least {low}, got {value}")
+                raise Refused(name, f"must be at least {low}, got {value}")
             if value is not None and value > high:
-                raise ValueError(f"{name}: must be at most {high}, got {quoted(value)}")
+                raise Refused(name, f"must be at most {high}, got {quoted(value)}")
         for name in ("ignore_eos", "self_conditioning", "settle_at_end"):
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}: must be True or False, got {getattr(self, name)!r}")
+                raise Refused(name, f"must be True or False, got {getattr(self, name)!r}")
 
     def check_mode(self) -> None:
-        """Raises ValueError, naming it, for what a request sets that its mode has not."""
-        if self.mode != "causal":
-            return
-        given = [name for name in _OF_STEPS if getattr(self, name) is not None]
-        given += [] if self.self_conditioning else ["self_conditioning"]
-        given += ["settle_at_end"] if self.settle_at_end else []
-        if given:
-            raise ValueError(
-                "mode: causal replies have no canvases and no denoising steps; leave out "
-                f"{', '.join(given)}"
-            )
+        """Raises Refused for what a request sets that its mode has not."""
+        given = {name: getattr(self, name) is not None for name in _OF_STEPS}
+        given |= {"self_conditioning": not self.self_conditioning}
+        given |= {"settle_at_end": self.settle_at_end, "mode=causal": self.mode == "causal"}
+        exclusions.check(exclusions.CAUSAL, given)
+
+    @property
+    def beside_grammar(self) -> dict[str, object]:
+        """What does not go together with a grammar, as `exclusions.GRAMMAR` names it."""
+        return {
+            "grammar": True,
+            "mode=causal": self.mode == "causal",
+            "ignore_eos": self.ignore_eos,
+            "named_tokens": self.named_tokens,
+        }
 
     def over(self, defaults: SamplerConfig) -> SamplerConfig:
         """This config with its Nones filled from `defaults`."""
@@ -177,12 +185,12 @@ class SamplerConfig:
         new = replace(self, **{k: v for k, v in flat.items() if v is not None})
         if sampler is not None:
             if sampler not in SAMPLERS:
-                raise ValueError(f"sampler: {sampler!r} is none of {', '.join(SAMPLERS)}")
+                raise Refused("sampler", f"{sampler!r} is none of {', '.join(SAMPLERS)}")
             chosen: Sampler = SAMPLERS[sampler]()
             new = replace(new, sampler=chosen)
         if entropy_bound is not None:
             if not isinstance(new.sampler, EntropyBound | None):
-                raise ValueError("entropy_bound: belongs to the sampler 'entropy-bound'")
+                raise Refused("entropy_bound", "belongs to the sampler 'entropy-bound'")
             new = replace(new, sampler=EntropyBound(entropy_bound))
         return new
 
@@ -194,9 +202,10 @@ def _has(part: object, method: str) -> bool:
 def check_sampler(sampler: object) -> None:
     """Raises ValueError for what is no SamplerConfig, and for one that its mode refuses."""
     if not isinstance(sampler, SamplerConfig | None):
-        raise ValueError(
-            "sampler: must be a SamplerConfig, such as SamplerConfig(temperature=0.7, "
-            f"sampler=EntropyBound()), got {sampler!r}"
+        raise Refused(
+            "sampler",
+            "must be a SamplerConfig, such as SamplerConfig(temperature=0.7, "
+            f"sampler=EntropyBound()), got {sampler!r}",
         )
     if sampler is not None:
         sampler.check_mode()

@@ -11,6 +11,7 @@ from sfumato.diffusion.checks import is_number, is_whole
 from sfumato.options import default
 from sfumato.options.limits import MAX_TEMPERATURE, MIN_TEMPERATURE
 from sfumato.options.limits import MOST_COUNTED as MOST
+from sfumato.refused import Refused
 from sfumato.weights.errors import quoted
 
 
@@ -33,12 +34,10 @@ class LinearTemperature:
         for name, low in (("t_min", 0), ("t_max", MIN_TEMPERATURE)):
             value = getattr(self, name)
             if not (is_number(value) and low <= value <= MAX_TEMPERATURE):
-                raise ValueError(
-                    f"{name}: must be from {low:g} to {MAX_TEMPERATURE:g}, got {value!r}"
-                )
+                raise Refused(name, f"must be from {low:g} to {MAX_TEMPERATURE:g}, got {value!r}")
         if self.t_min > self.t_max:
-            raise ValueError(
-                f"t_min, t_max: need t_min <= t_max, got {self.t_min!r} and {self.t_max!r}"
+            raise Refused(
+                ("t_min", "t_max"), f"need t_min <= t_max, got {self.t_min!r} and {self.t_max!r}"
             )
 
     def temperature(self, step: int, max_steps: int) -> float:
@@ -68,8 +67,8 @@ class SoftTopK:
     def __post_init__(self) -> None:
         for value in (self.first, self.first if self.last is None else self.last):
             if not (is_whole(value) and 1 <= value <= MOST):
-                raise ValueError(
-                    f"soft_top_k: must be whole numbers from 1 to {MOST}, got {value!r}"
+                raise Refused(
+                    "soft_top_k", f"must be whole numbers from 1 to {MOST}, got {value!r}"
                 )
 
     def k(self, step: int, max_steps: int) -> int:
@@ -83,9 +82,10 @@ def temperature_at(schedule: Schedule, step: int, max_steps: int) -> float:
     """What a schedule says of a step. Raises ValueError where that is no temperature."""
     value = _call(f"schedule {type(schedule).__name__}", schedule.temperature, step, max_steps)
     if not (is_number(value) and 0 < value <= MAX_TEMPERATURE):
-        raise ValueError(
-            f"schedule {type(schedule).__name__}: temperature must return a number over 0 and at "
-            f"most {MAX_TEMPERATURE:.0e}, got {quoted(value)} at step {step}"
+        raise Refused(
+            f"schedule {type(schedule).__name__}",
+            f"temperature must return a number over 0 and at most {MAX_TEMPERATURE:.0e}, got "
+            f"{quoted(value)} at step {step}",
         )
     return float(value)
 
@@ -94,9 +94,9 @@ def count_at(counts: Counts, step: int, max_steps: int) -> int:
     """How many tokens count at a step. Raises ValueError where that is no count."""
     count = _call(f"soft_top_k {type(counts).__name__}", counts.k, step, max_steps)
     if not (is_whole(count) and 1 <= count <= MOST):
-        raise ValueError(
-            f"soft_top_k {type(counts).__name__}: k must return a whole number from 1 to {MOST}, "
-            f"got {quoted(count)} at step {step}"
+        raise Refused(
+            f"soft_top_k {type(counts).__name__}",
+            f"k must return a whole number from 1 to {MOST}, got {quoted(count)} at step {step}",
         )
     return int(count)
 
@@ -105,7 +105,7 @@ def _call(what: str, method: Callable[[int, int], Any], step: int, max_steps: in
     try:
         return method(step, max_steps)
     except Exception as error:
-        raise ValueError(
-            f"{what}: {method.__name__} raised {type(error).__name__} at step {step}: "
-            f"{str(error)[:200]}"
+        raise Refused(
+            what,
+            f"{method.__name__} raised {type(error).__name__} at step {step}: {str(error)[:200]}",
         ) from error

@@ -7,12 +7,17 @@ and so are rows whose scores are changed otherwise, or kept: what these two grou
 data.  On a CPU `soft_skip` is a part of the plain pass, elsewhere of the second group.  A row's
 statistics do not depend on which rows it is denoised with, to the last bit on a CPU, and within a
 group nothing that one row asks for changes another's numbers.
+
+The positions at which a grammar leaves only some tokens, one of a row at most, are scored again by
+themselves, so that a row's other positions have the numbers that they would have without the mask,
+and no other row is slower by more than one position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal, get_args
 
@@ -21,13 +26,75 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.checks import check_returned
-from sfumato.diffusion.processors import Banned, banned_by
-from sfumato.diffusion.soft_rows import skip_of, spans_of, spread
-from sfumato.model.head import Adjust, HeadStats, VocabularyHead
-from sfumato.model.head_stats import PLAIN
+from sfumato.diffusion.processors import Banned, LogitBias, banned_by
+from sfumato.diffusion.sampler import SAMPLERS
+from sfumato.diffusion.stopping import Never, SettledToEnd, StableAndConfident
+from sfumato.model.approximate import AS_ROUNDED, Skip
+from sfumato.model.head import PLAIN, Adjust, HeadStats, VocabularyHead
 from sfumato.model.label_scores import named_log_probs
+from sfumato.model.to_device import to_device
 from sfumato.model.truncate import cutoffs
 from sfumato.ops.online_softmax import TOP, Bans
+
+LATE_AT_MOST = 0.125
+"""Of a row's positions: where not more are to be summed in full, they wait for the end of the pass.
+A sweep of their own then costs less than their part in the pass's second product does, whose time
+hardly falls with the number of positions; more of them are summed in it, and none is left out."""
+
+
+def reads_soft(canvas: Canvas) -> bool:
+    """Whether anything may read the soft embedding of the step to come. Nothing does where it is
+    the canvas's last one, or the row has no self-conditioning, and the rules are built-in ones,
+    which do not look at it."""
+    config = canvas.config
+    known = type(config.sampler) in SAMPLERS.values()
+    known = known and type(config.stopping) in (StableAndConfident, SettledToEnd, Never)
+    is_unread = canvas.is_at_last_step or not config.self_conditioning
+    return not (known and canvas.guidance is None and is_unread)
+
+
+def embedded(canvases: Sequence[Canvas], device: torch.device) -> bool | Tensor:
+    """Of which packed positions a pass gives soft embeddings: True for all, False for none, or bool
+    [positions]. Elsewhere than on a CPU a kernel does the whole pass, whatever is read of it."""
+    reading = [device.type != "cpu" or reads_soft(canvas) for canvas in canvases]
+    if all(reading) or not any(reading):
+        return all(reading)
+    return spread(canvases, reading)
+
+
+def skip_of(
+    head: VocabularyHead, canvases: Sequence[Canvas], expected: Tensor | None, device: torch.device
+) -> Skip | None:
+    """What the rows of a group may leave out of their soft embeddings; None for nothing. expected:
+    as in `score_rows`, of their positions."""
+    shares = [_share(head, canvas, device) for canvas in canvases]
+    if expected is None or not any(shares):
+        return None
+    late = torch.zeros_like(expected)
+    for canvas, at in zip(canvases, spans_of(canvases), strict=True):
+        # Of the row alone, so that its arithmetic does not depend on other rows.
+        late[at] = (~expected[at]).sum() <= canvas.length * LATE_AT_MOST
+    return Skip(spread(canvases, shares).to(device), expected, late)
+
+
+def _share(head: VocabularyHead, canvas: Canvas, device: torch.device) -> float:
+    """The share that a row may leave out; see `Skip`."""
+    config = canvas.config
+    if config.soft_skip is not None:
+        return float(config.soft_skip)
+    hides = head.rounding > 0 and device.type == "cpu" and config.soft_top_k is None
+    return AS_ROUNDED if hides else 0.0
+
+
+def spans_of(canvases: Sequence[Canvas]) -> list[slice]:
+    ends = list(accumulate(canvas.length for canvas in canvases))
+    return [slice(end - c.length, end) for end, c in zip(ends, canvases, strict=True)]
+
+
+def spread(canvases: Sequence[Canvas], values: Sequence[float]) -> Tensor:
+    """One value a row → one a position."""
+    return torch.cat([torch.full((c.length,), v) for c, v in zip(canvases, values, strict=True)])
+
 
 Kind = Literal["plain", "approximate", "adjusted"]
 """plain: nothing but bans; approximate: a soft embedding and draw of less than all tokens, or more
@@ -42,7 +109,12 @@ class ScoringGroup:
     rows: tuple[int, ...]
     positions: Tensor | None  # int64: their positions among all, on the device; None: all
     bans: Bans | None
-    covered: Tensor | None  # bool [their positions]: where every token is banned
+    vocab_size: int
+
+    @cached_property
+    def covered(self) -> Tensor | None:
+        """bool [their positions]: where every token is banned; None for nowhere."""
+        return None if self.bans is None else self.bans.covers(self.vocab_size)
 
 
 @dataclass(frozen=True)
@@ -50,7 +122,8 @@ class Scoring:
     """How rows are grouped: the same at every step of the same rows."""
 
     groups: tuple[ScoringGroup, ...]
-    restore: Tensor | None  # int64 [positions]: from the groups' order to the rows'
+    restore: Tensor | None = None  # int64 [positions]: from the groups' order to the rows'
+    starts: tuple[int, ...] = ()  # of each row: its first packed position
 
     @classmethod
     def of(
@@ -73,66 +146,77 @@ class Scoring:
                 continue
             members = [canvases[i] for i in rows]
             bans = None if kind == "adjusted" else _all_bans(members, vocab_size, device)
-            covered = None if bans is None else bans.covers(vocab_size)
             # Statistics beyond a canvas are not read: those positions need not be left out.
             all_rows = kind == "plain" and bans is None and len(rows) == len(canvases)
             if all_rows or sum(canvas.length for canvas in members) == starts[-1]:
-                return cls((ScoringGroup(kind, rows, None, bans, covered),), None)
+                return cls((ScoringGroup(kind, rows, None, bans, vocab_size),), None, tuple(starts))
             places = torch.cat([torch.arange(canvases[i].length) + starts[i] for i in rows])
             order.append(places)
-            groups.append(ScoringGroup(kind, rows, places.to(device), bans, covered))
+            groups.append(ScoringGroup(kind, rows, places.to(device), bans, vocab_size))
         restore = torch.zeros(starts[-1], dtype=torch.int64)
         together = torch.cat(order)
         restore[together] = torch.arange(len(together))
-        return cls(tuple(groups), restore.to(device))
+        return cls(tuple(groups), restore.to(device), tuple(starts))
+
+    @classmethod
+    def plain(cls, vocab_size: int, bans: Bans | None = None) -> Scoring:
+        """One group of all positions, whose rows ask for nothing but bans."""
+        return cls((ScoringGroup("plain", (), None, bans, vocab_size),))
 
 
-def score_rows(
+def score(
     head: VocabularyHead,
     hidden: Tensor,
-    canvases: Sequence[Canvas],
     temperature: Tensor,
     uniforms: Tensor,
     scoring: Scoring,
+    canvases: Sequence[Canvas] = (),
     expected: Tensor | None = None,
-    embeds: bool | Tensor = True,
+    done: Tensor | None = None,
 ) -> tuple[HeadStats, dict[int, HeadStats]]:
     """The statistics of all positions, with TOP named tokens; and by row, complete, those of rows
     that asked for more tokens or for their scores. temperature float32 and uniforms float64
-    [positions]; expected bool [positions]: where the step before found that the top tokens suffice
-    (see `Skip`), None for nowhere; embeds: see `soft_rows.embedded`."""
+    [positions]; canvases: of the rows of `scoring`; expected bool [positions]: where the step
+    before found that the top tokens suffice (see `Skip`), None for nowhere; done bool [positions]:
+    those of rows that no step changes, None where they are not known.
+
+    The entropy is infinite where every token is banned: `Canvas.check_entropy` says so.
+    """
+    embeds = embedded(canvases, hidden.device)
     passes: list[HeadStats] = []
     extra: dict[int, HeadStats] = {}
     for group in scoring.groups:
         inputs = hidden, temperature, uniforms
+        presumed, read, left_out = expected, embeds, done
         if group.positions is not None:
-            inputs = (
-                hidden[group.positions],
-                temperature[group.positions],
-                uniforms[group.positions],
-            )
+            at = group.positions
+            inputs = hidden[at], temperature[at], uniforms[at]
+            presumed = None if expected is None else expected[at]
+            read = embeds if isinstance(embeds, bool) else embeds[at]
+            left_out = None if done is None else done[at]
         members = [canvases[i] for i in group.rows]
+        banned: Tensor | None
         if group.kind == "adjusted":
-            stats = _score_adjusted(head, members, *inputs)
+            stats, banned = _score_adjusted(head, members, *inputs)
         else:
-            presumed, read = expected, embeds
-            if group.positions is not None:
-                presumed = None if expected is None else expected[group.positions]
-                read = embeds if isinstance(embeds, bool) else embeds[group.positions]
             skip = skip_of(head, members, presumed, hidden.device)
             settings = {} if group.kind == "plain" else _settings(members, hidden.device)
-            stats = head(*inputs, **settings, skip=skip, bans=group.bans, embeds=read)
-            if group.covered is not None:
-                entropy = stats.entropy.masked_fill(group.covered, float("inf"))
-                stats = replace(stats, entropy=entropy)
+            settings |= {"skip": skip, "bans": group.bans, "embeds": read, "done": left_out}
+            stats, banned = head(*inputs, **settings), group.covered
+        if banned is not None:
+            stats = replace(stats, entropy=stats.entropy.masked_fill(banned, float("inf")))
         if group.kind != "plain":
             own = _with_named(head, members, _by_row(stats, members), *inputs[:2])
             rows = zip(group.rows, own, strict=True)
             extra |= {i: row for i, row in rows if _has_more(row)}
         passes.append(replace(_first_top(stats, TOP), logits=None))
-    if scoring.restore is None:
-        return passes[0], extra
-    return _joined_stats(passes, scoring.restore), extra
+    stats = passes[0]
+    if scoring.restore is not None:
+        stats = _joined_stats(passes, scoring.restore)
+    masked = _positions(canvases, scoring.starts)
+    if masked:
+        extra = _score_masked(head, hidden, masked, temperature, uniforms, stats, extra)
+    return stats, extra
 
 
 def _joined_stats(passes: Sequence[HeadStats], restore: Tensor) -> HeadStats:
@@ -223,8 +307,9 @@ def _score_adjusted(
     hidden: Tensor,
     temperature: Tensor,
     uniforms: Tensor,
-) -> HeadStats:
-    """Statistics whose logits are those of the rows that asked for them, one after another."""
+) -> tuple[HeadStats, Tensor]:
+    """Statistics whose logits are those of the rows that asked for them, one after another; and
+    bool [positions], where processors ban every token."""
     banned = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device)
     adjust = _adjust(canvases, banned)
     asking = [canvas for canvas in canvases if _cuts(canvas)]
@@ -234,8 +319,7 @@ def _score_adjusted(
     settings = _settings(canvases, hidden.device)
     stats = head(hidden, temperature, uniforms, **settings, adjust=adjust, keep_logits=keep)
     processed = spread(canvases, [bool(c.config.processors) for c in canvases])
-    empty = banned & processed.to(hidden.device)
-    return replace(stats, entropy=stats.entropy.masked_fill(empty, float("inf")))
+    return stats, banned & processed.to(hidden.device)
 
 
 def _settings(canvases: Sequence[Canvas], device: torch.device) -> dict[str, Any]:
@@ -335,3 +419,156 @@ def _cutoffs(
     cutoff = torch.full((len(hidden),), float("-inf"), device=hidden.device)
     cutoff[mask] = cutoffs(head, hidden[mask], top_k, top_p, _adjust(rows))
     return cutoff
+
+
+TOGETHER = 8
+"""Positions of one pass: some megabytes each, with a vocabulary of 262,144 tokens."""
+_BANNED = float("-inf")
+
+
+@dataclass(frozen=True)
+class _Masked:
+    """One such position."""
+
+    canvas: Canvas
+    row: int  # in the layout's order
+    place: int  # within the canvas
+    at: int  # among all packed positions
+
+
+def _score_masked(
+    head: VocabularyHead,
+    hidden: Tensor,
+    positions: Sequence[_Masked],
+    temperature: Tensor,
+    uniforms: Tensor,
+    stats: HeadStats,
+    extra: Mapping[int, HeadStats],
+) -> dict[int, HeadStats]:
+    """Replaces the statistics of masked positions in `stats`, in place, and returns `extra` with
+    those of its rows replaced; the others as in `score`. All masks go to the device in one copy."""
+    changed = dict(extra)
+    masks = to_device(_masks(positions, head.vocab_size), hidden.device)
+    # On a CPU one by one: a product of several positions rounds otherwise than one of each.
+    count = 1 if hidden.device.type == "cpu" else TOGETHER
+    for start in range(0, len(positions), count):
+        part = slice(start, start + count)
+        members = positions[part]
+        at = to_device(torch.tensor([each.at for each in members]), hidden.device)
+        logits = head.logits(hidden.index_select(0, at))
+        scores = _allowed(head, members, logits, masks[part])
+        own = _statistics(
+            head,
+            scores / temperature.index_select(0, at)[:, None],
+            uniforms.index_select(0, at),
+            max([TOP, *(extra[e.row].top_ids.shape[1] for e in members if e.row in extra)]),
+            hidden.dtype,
+        )
+        for name in ("argmax", "drawn", "entropy", "soft"):
+            getattr(stats, name).index_copy_(0, at, getattr(own, name))
+        for name in ("top_ids", "top_probs"):
+            wide = getattr(own, name)
+            getattr(stats, name).index_copy_(0, at, wide[:, : getattr(stats, name).shape[1]])
+        for i, each in enumerate(members):
+            if each.row in changed:
+                changed[each.row] = _replaced(changed[each.row], each.place, own[i])
+    return changed
+
+
+def _positions(canvases: Sequence[Canvas], starts: Sequence[int]) -> list[_Masked]:
+    positions = []
+    for row, (canvas, start) in enumerate(zip(canvases, starts, strict=False)):
+        guidance = canvas.guidance
+        if guidance is not None and guidance.mask is not None:
+            positions.append(_Masked(canvas, row, guidance.masked, start + guidance.masked))
+    return positions
+
+
+def _masks(positions: Sequence[_Masked], vocab_size: int) -> Tensor:
+    """bool [positions, vocabulary], on the host. A model may have more tokens than its tokenizer:
+    these are banned."""
+    masks = torch.zeros(len(positions), vocab_size, dtype=torch.bool)
+    for row, each in zip(masks, positions, strict=True):
+        assert each.canvas.guidance and each.canvas.guidance.mask is not None
+        mask = each.canvas.guidance.mask[:vocab_size]
+        row[: len(mask)] = mask
+    return masks
+
+
+def _allowed(
+    head: VocabularyHead, positions: Sequence[_Masked], logits: Tensor, masks: Tensor
+) -> Tensor:
+    """Scores float32 [positions, vocabulary] as the rows' processors change them, -inf where a mask
+    bans. Processors that ban all that a mask allows count for nothing."""
+    banned = logits.masked_fill(~masks, _BANNED)
+    rows = []
+    for each, scores in zip(positions, logits, strict=True):
+        processed = _processed(head, each, scores)
+        rows.append(_left(each.canvas, processed))
+    changed = torch.stack(rows).masked_fill(~masks, _BANNED)
+    nothing = changed.isneginf().all(dim=1, keepdim=True)
+    return torch.where(nothing, banned, changed)
+
+
+def _processed(head: VocabularyHead, each: _Masked, scores: Tensor) -> Tensor:
+    """float32 [vocabulary] → the same. Biases and bans are applied to the one position; where there
+    is any other processor, all of them see all positions of the canvas, as ever."""
+    canvas, processors = each.canvas, each.canvas.config.processors
+    view = canvas.before() if processors else None
+    if view is None:
+        return scores
+    bans = [banned_by(processor, len(view.reply), canvas.length) for processor in processors]
+    known = zip(processors, bans, strict=True)
+    if all(ban is not None or type(processor) is LogitBias for processor, ban in known):
+        for processor, ban in zip(processors, bans, strict=True):
+            if ban is None or each.place < ban.positions:
+                only = processor if ban is None else LogitBias(dict.fromkeys(ban.ids, _BANNED))
+                scores = only.process(scores[None], 0, view)[0]
+        return scores
+    parts = []
+    for start, stop in head.spans():
+        chunk = scores[None, start:stop].expand(canvas.length, -1)
+        for processor in processors:
+            chunk = processor.process(chunk, start, view)
+        parts.append(chunk[each.place])
+    return torch.cat(parts)
+
+
+def _left(canvas: Canvas, scores: Tensor) -> Tensor:
+    """What top-k and top-p leave of the model's own distribution, float32 [vocabulary]."""
+    top_k, top_p = canvas.config.top_k, canvas.config.top_p
+    if not top_k and (top_p is None or top_p >= 1):
+        return scores
+    falling = scores.sort(descending=True)[0][: top_k or None]
+    if top_p is not None:
+        probs = falling.softmax(dim=0)
+        falling = falling[: max(1, int((probs.cumsum(dim=0) - probs < top_p).sum()))]
+    return scores.masked_fill(scores < falling[-1], _BANNED)
+
+
+def _statistics(
+    head: VocabularyHead, over: Tensor, uniforms: Tensor, top: int, dtype: torch.dtype
+) -> HeadStats:
+    """Of scores over temperature, float32 [n, vocabulary], -inf where a token is banned."""
+    logs = over.log_softmax(dim=1)
+    probs = logs.exp()
+    entropy = -(probs * logs.masked_fill(probs == 0, 0)).sum(dim=1)
+    wide = torch.float32 if over.device.type == "mps" else torch.float64
+    sums = probs.to(wide).cumsum(dim=1)
+    target = uniforms.to(wide)[:, None] * sums[:, -1:]
+    # The first token whose sum lies beyond the target: one without probability is none.
+    drawn = (sums <= target).sum(dim=1)
+    last = (sums < sums[:, -1:]).sum(dim=1)
+    top_probs, top_ids = probs.topk(min(top, head.vocab_size), dim=1)
+    soft = head.soft_embedding(over, dtype)
+    return HeadStats(
+        over.argmax(dim=1), torch.minimum(drawn, last), entropy, top_ids, top_probs, soft
+    )
+
+
+def _replaced(stats: HeadStats, place: int, own: HeadStats) -> HeadStats:
+    """A row's statistics with those of one position replaced."""
+    count = stats.top_ids.shape[1]
+    ids, probs = stats.top_ids.clone(), stats.top_probs.clone()
+    ids[place], probs[place] = own.top_ids[:count], own.top_probs[:count]
+    return replace(stats, top_ids=ids, top_probs=probs)

@@ -12,6 +12,7 @@ from sfumato.diffusion.checks import is_number, is_whole
 from sfumato.diffusion.sampler import StepView
 from sfumato.options import default
 from sfumato.options.limits import MOST_NATS, MOST_STABILITY
+from sfumato.refused import Refused
 from sfumato.weights.errors import quoted
 
 
@@ -33,14 +34,15 @@ class StableAndConfident:
 
     def __post_init__(self) -> None:
         if not (is_whole(self.stability) and 0 <= self.stability <= MOST_STABILITY):
-            raise ValueError(
-                f"stability: must be a whole number of steps from 0 to {MOST_STABILITY}, got "
-                f"{quoted(self.stability)}"
+            raise Refused(
+                "stability",
+                f"must be a whole number of steps from 0 to {MOST_STABILITY}, got "
+                f"{quoted(self.stability)}",
             )
         if not (is_number(self.confidence) and 0 < self.confidence <= MOST_NATS):
-            raise ValueError(
-                f"confidence: must be over 0 and at most {MOST_NATS:.0e} nats, got "
-                f"{quoted(self.confidence)}"
+            raise Refused(
+                "confidence",
+                f"must be over 0 and at most {MOST_NATS:.0e} nats, got {quoted(self.confidence)}",
             )
 
     def done(self, view: StepView) -> Tensor:

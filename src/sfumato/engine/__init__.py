@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sfumato.decisions.results import DecisionUsage
-    from sfumato.diffusion.limits import TooLarge
     from sfumato.engine.client import EngineClient, ServedModel
     from sfumato.engine.decision import DecisionRequest
     from sfumato.engine.engine import Engine
@@ -27,11 +26,12 @@ if TYPE_CHECKING:
     from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle
     from sfumato.engine.request import Request, TaskRequest, new_id
     from sfumato.engine.stats import EngineState, Health
+    from sfumato.refused import TooLarge
     from sfumato.tasks.wants import Pooling, PromptScores, PromptScoring
     from sfumato.tasks.works import Prompt
 
 _HOMES = {
-    "TooLarge": "sfumato.diffusion.limits",
+    "TooLarge": "sfumato.refused",
     "EngineClient": "sfumato.engine.client",
     "ServedModel": "sfumato.engine.client",
     "Decided": "sfumato.engine.events",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sfumato.diffusion.checks import MOST_SECONDS, is_number, is_whole
 from sfumato.options.limits import MOST_STEPS
+from sfumato.refused import Refused
 
 TURN = 512
 """Tokens of the reads of a step on a CPU, where a step takes as long as its tokens; on another
@@ -35,17 +36,18 @@ class EngineConfig:
         for name, low in (*((n, 1) for n in _COUNTS), ("snapshot_bytes", 0)):
             value = getattr(self, name)
             if not (is_whole(value) and value >= low):
-                raise ValueError(f"{name}: must be a whole number from {low}, got {value!r}")
+                raise Refused(name, f"must be a whole number from {low}, got {value!r}")
         if self.max_steps > MOST_STEPS:
-            raise ValueError(f"max_steps: must be at most {MOST_STEPS}, got {self.max_steps}")
+            raise Refused("max_steps", f"must be at most {MOST_STEPS}, got {self.max_steps}")
         limit = self.request_timeout_s
         if limit is not None and not (is_number(limit) and 0 < limit <= MOST_SECONDS):
-            raise ValueError(
-                f"request_timeout_s: must be over 0 and at most {MOST_SECONDS:.0e} seconds, got "
-                f"{limit!r}; None for no limit"
+            raise Refused(
+                "request_timeout_s",
+                f"must be over 0 and at most {MOST_SECONDS:.0e} seconds, got {limit!r}",
+                "None for no limit",
             )
         if not (is_number(self.memory_margin) and 0 <= self.memory_margin < 1):
-            raise ValueError(f"memory_margin: must be from 0 to 1, got {self.memory_margin!r}")
+            raise Refused("memory_margin", f"must be from 0 to 1, got {self.memory_margin!r}")
 
 
 _COUNTS = ("slots", "context", "queue", "prefill_chunk", "max_steps")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sfumato.refused import Refused
+
 if TYPE_CHECKING:
     from sfumato.engine.events import Failed
 
 
-class EngineError(RuntimeError):
+class EngineError(Refused, RuntimeError):
     """An engine cannot be made: what it needs, what there is, and which setting to change."""
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sfumato.api import Reply, Settled
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.constraints.constrained_reply import ConstraintReport
+from sfumato.refused import Refused
 from sfumato.tasks.wants import PromptScores
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class Failed:
     kind: FailureKind
     message: str
     account: Account | None = None
-    context: int | None = None  # of what is too large: the tokens that there is room for
+    refused: Refused | None = field(default=None, compare=False)  # what was refused, if it was
 
     def texts(self) -> dict[str, Any]:
         """What it says, as plain values, for the audit."""

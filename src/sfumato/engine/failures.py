@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.errors import EngineDead, NotReady, QueueFull
 from sfumato.engine.events import FailureKind
 from sfumato.model.out_of_memory import is_out_of_memory
+from sfumato.refused import TooLarge
 
 
 def explain(error: Exception) -> tuple[FailureKind, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sfumato.engine.errors import FileTruncated
-from sfumato.weights.tensorfile import FileSizes
+from sfumato.weights.files.tensorfile import FileSizes
 
 EVERY_S = 1.0
 

@@ -12,6 +12,7 @@ from typing import Any
 from sfumato.api import Reply
 from sfumato.engine.errors import RequestFailed
 from sfumato.engine.events import Completed, Decided, Event, Failed, Finished, Terminal
+from sfumato.refused import Refused
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class Handle(AnyHandle):
     def events(self) -> Iterator[Event]:
         """Waits for each event; ends after the terminal one. Only without a sink, and once."""
         if self._kept is None:
-            raise ValueError("sink: this request's events go there; submit without one to iterate")
+            raise Refused("sink", "this request's events go there", "submit without one to iterate")
         while True:
             event: Event = self._kept.get()
             yield event

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.step import Denoiser
-from sfumato.diffusion.step.commit import Commit
-from sfumato.diffusion.step.results import Pending
+from sfumato.diffusion.step.batch import Commit
+from sfumato.diffusion.step.denoiser import Pending
 from sfumato.engine.queue.scheduler import Piece
 from sfumato.engine.recovery import BatchRecovery
 from sfumato.engine.row import Row

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.circuit import Circuit
 from sfumato.engine.events import Failed, FailureKind, Terminal, outcome_of
 from sfumato.engine.failures import explain
@@ -21,6 +21,7 @@ from sfumato.engine.row import Row
 from sfumato.engine.runner import DenoiseResults, DrawResults, Encoded, EncodeResults, ScoreResults
 from sfumato.engine.stats import Statistics
 from sfumato.model.out_of_memory import is_out_of_memory
+from sfumato.refused import Refused
 from sfumato.tasks.works import Encode, Unfinished, Work
 
 log = logging.getLogger(__name__)
@@ -195,8 +196,9 @@ class OutputProcessor:
         kind, message = explain(error)
         if kind == "internal":
             log.error("request %s failed", row.request.id, exc_info=error)
-        context = error.context if isinstance(error, TooLarge) else None
-        self._end(row, Failed(kind, message, row.account_at(self._clock()), context), kind)
+        # A copy: the error itself holds the frames that it went through, and their tensors.
+        refused = copy(error) if isinstance(error, Refused) else None
+        self._end(row, Failed(kind, message, row.account_at(self._clock()), refused), kind)
 
     def fail(self, row: Row, kind: FailureKind, message: str) -> None:
         """Ends a row without a reply."""

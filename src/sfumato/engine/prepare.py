@@ -28,7 +28,9 @@ from sfumato.engine.request import (
     check_timeout,
     make_prompt,
 )
+from sfumato.options import exclusions
 from sfumato.options.limits import MOST_STEPS
+from sfumato.refused import Refused
 from sfumato.tasks.decide import Answers, DecideTask
 from sfumato.tasks.embed import EmbedTask
 from sfumato.tasks.reply import Policies, ReplyTask
@@ -37,18 +39,6 @@ from sfumato.tasks.wants import PooledState, TokenScoring
 from sfumato.tasks.works import Prompt, Want
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.reply import parse_reply
-
-_NOT_FILLED = (
-    "tools",
-    "opening",
-    "continued",
-    "canvas",
-    "prediction",
-    "scoring",
-    "pooling",
-    "grammar",
-)
-"""Fields that a request with holes may not have."""
 
 
 def snapshot_points_of(model: Model) -> SnapshotPoints:
@@ -134,11 +124,6 @@ def _prepare_reply(
 def _prepare_fill(
     model: Model, request: Request, longest: int, points: SnapshotPoints, most_steps: int
 ) -> Job:
-    for name in _NOT_FILLED:
-        if getattr(request, name) is not None:
-            raise ValueError(f"{name}, parts: give at most one of them; a fill has no {name}")
-    if request.thinking:
-        raise ValueError("thinking, parts: a text with holes is filled without a thought")
     assert request.parts is not None
     ids: Sequence[int] = (request.made or make_prompt(model, request, longest, points)).ids
     is_reply = request.ids is None
@@ -188,9 +173,11 @@ def _opening(model: Model, request: Request, longest: int, max_tokens: int) -> l
     check_length(model, request.opening or "", longest, "opening")
     opening = [] if request.opening is None else model.tokenizer.encode(request.opening)
     if len(opening) >= max_tokens:
-        raise ValueError(
-            f"opening: takes {len(opening)} tokens and max_tokens is {request.max_tokens}, which "
-            "leaves none for the reply; raise max_tokens"
+        raise Refused(
+            "opening",
+            f"takes {len(opening)} tokens and max_tokens is {request.max_tokens}, which "
+            "leaves none for the reply",
+            "raise max_tokens",
         )
     return opening
 
@@ -229,14 +216,12 @@ def _with_canvas(plan: ReplyPlan, request: Request, vocab_size: int) -> ReplyPla
     if canvas is None:
         return plan
     assert plan.config.canvas_length
-    if request.opening is not None:
-        raise ValueError("canvas, opening: give at most one of them; both say how a reply begins")
-    if plan.config.mode == "causal":
-        raise ValueError("canvas: causal replies have no canvas; leave it out, or the mode")
+    given = {"mode=causal": plan.config.mode == "causal", "canvas": True}
+    exclusions.check(exclusions.PLAN, given)
     try:
         canvas.check(plan.config.canvas_length, vocab_size)
     except ValueError as error:
-        raise ValueError(f"canvas: {error}") from None
+        raise Refused("canvas", str(error)) from None
     limits = replace(plan.limits, end_ids=()) if canvas.read_only else plan.limits
     return replace(plan, limits=limits, given=canvas)
 
@@ -245,8 +230,6 @@ def _with_prediction(plan: ReplyPlan, request: Request, model: Model, longest: i
     """The plan with the request's prediction. Raises ValueError."""
     if request.prediction is None:
         return plan
-    if request.canvas is not None:
-        raise ValueError("canvas, prediction: give at most one; both say how a canvas begins")
     check_length(model, request.prediction.text, longest, "prediction")
     begun = request.continued is not None
     return model.fills.with_prediction(plan, request.prediction, request.thinking, begun)

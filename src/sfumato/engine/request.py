@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from sfumato.api import Messages, Model
 from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS, is_number, is_whole
-from sfumato.diffusion.constraints.beside_grammar import check_beside_grammar
 from sfumato.diffusion.constraints.grammar_cache import Source
 from sfumato.diffusion.constraints.hole import Part
 from sfumato.diffusion.given_canvas import GivenCanvas
-from sfumato.diffusion.limits import TooLarge
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.diffusion.sampler_config import SamplerConfig, check_sampler
 from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.queue.snapshot_points import SnapshotPoints
+from sfumato.options import exclusions
+from sfumato.refused import Refused, TooLarge
 from sfumato.tasks.wants import Pooling, PromptScoring
 from sfumato.tasks.works import Prompt
 from sfumato.text.prompt import prompt_ids
@@ -109,33 +109,29 @@ AnyRequest = Request | DecisionRequest | TaskRequest
 def check_request(request: Request, most_steps: int) -> None:
     """Raises ValueError for fields that are wrong by themselves."""
     check_sampler(request.sampler)
-    if request.grammar is not None:
-        check_beside_grammar(
-            None,
-            canvas=request.canvas,
-            continued=request.continued,
-            prediction=request.prediction,
-        )
+    given = {each.name: getattr(request, each.name) for each in fields(request)}
+    exclusions.check(exclusions.GRAMMAR, given)
+    given = {name: value is not None for name, value in given.items()}
+    exclusions.check(exclusions.REQUEST, given | {"thinking": request.thinking})
     steps = request.sampler.max_steps if request.sampler else None
     if steps is not None and steps > most_steps:
-        raise ValueError(
-            f"max_steps: must be at most {most_steps}, got {steps}; ask for fewer, or raise "
-            "--max-steps"
+        raise Refused(
+            "max_steps",
+            f"must be at most {most_steps}, got {steps}",
+            "ask for fewer, or raise --max-steps",
         )
     if not isinstance(request.continued, str | None):
-        raise ValueError(f"continued: must be text, got {request.continued!r}")
-    if request.continued is not None and request.ids is not None:
-        raise ValueError("continued: belongs to messages or a prompt; add its tokens to the ids")
+        raise Refused("continued", f"must be text, got {request.continued!r}")
     if not isinstance(request.opening, str | None):
-        raise ValueError(f"opening: must be text, got {request.opening!r}")
+        raise Refused("opening", f"must be text, got {request.opening!r}")
     limit = request.max_thinking_tokens
     if limit is not None and not (is_whole(limit) and 0 <= limit <= MOST_TOKENS):
-        raise ValueError(
-            f"max_thinking_tokens: must be a whole number from 0 to {MOST_TOKENS}, got "
-            f"{quoted(limit)}"
+        raise Refused(
+            "max_thinking_tokens",
+            f"must be a whole number from 0 to {MOST_TOKENS}, got {quoted(limit)}",
         )
     if not isinstance(request.scoring, PromptScoring | None):
-        raise ValueError(f"scoring: must be a PromptScoring, got {quoted(request.scoring)}")
+        raise Refused("scoring", f"must be a PromptScoring, got {quoted(request.scoring)}")
     check_pooling(request)
     check_timeout(request.timeout_s)
 
@@ -145,11 +141,9 @@ def check_pooling(request: Request) -> None:
     if request.pooling is None:
         return
     if not isinstance(request.pooling, Pooling):
-        raise ValueError(f"pooling: must be a Pooling, got {quoted(request.pooling)}")
-    if request.scoring is not None:
-        raise ValueError("pooling, scoring: give at most one of them")
+        raise Refused("pooling", f"must be a Pooling, got {quoted(request.pooling)}")
     if request.max_tokens != 0:
-        raise ValueError("pooling: nothing is written beside a vector; set max_tokens to 0")
+        raise Refused("pooling", "nothing is written beside a vector", "set max_tokens to 0")
 
 
 def check_timeout(timeout: object) -> None:
@@ -157,9 +151,9 @@ def check_timeout(timeout: object) -> None:
     if timeout is not None and not (
         isinstance(timeout, int | float) and is_number(timeout) and 0 < timeout <= MOST_SECONDS
     ):
-        raise ValueError(
-            f"timeout_s: must be over 0 and at most {MOST_SECONDS:.0e} seconds, got "
-            f"{quoted(timeout)}"
+        raise Refused(
+            "timeout_s",
+            f"must be over 0 and at most {MOST_SECONDS:.0e} seconds, got {quoted(timeout)}",
         )
 
 
@@ -167,7 +161,7 @@ def make_prompt(model: Model, request: Request, longest: int, points: SnapshotPo
     """The prompt's tokens. Its text is rendered and tokenized once. Raises as `prepare` does."""
     given = [x for x in (request.prompt, request.messages, request.ids) if x is not None]
     if len(given) != 1:
-        raise ValueError("prompt, messages, ids: give exactly one of them")
+        raise Refused(("prompt", "messages", "ids"), "give exactly one of them")
     if request.ids is not None:
         ids = _checked_ids(model, request.ids)
         return Prompt(ids, (len(ids),))
@@ -199,8 +193,10 @@ def check_length(model: Model, text: str, longest: int, field: str) -> None:
     if least > longest:
         hint = "" if longest >= model.config.context_length else ", or change --context or --slots"
         raise TooLarge(
-            f"{field}: {len(text):,} characters are {least:,} tokens or more, and the longest "
-            f"context here has {longest:,}; shorten it{hint}",
+            field,
+            f"{len(text):,} characters are {least:,} tokens or more, and the longest "
+            f"context here has {longest:,}",
+            f"shorten it{hint}",
             least,
             longest,
         )
@@ -209,8 +205,8 @@ def check_length(model: Model, text: str, longest: int, field: str) -> None:
 def _checked_ids(model: Model, given: Sequence[int]) -> list[int]:
     ids = list(given)
     if not ids or not all(is_whole(token) for token in ids):
-        raise ValueError("ids: must be at least one token id, all of them whole numbers")
+        raise Refused("ids", "must be at least one token id, all of them whole numbers")
     vocabulary = model.config.vocab_size
     if not 0 <= min(ids) <= max(ids) < vocabulary:
-        raise ValueError(f"ids: must lie in 0..{vocabulary - 1}, got {min(ids)}..{max(ids)}")
+        raise Refused("ids", f"must lie in 0..{vocabulary - 1}, got {min(ids)}..{max(ids)}")
     return ids

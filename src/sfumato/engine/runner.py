@@ -19,7 +19,7 @@ from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.cuda_graphs import graph_backend
-from sfumato.diffusion.step.read_forwards import ReadForwards
+from sfumato.diffusion.step.reads import ReadForwards
 from sfumato.engine.encode_times import EncodeTime, EncodeTimes
 from sfumato.engine.late_steps import CommitRow, Denoised, Item, LateSteps
 from sfumato.engine.memory.estimate import question_places

@@ -14,18 +14,17 @@ import torch
 
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.constraints.canvas_noise import NoiseKey
-from sfumato.diffusion.constraints.read_canvases import CanvasRow, read_canvases
+from sfumato.diffusion.constraints.read import CanvasRow, read_canvases
 from sfumato.diffusion.constraints.template import NOISE, ReadCanvas
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import Denoiser
-from sfumato.diffusion.step.batch import WIDTHS
-from sfumato.diffusion.step.commit import Commit
-from sfumato.diffusion.step.read_forwards import ReadForwards
+from sfumato.diffusion.step.batch import WIDTHS, Commit
+from sfumato.diffusion.step.reads import ReadForwards
 from sfumato.model.cache import Slot
 from sfumato.model.device_result import fetch_together
 from sfumato.model.network import PREFILL_CHUNK
-from sfumato.model.read_rows import Scratch
+from sfumato.model.segments import Scratch
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.ops.online_softmax import SoftmaxState
-from sfumato.ops.reference import ROWS, Weight
-from sfumato.weights.blocks import QuantizedTensor
+from sfumato.ops.reference import ROWS
+from sfumato.weights.formats import QuantizedTensor, Weight
 
 AS_ROUNDED = -1.0
 """The share of a position that may leave out as much as rounding hides (see `sufficient`)."""

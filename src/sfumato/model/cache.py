@@ -21,6 +21,7 @@ from torch import Tensor
 from sfumato.model.model_config import ModelConfig
 from sfumato.ops.attention_reference import KEYS, NOWHERE
 from sfumato.ops.narrow_cache import as_bytes, is_narrow, stored_as, stored_width
+from sfumato.refused import Refused
 
 BLOCK = KEYS  # keys that torch's attention sums at a time; compiled attention sums half
 
@@ -81,7 +82,7 @@ class KVPool:
         """layers: the device of each layer's keys and values, None for that of the pool, which has
         the lengths."""
         if capacity < 1:
-            raise ValueError(f"capacity: a cache slot holds at least 1 position, got {capacity}")
+            raise Refused("capacity", f"a cache slot holds at least 1 position, got {capacity}")
         self.capacity, self.device = capacity, device
         self.layers, self.sliding_window = config.layers, config.sliding_window
         shapes = [
@@ -217,9 +218,11 @@ class Slot:
         """Shortens the prefix to its first `length` positions. Raises ValueError where a ring has
         overwritten some of their windows; `restore` brings these back from a snapshot."""
         if not self.holds(length):
-            raise ValueError(
-                f"length: a slot of {self.length} positions no longer holds the windows of the "
-                f"first {length}; restore a snapshot that was taken there"
+            raise Refused(
+                "length",
+                f"a slot of {self.length} positions no longer holds the windows of the first "
+                f"{length}",
+                "restore a snapshot that was taken there",
             )
         self.length = length
 
@@ -235,14 +238,15 @@ class Slot:
         source still holds their windows. Raises ValueError where positions or windows are missing.
         """
         if length > min(self.capacity, source.length):
-            raise ValueError(
-                f"length: {length} positions of a source that holds {source.length} do not fit a "
-                f"cache slot of {self.capacity}"
+            raise Refused(
+                "length",
+                f"{length} positions of a source that holds {source.length} do not fit a cache "
+                f"slot of {self.capacity}",
             )
         if snapshot is None and not source.holds(length):
-            raise ValueError(f"snapshot: the source needs that of its windows at {length}")
+            raise Refused("snapshot", f"the source needs that of its windows at {length}")
         if snapshot is not None and snapshot.length != length:
-            raise ValueError(f"snapshot: was taken at {snapshot.length}, wanted is {length}")
+            raise Refused("snapshot", f"was taken at {snapshot.length}, wanted is {length}")
         same = source.pool is self.pool and source.index == self.index
         self.length = 0  # until all is copied: a copy that fails leaves an empty slot
         if not same:

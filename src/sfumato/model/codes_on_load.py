@@ -15,8 +15,8 @@ from sfumato.ops import gpu, packing
 from sfumato.ops.registry import PLANES, kind_of
 from sfumato.ops.triton import planes, scaled
 from sfumato.weights.checkpoint import Checkpoint
-from sfumato.weights.scaled import CODES
-from sfumato.weights.tensorfile import TensorInfo
+from sfumato.weights.files.tensorfile import TensorInfo
+from sfumato.weights.formats import CODES
 
 
 def as_codes(checkpoint: Checkpoint, device_of: Callable[[str], torch.device]) -> Checkpoint:

@@ -1,19 +1,335 @@
 """The vocabulary head: all that a denoising step needs to know of 262144 scores per position.
 
-One pass over chunks of the tied embedding gives the argmax, the top few, one drawn token, the
-entropy and the soft embedding, exactly unless the caller lets some of the mass go
-(`approximate.py`).  The draws' uniforms, and all policy, come from `diffusion/`.
+One pass over chunks of the tied embedding, with running maxima and sums, gives the argmax, the top
+few, one drawn token, the entropy and the soft embedding, exactly unless the caller lets some of the
+mass go (`approximate.py`).  The draws' uniforms, and all policy, come from `diffusion/`.
+
+The plain pass reads nothing on the host, and its operations do not depend on how many positions
+there are.  `skip`, `soft_top_k`, `top`, kept logits and adjusted scores may read on the host, since
+their shapes depend on data.  Memory is bounded by the chunk (see `head_bytes`): never [positions,
+vocabulary].
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache, partial
+from typing import cast
+
+import torch
 from torch import Tensor
 
-from sfumato.model.approximate import Skip
-from sfumato.model.head_stats import HeadStats
+from sfumato import ops
+from sfumato.model.approximate import Skip, SoftSum, products, sufficient
+from sfumato.model.draw import BlockMasses, block_ids, inverse_cdf
+from sfumato.model.most_probable import MoreTop, MostProbable, draw_and_embed
 from sfumato.model.output_embedding import CHUNK, OutputEmbedding
-from sfumato.model.vocabulary_pass import Adjust, PassSettings, VocabularyPass, vocabulary_pass
-from sfumato.ops.online_softmax import Bans
+from sfumato.ops.online_softmax import BANNED, BLOCK, TOP, Bans, SoftmaxState
+from sfumato.ops.reference import Weight
+from sfumato.ops.registry import operation
+from sfumato.weights.formats import QuantizedTensor
+
+
+@dataclass(frozen=True)
+class HeadStats:
+    """Results of each position; leading axes are those of the hidden states."""
+
+    argmax: Tensor  # int64 [...]; of equal scores the lowest id
+    drawn: Tensor  # int64 [...]; by inverse CDF from the uniform
+    entropy: Tensor  # float32 [...], in nats
+    top_ids: Tensor  # int64 [..., TOP], most probable first; wider where more were asked for
+    top_probs: Tensor  # float32, like top_ids
+    soft: Tensor  # [..., hidden]: Σ p · embedding · sqrt(hidden), in the hidden states' dtype
+    logits: Tensor | None = None  # float32 [..., vocab], processed; only where asked for
+    named: Tensor | None = None  # float32 [..., n]: log probabilities of n tokens that were named
+    # bool [...]: where the TOP most probable tokens hold what `Skip` asks for; None: not known
+    top_suffices: Tensor | None = None
+
+    @property
+    def suffices(self) -> Tensor:
+        """`top_suffices`, False where it is not known."""
+        if self.top_suffices is None:
+            return torch.zeros_like(self.argmax, dtype=torch.bool)
+        return self.top_suffices
+
+    def __getitem__(self, index: int | slice) -> HeadStats:
+        """The statistics of one row, or of some, along the first axis."""
+        values = (getattr(self, field.name) for field in fields(self))
+        return HeadStats(*(None if v is None else v[index] for v in values))  # type: ignore[arg-type]
+
+
+PLAIN = "argmax", "drawn", "entropy", "top_ids", "top_probs", "soft"
+"""Names of the statistics that every position has."""
+
+
+def statistics(
+    state: SoftmaxState,
+    drawn: Tensor,
+    soft: Tensor,
+    dtype: torch.dtype,
+    kept: list[Tensor],
+    vocab: int,
+) -> HeadStats:
+    """Those of a pass that has ended: drawn int64 [positions]; soft float32 [positions, hidden]:
+    Σ mass · embedding, relative to the peak; dtype: that of the soft embedding; kept: the chunks of
+    the logits."""
+    logits = torch.cat(kept, 1) if kept else None
+    entropy = (state.sum_exp.log() - state.sum_shifted / state.sum_exp).clamp(min=0)
+    soft = (soft / state.sum_exp[:, None] * soft.shape[1] ** 0.5).to(dtype)
+    named = min(TOP, vocab)
+    probs = (state.top[:, :named] - state.max[:, None]).exp() / state.sum_exp[:, None]
+    return HeadStats(state.argmax, drawn, entropy, state.top_ids[:, :named], probs, soft, logits)
+
+
+Adjust = Callable[[Tensor, int], Tensor]
+"""(softcapped logits float32 [positions, n], first token id) → the same shape; -inf bans."""
+
+
+@dataclass(frozen=True)
+class PassSettings:
+    """What a pass is asked for; see `VocabularyHead.__call__`."""
+
+    temperature: Tensor
+    uniform: Tensor
+    adjust: Adjust | None = None
+    keep_logits: bool | Tensor = False
+    skip: Skip | None = None
+    soft_top_k: Tensor | None = None
+    bans: Bans | None = None
+    top: Tensor | None = None
+    embeds: bool | Tensor = True
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is asked for but bans."""
+        more = self.adjust, self.skip, self.soft_top_k, self.top
+        nothing_more = self.keep_logits is False and all(each is None for each in more)
+        return nothing_more and self.embeds is True
+
+
+class VocabularyPass:
+    """A pass over the vocabulary for some positions."""
+
+    def __init__(self, output: OutputEmbedding, hidden: Tensor, settings: PassSettings) -> None:
+        """hidden [positions, hidden]."""
+        self.output, self.hidden, self.settings = output, hidden, settings
+        self.kept = _kept(settings.keep_logits)
+        self.changed = settings.adjust is not None or self.kept is not None
+        assert settings.bans is None or not self.changed
+        chunk, vocab_size = output.chunk, output.vocab_size
+        self.best = MostProbable.of(settings.soft_top_k, chunk, vocab_size)
+        self.more = MoreTop.of(settings.top, chunk, vocab_size)
+        # Changed scores come softcapped.
+        self.softcap = None if self.changed else output.softcap
+        # Where the output is packed, its products are rounded more coarsely than bfloat16 rounds.
+        coarse = output.output is not None and ops.multiplies_bf16(hidden.device)
+        self.dtype = torch.bfloat16 if coarse else hidden.dtype
+
+    def run(self) -> HeadStats:
+        """The statistics of all positions."""
+        output, hidden, device = self.output, self.hidden, self.hidden.device
+        temperature, bans = self.settings.temperature, self.settings.bans
+        state = SoftmaxState.empty(len(hidden), device)
+        soft = SoftSum(hidden, self._summed_at_once())
+        masses = BlockMasses(len(hidden), len(output.spans()), output.chunk, device)
+        logits: list[Tensor] = []
+        spare = output.room(self.dtype)
+        for index, (start, stop) in enumerate(output.spans()):
+            columns = cache(partial(output.columns, start, stop, self.dtype, spare))
+            # Packed chunks are multiplied as they are: their columns serve the second product.
+            raw = self._raw(start, None if output.output is not None else cast(Tensor, columns()).T)
+            if self.kept is not None:
+                over = raw[self.kept] / temperature[self.kept, None]
+                logits.append(over.clamp(min=BANNED))
+            self._offer(raw, start)
+            mass, sums, fade = ops.update_softmax(
+                state, raw, start, temperature, self.softcap, self.dtype, bans
+            )
+            del raw  # before masses of some positions are gathered
+            soft.add(mass, fade, columns)
+            masses.put(index, sums, state.max)
+        suffices = self._skip(state, soft, spare)
+        drawn = self._draw(*masses.locate(state.max, self.settings.uniform))
+        stats = statistics(state, drawn, soft.sum, hidden.dtype, logits, output.vocab_size)
+        stats = replace(stats, top_suffices=suffices)
+        if self.best is not None:
+            self._narrow(stats, self.best)
+        return stats if self.more is None else self._name_more(stats, state, self.more)
+
+    def _raw(self, start: int, rows: Tensor | None) -> Tensor:
+        """The products of the chunk that begins at `start`; changed scores where they are asked
+        for."""
+        if not self.changed:
+            return self.output.raw(self.hidden, start, rows)
+        scores, adjust = self.output.scores(self.hidden, start, rows), self.settings.adjust
+        return scores if adjust is None else adjust(scores, start)
+
+    def _offer(self, raw: Tensor, start: int) -> None:
+        """Offers a chunk's scores to what gathers the best of them: softcap and temperature keep
+        their order."""
+        gathering = [each for each in (self.best, self.more) if each is not None]
+        if gathering and self.settings.bans is not None:  # in place: the softmax bans the same
+            raw.masked_fill_(self.settings.bans.within(start, raw.shape[1]), float("-inf"))
+        for each in gathering:
+            each.offer(raw, start)
+
+    def _late(self) -> Tensor | None:
+        """bool [positions]: whose soft embedding is summed after the pass; None: no position's.
+        Under an adjust, which a second sweep would repeat, all are summed within it."""
+        skip, adjust = self.settings.skip, self.settings.adjust
+        if skip is None or adjust is not None or self.settings.embeds is False:
+            return None
+        late = skip.waits
+        if isinstance(self.settings.embeds, Tensor):
+            late = late & self.settings.embeds
+        if self.best is not None:
+            late = late.clone()
+            late[self.best.which] = False
+        return late
+
+    def _summed_at_once(self) -> Tensor | None:
+        """int64 [n]: whose soft embedding is summed chunk by chunk within the pass; None: that of
+        all positions."""
+        late, best, embeds = self._late(), self.best, self.settings.embeds
+        if late is None and best is None and embeds is True:
+            return None
+        at_once = torch.ones(len(self.hidden), dtype=torch.bool, device=self.hidden.device)
+        at_once &= embeds
+        if late is not None:
+            at_once &= ~late
+        if best is not None:
+            at_once[best.which] = False
+        which = at_once.nonzero()[:, 0]
+        return None if len(which) == len(at_once) else which
+
+    def _skip(self, state: SoftmaxState, soft: SoftSum, spare: Tensor) -> Tensor | None:
+        """The soft embedding of the positions that may leave out most tokens: of their most
+        probable ones, or in a second sweep of all. Returns bool [positions], where the most
+        probable ones suffice; None where that is not asked."""
+        skip, late, output = self.settings.skip, self._late(), self.output
+        if skip is None or late is None:
+            return None
+        embedding = output.embedding
+        which, sums = sufficient(state, skip, embedding, output.rounding, output.longest)
+        suffices = torch.zeros_like(late).index_fill_(0, which, True)
+        taken = (late & skip.expected)[which]
+        soft.sum[which[taken]] = sums[taken]
+        self._sum_late((late & ~(suffices & skip.expected)).nonzero()[:, 0], state, soft, spare)
+        return suffices
+
+    def _sum_late(self, which: Tensor, state: SoftmaxState, soft: SoftSum, spare: Tensor) -> None:
+        """A second sweep over the vocabulary, for the positions `which` int64 [n] alone."""
+        if not len(which):
+            return
+        output, hidden, bans = self.output, self.hidden[which], self.settings.bans
+        temperature, peak = self.settings.temperature[which, None], state.max[which, None]
+        for index, (start, stop) in enumerate(output.spans()):
+            columns = output.columns(start, stop, self.dtype, spare)
+            packed = output.output
+            weight = packed[index] if packed is not None else cast(Tensor, columns).T
+            scores = output.capped(products(hidden, weight))
+            scores = (scores / temperature).clamp(min=BANNED)
+            if bans is not None:
+                scores.masked_fill_(bans.within(start, stop - start)[which], BANNED)
+            soft.add_late(which, (scores - peak).exp().to(self.dtype), columns)
+
+    def _draw(self, block: Tensor, inside: Tensor) -> Tensor:
+        """The token in whose stretch of its block's mass the share `inside` of it falls; of the
+        positions in `best`, which `_narrow` draws, any."""
+        ids, exists = block_ids(block, self.output.chunk, self.output.vocab_size)
+        if self.settings.bans is not None:
+            exists &= ~self.settings.bans.window(ids[:, 0], BLOCK)
+        others = None if self.best is None else self.best.others
+        if self.settings.adjust is not None:
+            scores = self._adjusted_scores(ids, others)
+        elif others is None:
+            scores = self.output.own_scores(self.hidden, ids)
+        else:
+            scores = torch.zeros(ids.shape, device=ids.device)
+            scores[others] = self.output.own_scores(self.hidden[others], ids[others])
+        scores = (scores / self.settings.temperature[:, None]).clamp(min=BANNED)
+        return ids[:, 0] + inverse_cdf(scores.masked_fill(~exists, float("-inf")), inside)
+
+    def _adjusted_scores(self, ids: Tensor, others: Tensor | None) -> Tensor:
+        """The adjusted scores float32 [positions, BLOCK] of each position's own ids, which are
+        those of a block; zeros where `others` is given and a position is not among them.
+
+        A product over fewer positions may round differently, and a top-k of one token would then
+        ban that very token: so each chunk's scores are computed again, at all positions.
+        """
+        chunk = ids[:, 0] // self.output.chunk
+        scores = torch.zeros(ids.shape, device=ids.device)
+        for index in (chunk if others is None else chunk[others]).unique().tolist():
+            start, which = index * self.output.chunk, (chunk == index).nonzero()[:, 0]
+            of_chunk = self._raw(start, None)[which]
+            columns = (ids[which] - start).clamp(max=of_chunk.shape[1] - 1)
+            scores[which] = of_chunk.gather(1, columns)
+        return scores
+
+    def _narrow(self, stats: HeadStats, best: MostProbable) -> None:
+        """Replaces the draw and the soft embedding of some positions by those of their most
+        probable tokens alone."""
+        scores, ids = best.gathered()
+        scores = self._over(scores, best.which).clamp(min=BANNED)
+        embedding, chunk = self.output.embedding, self.output.chunk
+        for count in best.count.unique().tolist():  # so that each is summed in a shape of its own
+            at = (best.count == count).nonzero()[:, 0]
+            which, tokens = best.which[at], (scores[at, :count], ids[at, :count])
+            uniform = self.settings.uniform[which]
+            drawn, soft = draw_and_embed(*tokens, uniform, embedding, self.dtype, chunk)
+            stats.drawn[which] = drawn
+            stats.soft[which] = soft.to(stats.soft.dtype)
+
+    def _name_more(self, stats: HeadStats, state: SoftmaxState, more: MoreTop) -> HeadStats:
+        """Names more of the most probable tokens."""
+        scores, ids = more.gathered()
+        scores = self._over(scores, more.which)
+        top_ids, top_probs = more.appended(state, scores, ids, stats.top_ids, stats.top_probs)
+        return replace(stats, top_ids=top_ids, top_probs=top_probs)
+
+    def _over(self, scores: Tensor, which: Tensor) -> Tensor:
+        """Gathered scores [n, m] of the positions `which`, as the distribution has them: over
+        temperature; -inf, of no token, stays."""
+        if self.softcap is not None:
+            empty = scores.isneginf()
+            scores = self.output.capped(scores.clone()).masked_fill(empty, float("-inf"))
+        return scores / self.settings.temperature[which, None]
+
+
+def _kept(keep_logits: bool | Tensor) -> Tensor | slice | None:
+    """Of which positions the scores are kept, as an index; None for none."""
+    if isinstance(keep_logits, bool):
+        return slice(None) if keep_logits else None
+    which = keep_logits.nonzero()[:, 0]
+    return which if len(which) else None
+
+
+@operation
+def vocabulary_pass(
+    hidden: Tensor,
+    weight: Tensor | QuantizedTensor,
+    temperature: Tensor,
+    uniform: Tensor,
+    softcap: float,
+    bans: Bans | None,
+    chunk: int,
+    packed: Sequence[Weight] | None,
+    done: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """One pass over the vocabulary of which nothing is asked but bans.
+
+    hidden [positions, hidden], weight [vocab, hidden], temperature float32 and uniform float64
+    [positions]; chunk: ids at a time, where no kernel serves; packed: the chunks of the weight as
+    they are multiplied; done bool [positions]: those of rows that are done, whose results may be
+    any tokens and finite numbers → the fields of `HeadStats` but the logits, in their order.
+    """
+    # Of all positions: to leave some out would be a shape that depends on data.
+    output = OutputEmbedding(weight, softcap, chunk, packed)
+    stats = VocabularyPass(output, hidden, PassSettings(temperature, uniform, bans=bans)).run()
+    plain = stats.argmax, stats.drawn, stats.entropy, stats.top_ids, stats.top_probs
+    return *plain, stats.soft
+
 
 __all__ = ["CHUNK", "Adjust", "HeadStats", "VocabularyHead"]
 

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.model.device_result import DeviceResult
-from sfumato.model.head_stats import HeadStats
+from sfumato.model.head import HeadStats
 from sfumato.model.output_embedding import OutputEmbedding
 from sfumato.model.to_device import to_device
 from sfumato.ops.online_softmax import BLOCK, SoftmaxState
-from sfumato.ops.reference import Weight
 from sfumato.ops.registry import operation
-from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.formats import QuantizedTensor, Weight
 
 
 def label_scores(

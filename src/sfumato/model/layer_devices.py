@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
+from sfumato.refused import Refused
+
 OTHER_LAYERS = ("cpu", "stream")
 """What becomes of layers that a card has no room for: the CPU runs them, or they are streamed."""
 
@@ -107,13 +109,13 @@ def make_placement(
     on_device = layers if gpu_layers is None else gpu_layers
     for name, value in (("experts_on_cpu", experts_on_cpu), ("gpu_layers", on_device)):
         if type(value) is not int or not 0 <= value <= layers:
-            raise ValueError(
-                f"{name}: must be a whole number from 0 to {layers}, the model's layers, "
-                f"got {value!r}"
+            raise Refused(
+                name,
+                f"must be a whole number from 0 to {layers}, the model's layers, got {value!r}",
             )
     if other_layers not in OTHER_LAYERS:
         names = ", ".join(OTHER_LAYERS)
-        raise ValueError(f"other_layers: {other_layers!r} is none of {names}")
+        raise Refused("other_layers", f"{other_layers!r} is none of {names}")
     counts = _checked_split([on_device] if split is None else split, on_device, split is not None)
     if device.type == "cpu":
         return Placement(device, (device,) * layers, (device,) * layers)
@@ -130,9 +132,10 @@ def _checked_split(counts: Sequence[int], layers: int, given: bool) -> Sequence[
     """The layers of each card. Raises ValueError where one that a user gave is wrong."""
     good = all(type(count) is int and count >= 1 for count in counts) and sum(counts) == layers
     if given and not good:
-        raise ValueError(
-            f"split: must be numbers of layers from 1 on, for each card one, {layers} in all, "
-            f"got {str(list(counts))[:60]}"
+        raise Refused(
+            "split",
+            f"must be numbers of layers from 1 on, for each card one, {layers} in all, got "
+            f"{str(list(counts))[:60]}",
         )
     return counts
 

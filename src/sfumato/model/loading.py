@@ -30,12 +30,11 @@ from sfumato.model.transformer import Block, Transformer
 from sfumato.model.upload import Mover
 from sfumato.ops import gpu, packing
 from sfumato.ops.narrow_cache import FORMATS
-from sfumato.ops.reference import Weight
 from sfumato.ops.registry import PANELS, watched
-from sfumato.weights.blocks import QuantizedTensor
+from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
-from sfumato.weights.scaled import ScaledTensor
-from sfumato.weights.tensorfile import FLOAT_FORMATS, FileSizes
+from sfumato.weights.files.tensorfile import FileSizes
+from sfumato.weights.formats import QuantizedTensor, Stored, Weight, float_dtype
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ FLOAT16_HEADROOM = 16
 """How many times the largest number of the trial must fit into float16: other texts have larger."""
 _PROMPT, _CANVAS = 48, 32  # tokens of the trial
 
-Read = Tensor | QuantizedTensor | ScaledTensor
+Read = Tensor | Stored
 Progress = Callable[[int, int], None]
 """(bytes loaded so far, bytes in all)"""
 
@@ -90,7 +89,7 @@ def load_network(
     tensors, and ValueError for other arguments, before any tensor is read.
     """
     if activations not in ops.ACTIVATIONS:
-        raise ValueError(f"activations: {activations!r} is none of {', '.join(ops.ACTIVATIONS)}")
+        raise Refused("activations", f"{activations!r} is none of {', '.join(ops.ACTIVATIONS)}")
     stored = cache_dtype(checkpoint, device, dtype, cache_type)
     config = config_of(checkpoint)
     placement = placement or on_one_device(device, len(config.layers))
@@ -211,7 +210,6 @@ def _converted(value: Read, name: str, mover: Mover, dtype: torch.dtype) -> Read
 
 def _packed(value: Read, name: str, activations: str) -> Weight:
     if name == EMBEDDING:
-        assert not isinstance(value, ScaledTensor)
         return packing.pack_embedding(value)
     return ops.pack(value, activations) if _multiplies(name) else value
 
@@ -237,7 +235,7 @@ def _kept_dtype(name: str, ndim: int, stored: torch.dtype, dtype: torch.dtype) -
 
 def loaded_bytes(name: str, info: TensorInfo, device: torch.device, dtype: torch.dtype) -> int:
     """What the tensor of this canonical name will take in memory, loaded as `load_network` does."""
-    stored = FLOAT_FORMATS.get(info.format)
+    stored = float_dtype(info.format)
     if stored is None:
         format, size = info.format, info.nbytes
     else:
@@ -258,7 +256,7 @@ def loaded_bytes(name: str, info: TensorInfo, device: torch.device, dtype: torch
 def viewed_bytes(name: str, info: TensorInfo, device: torch.device, dtype: torch.dtype) -> int:
     """How many of a tensor's loaded bytes are pages of the mapped file, which take no memory of
     the process: those of a tensor that a CPU needs as it is in the file."""
-    stored = FLOAT_FORMATS.get(info.format)
+    stored = float_dtype(info.format)
     if device.type != "cpu":
         return 0
     if stored is not None and _kept_dtype(name, len(info.shape), stored, dtype) != stored:

@@ -12,18 +12,24 @@ import torch
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.model.attention import CanvasPart, CanvasRows, EncodeRows, PlacedAttend
+from sfumato.model.attention import PlacedAttend
 from sfumato.model.cache import KVCache, KVPool, Slot, slot_bytes
 from sfumato.model.head import VocabularyHead
 from sfumato.model.layer_devices import Placement, on_one_device
-from sfumato.model.placed_reads import PlacedReadRows
-from sfumato.model.placement import device_memory
-from sfumato.model.read_rows import QuestionRows, ReadCanvasRows, Scratch
-from sfumato.model.step_rows import StepRows
+from sfumato.model.segments import (
+    EncodeRows,
+    PartRows,
+    QuestionRows,
+    ReadCanvasRows,
+    RowPart,
+    Scratch,
+)
 from sfumato.model.to_device import to_device
 from sfumato.model.transformer import Transformer
-from sfumato.ops.reference import Weight
-from sfumato.weights.tensorfile import FileSizes
+from sfumato.ops.gpu import device_memory
+from sfumato.refused import Refused
+from sfumato.weights.files.tensorfile import FileSizes
+from sfumato.weights.formats import Weight
 
 PREFILL_CHUNK = 512  # tokens of a prompt encoded at once: bounds the working memory of a prefill
 
@@ -74,13 +80,15 @@ class Network:
         number from 1, and where they exceed the device's memory."""
         for name, value in (("rows", rows), ("capacity", capacity)):
             if type(value) is not int or value < 1:
-                raise ValueError(f"{name}: must be a whole number from 1, got {value!r}")
+                raise Refused(name, f"must be a whole number from 1, got {value!r}")
         needed = rows * slot_bytes(self.config, capacity, self.cache_dtype)
         available = device_memory(self.device)
         if available is not None and needed > available:
-            raise ValueError(
-                f"rows, capacity: a cache of {rows} x {capacity} positions needs {needed:,} bytes, "
-                f"and {self.device} has {available:,}; lower one of them"
+            raise Refused(
+                ("rows", "capacity"),
+                f"a cache of {rows} x {capacity} positions needs {needed:,} bytes, and "
+                f"{self.device} has {available:,}",
+                "lower one of them",
             )
         return KVCache(self.new_slots(rows, capacity))
 
@@ -169,29 +177,22 @@ class Network:
         tokens = torch.cat([canvas.to(self.device) for canvas in canvases])
         soft = self._soft(canvases, softs or [None] * len(canvases))
         parts = self._parts([len(canvas) for canvas in canvases], slots)
-        return self.denoise_batch(tokens, soft, CanvasRows(parts))
+        return self.denoise_batch(tokens, soft, PartRows(parts))
 
     @torch.no_grad()
     def denoise_batch(self, tokens: Tensor, soft: Tensor | None, attend: PlacedAttend) -> Tensor:
-        """One denoising forward of packed canvases: tokens int64 [n] of the parts of `attend`, one
-        part after another, and their soft embeddings [n, hidden] (None: zeros) in `dtype`.
+        """One denoising forward of packed canvases: tokens int64 [n] of the rows of `attend`, one
+        after another, and their soft embeddings [n, hidden] (None: zeros) in `dtype`.
 
-        Returns hidden states [n, hidden].  Changes no slot, reads nothing on the host and copies
-        nothing to the device; the number of operations does not depend on the number of rows.
+        Returns hidden states [n, hidden], of no meaning where a row commits: such a row's keys and
+        values go into the cache beyond its slot's prefix, which stays as it is.  Reads nothing on
+        the host and copies nothing to the device; the number of operations does not depend on the
+        number of rows.
         """
-        return self.transformer.denoise(tokens, soft, attend.positions(), attend, self.dtype)
-
-    @torch.no_grad()
-    def step_batch(self, tokens: Tensor, soft: Tensor, attend: StepRows) -> Tensor:
-        """One forward of rows that denoise and rows that commit: tokens int64 [n] of the rows of
-        `attend`, one row after another, and their soft embeddings [n, hidden] in `dtype`.
-
-        Returns hidden states [n, hidden], of no meaning where a row commits.  Writes the cache of
-        rows that commit beyond their prefixes, and advances none.  As `denoise_batch`, it leaves
-        all on the device.
-        """
-        positions = attend.positions()
-        return self.transformer.both_phases(tokens, soft, positions, attend, self.dtype)
+        positions, encoding = attend.positions(), attend.encodes
+        return self.transformer.denoise(
+            tokens, soft, positions, attend, self.dtype, encoding=encoding
+        )
 
     @torch.no_grad()
     def encode_beside(self, rows: Sequence[Tensor], scratches: Sequence[Scratch]) -> None:
@@ -236,24 +237,14 @@ class Network:
         positions = attend.positions(self.device)
         return self.transformer.denoise(ids, soft, positions, attend, self.dtype, places)
 
-    @torch.no_grad()
-    def read_batch(self, tokens: Tensor, soft: Tensor | None, attend: PlacedReadRows) -> Tensor:
-        """As `denoise_beside`, of rows whose questions have places: tokens int64 [n], and their
-        soft embeddings [n, hidden] in `dtype` (None: zeros).
-
-        Returns hidden states of all tokens [n, hidden].  As `denoise_batch`, it leaves all on the
-        device.
-        """
-        return self.transformer.denoise(tokens, soft, attend.positions(), attend, self.dtype)
-
-    def _parts(self, lengths: Sequence[int], slots: Sequence[Slot]) -> list[CanvasPart]:
+    def _parts(self, lengths: Sequence[int], slots: Sequence[Slot]) -> list[RowPart]:
         """One part for adjacent canvases of one length whose slots are of one pool."""
         rows = zip(lengths, slots, strict=True)
         parts = []
         for (_, length), group in groupby(rows, lambda row: (id(row[1].pool), row[0])):
             members = [slot for _, slot in group]
             index = torch.tensor([slot.index for slot in members], device=self.device)
-            parts.append(CanvasPart(members[0].pool, index, length, torch.full_like(index, length)))
+            parts.append(RowPart(members[0].pool, index, length, torch.full_like(index, length)))
         return parts
 
     def _soft(self, canvases: Sequence[Tensor], softs: Sequence[Tensor | None]) -> Tensor | None:
@@ -273,7 +264,8 @@ class Network:
         """Raises ValueError, naming `where`, for token ids that the embedding does not have: on a
         GPU they would end the process."""
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.config.vocab_size:
-            raise ValueError(
-                f"{where}: token ids must lie in 0..{self.config.vocab_size - 1}, "
-                f"got {int(ids.min())}..{int(ids.max())}"
+            raise Refused(
+                where,
+                f"token ids must lie in 0..{self.config.vocab_size - 1}, got "
+                f"{int(ids.min())}..{int(ids.max())}",
             )

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sfumato.model.attention import CanvasPart, CanvasRows
 from sfumato.model.cache import KVPool
 from sfumato.model.layer_devices import OTHER_LAYERS
 from sfumato.model.layers import Rotary, rotary_key
@@ -22,9 +21,11 @@ from sfumato.model.loading import load_layer
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.out_of_memory import is_out_of_memory
 from sfumato.model.placement import cache_dtype
+from sfumato.model.segments import PartRows, RowPart
 from sfumato.model.streamed_layers import aligned
 from sfumato.model.transformer import Block
 from sfumato.ops.side_copies import side_copies
+from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint
 
 _log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def check_other_layers(name: str) -> None:
     """Raises ValueError for what is neither "auto" nor a name of OTHER_LAYERS."""
     names = "auto", *OTHER_LAYERS
     if name not in names:
-        raise ValueError(f"other_layers: {name!r} is none of {', '.join(names)}")
+        raise Refused("other_layers", f"{name!r} is none of {', '.join(names)}")
 
 
 @dataclass(frozen=True)
@@ -124,12 +125,12 @@ def _seconds_of(
     kind, length = config.layers[0], config.canvas_length
     pool = KVPool(replace(config, layers=(kind,)), 1, 1, stored, device)
     rows = torch.zeros(1, dtype=torch.int64, device=device)
-    part = CanvasPart(pool, rows, length, torch.full_like(rows, length))
-    positions = CanvasRows([part]).positions()
+    part = RowPart(pool, rows, length, torch.full_like(rows, length))
+    positions = PartRows([part]).positions()
     rotary = Rotary((kind,)).tables(positions, dtype)[rotary_key(kind)]
     x = torch.sin(torch.arange(length * config.hidden_size, device=device).float())
     hidden = x.view(length, -1).to(dtype)
-    return _median(lambda: layer(hidden, rotary, CanvasRows([part]), 0, False), device, clock)
+    return _median(lambda: layer(hidden, rotary, PartRows([part]), 0, False), device, clock)
 
 
 def _copy_seconds(nbytes: int, device: torch.device, clock: Clock) -> float:

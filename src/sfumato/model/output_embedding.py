@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.ops.reference import Weight
-from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.formats import QuantizedTensor, Weight
 
 CHUNK = 4096  # vocabulary rows at a time: with their scores, about what a CPU's caches hold
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 
 import torch
 
@@ -13,8 +11,9 @@ from sfumato.model.fast_dtype import faster_dtype
 from sfumato.model.torch_code import missing_code, multiplies_bfloat16
 from sfumato.ops import gpu
 from sfumato.ops.narrow_cache import CACHED, FORMATS, FP8, Q8_0, is_narrow
+from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint
-from sfumato.weights.tensorfile import FLOAT_FORMATS
+from sfumato.weights.formats import float_dtype, is_float
 
 _log = logging.getLogger(__name__)
 
@@ -40,11 +39,11 @@ def pick_device(name: str | torch.device = "auto") -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"device: {str(name)!r} cannot be used here ({reason})") from error
+        raise Refused("device", f"{str(name)!r} cannot be used here ({reason})") from error
     if device.type == "meta":
-        raise ValueError("device: 'meta' holds no numbers; use cpu or an accelerator")
+        raise Refused("device", "'meta' holds no numbers", "use cpu or an accelerator")
     if problem := missing_code(device):
-        raise ValueError(f"device: {str(name)!r} cannot be used here ({problem})")
+        raise Refused("device", f"{str(name)!r} cannot be used here ({problem})")
     return device
 
 
@@ -70,16 +69,6 @@ def serving_kernels(
     return known - CACHED | narrow
 
 
-def device_memory(device: torch.device) -> int | None:
-    """Bytes of memory of a CUDA device, or of this machine for others; None where the system
-    does not report it."""
-    if gpu.is_gpu(device):
-        return gpu.total_memory(device)
-    with contextlib.suppress(ValueError, OSError, AttributeError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
-
-
 def pick_dtype(
     name: str | torch.dtype, checkpoint: Checkpoint, device: torch.device
 ) -> torch.dtype:
@@ -97,11 +86,11 @@ def pick_dtype(
     if name in DTYPES:
         return DTYPES[name]
     if name != "auto":
-        raise ValueError(f"dtype: {name!r} is none of auto, {', '.join(DTYPES)}")
+        raise Refused("dtype", f"{name!r} is none of auto, {', '.join(DTYPES)}")
     info = checkpoint.tensors.get("embed_tokens.weight")
     if info is None:
         return torch.float32  # any: loading will raise and name what is missing
-    stored = FLOAT_FORMATS.get(info.format)
+    stored = float_dtype(info.format)
     if device.type != "cpu" and not multiplies_bfloat16(device):
         return faster_dtype(device, info.shape[-1], torch.float16)
     if stored is None and device.type == "mps":
@@ -130,17 +119,19 @@ def cache_dtype(
     """
     if cache_type is not None:
         if cache_type not in CACHE_TYPES:
-            raise ValueError(f"cache_type: {cache_type!r} is none of {', '.join(CACHE_TYPES)}")
+            raise Refused("cache_type", f"{cache_type!r} is none of {', '.join(CACHE_TYPES)}")
         stored = CACHE_TYPES[cache_type]
         if device.type == "mps" and stored == FP8:
-            raise ValueError(
-                f"cache_type: 'fp8' is a kind of number that {device} does not have; use q8_0"
+            raise Refused(
+                "cache_type", f"'fp8' is a kind of number that {device} does not have", "use q8_0"
             )
         if device.type != "cpu" and not is_narrow(stored) and stored != dtype:
-            raise ValueError(
-                f"cache_type: {cache_type!r} goes with activations of that dtype on {device}, and "
-                f"these are in {str(dtype).removeprefix('torch.')}; leave the argument out"
+            raise Refused(
+                "cache_type",
+                f"{cache_type!r} goes with activations of that dtype on {device}, and these are "
+                f"in {str(dtype).removeprefix('torch.')}",
+                "leave the argument out",
             )
         return stored
-    quantized = any(info.format not in FLOAT_FORMATS for info in checkpoint.tensors.values())
+    quantized = any(not is_float(info.format) for info in checkpoint.tensors.values())
     return torch.bfloat16 if quantized and ops.multiplies_bf16(device) else dtype

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from sfumato.model.layer_devices import Placement
 from sfumato.model.streamed_layers import HostMemory, KeptLayer, StreamedLayers
 from sfumato.model.transformer import Block, Transformer
-from sfumato.ops.reference import Weight
 from sfumato.ops.side_copies import SideCopies, side_copies
+from sfumato.weights.formats import Weight
 
 
 def place(module: nn.Module, leaf: str, value: Weight) -> None:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sfumato.weights.blocks import BLOCK_FORMATS
+from sfumato.weights.formats import FORMATS, is_float
 
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
@@ -100,13 +100,13 @@ def format_of(
     if len(shape) < 2 or ".router." in name:
         return "F32"
     chosen = target.base
-    if chosen not in BLOCK_FORMATS:
+    if is_float(chosen):
         return chosen
+    columns = shape[-1]
     if name == "embed_tokens.weight":
-        divides = shape[-1] % BLOCK_FORMATS[chosen].block_size == 0
-        chosen = "Q6_K" if divides and chosen != "Q8_0" else "Q8_0"
+        chosen = "Q6_K" if FORMATS[chosen].divides(columns) and chosen != "Q8_0" else "Q8_0"
     elif favoured and target.sensitive:
         chosen = target.sensitive
-    if shape[-1] % BLOCK_FORMATS[chosen].block_size:
+    if not FORMATS[chosen].divides(columns):
         chosen = _FALLBACKS.get(chosen, chosen)
-    return chosen if shape[-1] % BLOCK_FORMATS[chosen].block_size == 0 else "F16"
+    return chosen if FORMATS[chosen].divides(columns) else "F16"

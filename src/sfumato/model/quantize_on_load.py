@@ -6,18 +6,25 @@ of memory need no special case. Knows no network.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
 from sfumato.model.quant_recipes import FP8, TARGETS, format_of, takes_codes
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
-from sfumato.weights.quantize import quantize
-from sfumato.weights.scaled import ScaledTensor, round_rows, scaled_bytes
-from sfumato.weights.tensorfile import FLOAT_FORMATS
+from sfumato.weights.formats import (
+    BLOCKS,
+    FORMATS,
+    QuantizedTensor,
+    ScaledTensor,
+    Stored,
+    is_float,
+    nbytes,
+    quantize,
+    round_rows,
+)
 
 ON_LOAD = ("q4_k", "q8_0", "fp8")
 """The targets that are offered for it."""
@@ -30,16 +37,16 @@ class QuantizedCheckpoint(Checkpoint):
     target: str
     device: torch.device
 
-    def read(self, name: str) -> Tensor | QuantizedTensor | ScaledTensor:
+    def read(self, name: str) -> Tensor | Stored:
         """As `Checkpoint.read`; a matrix that is quantized on the way is no view of the file, and
         lies on `device`. Raises ValueError, naming the tensor, for values that are not finite."""
         value = super().read(name)
-        if not isinstance(value, Tensor) or self.tensors[name].format in FLOAT_FORMATS:
+        if not isinstance(value, Tensor) or is_float(self.tensors[name].format):
             return value
         try:
             return quantized(name, value.to(self.device), self.target)
         except ValueError as error:
-            raise ValueError(f"quantize: {self.tensors[name].file}: {error}") from error
+            raise Refused("quantize", f"{self.tensors[name].file}: {error}") from error
 
 
 def quantized_on_load(checkpoint: Checkpoint, target: str, device: torch.device) -> Checkpoint:
@@ -49,7 +56,7 @@ def quantized_on_load(checkpoint: Checkpoint, target: str, device: torch.device)
     Raises ValueError for another target.
     """
     if target not in ON_LOAD:
-        raise ValueError(f"quantize: {target!r} is none of {', '.join(ON_LOAD)}")
+        raise Refused("quantize", f"{target!r} is none of {', '.join(ON_LOAD)}")
     values = {field.name: getattr(checkpoint, field.name) for field in fields(Checkpoint)}
     tensors = {
         name: _quantized_info(name, info, target) for name, info in checkpoint.tensors.items()
@@ -70,14 +77,14 @@ def quantized(name: str, tensor: Tensor, target: str) -> QuantizedTensor | Scale
     if chosen is None or chosen.sensitive is not None:
         known = ", ".join(key for key, value in TARGETS.items() if value.sensitive is None)
         known += f", {FP8}"
-        raise ValueError(f"quantize: {target!r} is none of {known}")
-    block = BLOCK_FORMATS.get(format_of(name, tuple(tensor.shape), chosen))
-    if block is None:
+        raise Refused("quantize", f"{target!r} is none of {known}")
+    format = FORMATS[format_of(name, tuple(tensor.shape), chosen)]
+    if format.form != BLOCKS:
         return tensor
     try:
-        return quantize(tensor, block)
+        return quantize(tensor, format)
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+        raise Refused(name, str(error)) from error
 
 
 def _as_codes(name: str, tensor: Tensor) -> ScaledTensor | Tensor:
@@ -85,18 +92,18 @@ def _as_codes(name: str, tensor: Tensor) -> ScaledTensor | Tensor:
         return tensor
     held = round_rows(tensor.contiguous(), "FP8")
     if not bool(held.scales.isfinite().all()):
-        raise ValueError(f"{name}: holds values that are not finite")
+        raise Refused(name, "holds values that are not finite")
     return held
 
 
 def _quantized_info(name: str, info: TensorInfo, target: str) -> TensorInfo:
     """The info of what `read` returns, which is not what the file holds."""
-    if target == FP8:
-        if info.format not in FLOAT_FORMATS or not takes_codes(name, info.shape):
-            return info
-        return replace(info, format="FP8", nbytes=scaled_bytes(info.shape))
-    block = BLOCK_FORMATS.get(format_of(name, info.shape, TARGETS[target]))
-    if block is None or info.format not in FLOAT_FORMATS:
+    if not is_float(info.format):
         return info
-    nbytes = math.prod(info.shape) // block.block_size * block.block_bytes
-    return replace(info, format=block.name, nbytes=nbytes)
+    if target == FP8:
+        chosen = "FP8" if takes_codes(name, info.shape) else info.format
+    else:
+        chosen = format_of(name, info.shape, TARGETS[target])
+    if is_float(chosen):
+        return info
+    return replace(info, format=chosen, nbytes=nbytes(chosen, info.shape))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.model.more_top import MoreTop
+from sfumato.model.most_probable import MoreTop
 from sfumato.model.output_embedding import OutputEmbedding
 from sfumato.ops.online_softmax import TOP, SoftmaxState
 

@@ -26,7 +26,6 @@ from sfumato.model.layers import (
     rounded,
 )
 from sfumato.model.model_config import LayerConfig, ModelConfig
-from sfumato.model.step_rows import StepRows
 from sfumato.model.streamed_layers import StreamedLayers
 
 
@@ -150,22 +149,17 @@ class Transformer(nn.Module):
         attend: Attend,
         dtype: torch.dtype,
         only: Tensor | None = None,
+        encoding: Tensor | None = None,
     ) -> Tensor:
         """Denoise phase: canvas and positions int64 [..., length], soft [..., length, hidden] or
         None → hidden [..., length, hidden], ready for the vocabulary head; only int64 [n]: of which
-        tokens, packed, hidden states are wanted (None: of all)."""
-        x = self.self_conditioning(self.embed_tokens(canvas, dtype), soft)
-        return self._blocks(x, positions, attend, encoding=False, only=only)
-
-    def both_phases(
-        self, ids: Tensor, soft: Tensor, positions: Tensor, attend: StepRows, dtype: torch.dtype
-    ) -> Tensor:
-        """Tokens of which some are in the encode phase, as `attend` says: ids and positions int64
-        [tokens], soft [tokens, hidden] → hidden [tokens, hidden], as `denoise` gives them."""
-        encoding = attend.part.encodes()
-        embedded = self.embed_tokens(ids, dtype)
-        x = torch.where(encoding, embedded, self.self_conditioning(embedded, soft))
-        return self._blocks(x, positions, attend, encoding)
+        tokens, packed, hidden states are wanted (None: of all); encoding bool [tokens, 1]: which
+        tokens are in the encode phase, without self-conditioning and with that phase's scalars."""
+        embedded = self.embed_tokens(canvas, dtype)
+        x = self.self_conditioning(embedded, soft)
+        if encoding is None:
+            return self._blocks(x, positions, attend, encoding=False, only=only)
+        return self._blocks(torch.where(encoding, embedded, x), positions, attend, encoding)
 
     def _blocks(
         self,

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from sfumato.ops import gpu
-from sfumato.weights.blocks import QuantizedTensor
-from sfumato.weights.scaled import ScaledTensor
+from sfumato.weights.formats import Stored
 
 BUFFER = 64 << 20  # bytes: a few ms of copying, beside which a start costs nothing
 BUFFERS = 2  # one is filled while the other is copied
@@ -102,18 +101,14 @@ class Mover:
         self._device = device
         self._uploader: Uploader | None = None
 
-    def to(
-        self, value: Tensor | QuantizedTensor | ScaledTensor, dtype: torch.dtype
-    ) -> Tensor | QuantizedTensor | ScaledTensor:
-        """A float tensor in a dtype, or quantized blocks or codes as they are, on the device."""
-        if isinstance(value, ScaledTensor):
-            codes = self._moved(value.codes.view(torch.uint8), torch.uint8)
-            scales = self._moved(value.scales, torch.float32)
-            return ScaledTensor(codes.view(value.codes.dtype), scales)
-        if isinstance(value, QuantizedTensor):
-            data = self._moved(value.data, value.data.dtype)
-            return QuantizedTensor(data, value.format, value.shape)
+    def to(self, value: Tensor | Stored, dtype: torch.dtype) -> Tensor | Stored:
+        """A float tensor in a dtype, or a weight in another form as it is, on the device."""
+        if isinstance(value, Stored):
+            return value.moved(self._as_it_is)
         return self._moved(value, dtype)
+
+    def _as_it_is(self, part: Tensor) -> Tensor:
+        return self._moved(part.view(torch.uint8), torch.uint8).view(part.dtype)
 
     def wait(self) -> None:
         """Waits for what is still being copied: what is packed next must be on the device."""

@@ -6,6 +6,9 @@ be added.  Knows neither kernels nor graphs.
 
 from __future__ import annotations
 
+import contextlib
+import os
+
 import torch
 
 KIND = "cuda"
@@ -53,3 +56,13 @@ def used_bytes() -> int | None:
 
 def _used() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_initialized()
+
+
+def device_memory(device: torch.device) -> int | None:
+    """Bytes of memory of a CUDA device, or of this machine for others; None where the system
+    does not report it."""
+    if is_gpu(device):
+        return total_memory(device)
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None

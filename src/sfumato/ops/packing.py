@@ -6,16 +6,18 @@ test for the operation and the format.  Everything else stays as it is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from torch import Tensor
 
 from sfumato.ops import gpu
 from sfumato.ops.cpu import panels
-from sfumato.ops.reference import Weight
 from sfumato.ops.registry import PANELS, PLANES, is_off, kind_of
 from sfumato.ops.triton import planes, scaled, serves_planes, serves_scaled
-from sfumato.weights.blocks import QuantizedTensor
-from sfumato.weights.scaled import ScaledTensor
+from sfumato.weights.formats import QuantizedTensor, Weight
+
+Packs = Callable[[str, tuple[int, ...], torch.device], bool]
+"""Whether a weight of a format and shape changes on a device."""
 
 
 def packed_form(format: str, shape: tuple[int, ...], device: torch.device) -> str | None:
@@ -47,15 +49,20 @@ def multiplies_codes(kind: str, shape: tuple[int, ...], device: torch.device) ->
     return serves_scaled(_operation(shape), kind, device)
 
 
-def pack(
-    weight: Tensor | QuantizedTensor | ScaledTensor, activations: str, is_dense: bool | None = None
-) -> Weight:
+def pack(weight: Weight, activations: str, is_dense: bool | None = None) -> Weight:
     """The weight as the device's kernels multiply it, else the same; see `panels.pack` for the
     other parameters, which are of a CPU, and what it raises."""
-    if isinstance(weight, ScaledTensor) or is_off(_operation(tuple(weight.shape), is_dense)):
+    if is_off(_operation(tuple(weight.shape), is_dense)):
         return weight
     if kind_of(weight.device) != gpu.KIND:
         return panels.pack(weight, activations, is_dense)
+    return _in_planes(weight, packs)
+
+
+def _in_planes(
+    weight: Weight, packs: Callable[[str, tuple[int, ...], torch.device], bool]
+) -> Weight:
+    """Blocks as planes where `packs` says so, else the same."""
     if not isinstance(weight, QuantizedTensor):
         return weight
     is_packed = packs(weight.format.name, weight.shape, weight.device)
@@ -70,13 +77,10 @@ def packs_embedding(format: str, shape: tuple[int, ...], device: torch.device) -
     return serves_planes("vocabulary_pass", format, device)
 
 
-def pack_embedding(weight: Tensor | QuantizedTensor) -> Weight:
+def pack_embedding(weight: Weight) -> Weight:
     """The embedding [vocab, hidden] as planes where that serves, else the same. Its rows are read
     one by one too, which planes allow and panels do not."""
-    if not isinstance(weight, QuantizedTensor):
-        return weight
-    is_packed = packs_embedding(weight.format.name, weight.shape, weight.device)
-    return planes.to_planes(weight) if is_packed else weight
+    return _in_planes(weight, packs_embedding)
 
 
 def packed_bytes(format: str, shape: tuple[int, ...], device: torch.device) -> int:

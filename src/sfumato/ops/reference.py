@@ -1,7 +1,7 @@
 """Products with weights, and what a layer does between them, in plain torch: the executable
 specification.
 
-Weights come either as float tensors or as `Stored`, which is dequantized.  Every function is
+A `Weight` in another form than floats is dequantized.  Every function is
 differentiable in its float arguments, works on any torch device, and treats rows independently up
 to rounding.  None reads a number on the host, copies to the device or has a shape that depends on
 data, and the number of tensor operations does not depend on the number of rows.  What a layer does
@@ -16,46 +16,13 @@ operation and not what serves it; on no device has it been measured.
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.ops.registry import BLOCKS, SCALED, operation, register_form
-from sfumato.weights.blocks import BlockFormat, QuantizedTensor
-from sfumato.weights.scaled import ScaledTensor, round_rows
-
-
-class Stored(Protocol):
-    """A weight in another form than floats: blocks, or panels that a faster twin multiplies."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def __getitem__(self, index: int | slice, /) -> Stored: ...
-
-    def dequantize(self, dtype: torch.dtype, /) -> Tensor: ...
-
-
-Weight = Tensor | Stored
-
-
-class StoredRows(Stored, Protocol):
-    """An embedding in another form than floats and blocks."""
-
-    @property
-    def format(self) -> BlockFormat: ...
-
-    def index_select(self, ids: Tensor, /) -> Stored: ...
-
-    def part_of_rows(self, ids: Tensor, first: int, end: int, /) -> Stored: ...
-
-
-Embedding = Tensor | QuantizedTensor | StoredRows
-
-register_form(QuantizedTensor, BLOCKS)
-register_form(ScaledTensor, SCALED)
+from sfumato.ops.registry import operation
+from sfumato.weights.formats import Stored, Weight
 
 ROWS = 64
 """The `tile` for products with a small number of rows; see `ops.linear`."""
@@ -78,7 +45,7 @@ def dense(weight: Weight, dtype: torch.dtype, spare: Tensor | None = None) -> Te
     spare: memory of its shape and dtype, which may be taken for the result: fresh memory costs
     more than the work where weights are dequantized over and over.
     """
-    return weight.to(dtype) if isinstance(weight, Tensor) else weight.dequantize(dtype)
+    return weight.to(dtype)
 
 
 @operation
@@ -95,7 +62,7 @@ def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
 def multiplied(x: Tensor, weight: Weight) -> Tensor:
     """What a weight is multiplied with: x [..., in], and for a weight of codes x rounded to
     such codes, in x's dtype."""
-    return round_rows(x, weight.kind).dequantize(x.dtype) if isinstance(weight, ScaledTensor) else x
+    return weight.factor(x) if isinstance(weight, Stored) else x
 
 
 @operation
@@ -105,12 +72,12 @@ def geglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 @operation
-def embed(ids: Tensor, weight: Embedding, dtype: torch.dtype) -> Tensor:
+def embed(ids: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
     """Rows of the embedding. ids int64 [...], weight [vocab, hidden] → [..., hidden]."""
-    if not isinstance(weight, Tensor):
-        rows = weight.index_select(ids.reshape(-1)).dequantize(dtype)
-        return rows.view(*ids.shape, weight.shape[-1])
-    return F.embedding(ids, weight).to(dtype)
+    if isinstance(weight, Tensor):
+        return F.embedding(ids, weight).to(dtype)
+    rows = weight.index_select(0, ids.reshape(-1)).to(dtype)
+    return rows.view(*ids.shape, weight.shape[-1])
 
 
 @operation
@@ -194,15 +161,13 @@ def _product_of_groups(x: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
 
 
 @operation
-def own_scores(hidden: Tensor, weight: Embedding, ids: Tensor) -> Tensor:
+def own_scores(hidden: Tensor, weight: Weight, ids: Tensor) -> Tensor:
     """Products of each position with the rows of the weight that its ids name. hidden [n, hidden],
     weight [vocab, hidden], ids int64 [n, m] → [n, m] in the dtype of hidden."""
     # Gathers COLUMNS columns of the rows at a time, so that memory is bounded by n · m · COLUMNS
     # and the number of operations depends on the hidden size alone.
     size = hidden.shape[-1]
-    step = COLUMNS
-    if not isinstance(weight, Tensor):
-        step = max(COLUMNS, weight.format.block_size)
+    step = max(COLUMNS, weight.format.block_size) if isinstance(weight, Stored) else COLUMNS
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     scores = hidden.new_zeros(ids.shape, dtype=wide)
     for a in range(0, size, step):
@@ -213,15 +178,12 @@ def own_scores(hidden: Tensor, weight: Embedding, ids: Tensor) -> Tensor:
     return scores.to(hidden.dtype)
 
 
-def _part_of_rows(weight: Embedding, ids: Tensor, a: int, b: int, dtype: torch.dtype) -> Tensor:
+def _part_of_rows(weight: Weight, ids: Tensor, a: int, b: int, dtype: torch.dtype) -> Tensor:
     """Columns a..b, of whole blocks, of the rows `ids` int64 [n] → [n, b - a]."""
-    if isinstance(weight, Tensor):
-        return weight[:, a:b].index_select(0, ids).to(dtype)
-    if not isinstance(weight, QuantizedTensor):
-        return weight.part_of_rows(ids, a, b).dequantize(dtype)
-    size, nbytes = weight.format.block_size, weight.format.block_bytes
-    data = weight.data[:, a // size * nbytes : b // size * nbytes].index_select(0, ids)
-    return QuantizedTensor(data, weight.format, (len(ids), b - a)).dequantize(dtype)
+    if isinstance(weight, Stored):
+        return weight.part_of_rows(ids, a, b).to(dtype)
+    assert isinstance(weight, Tensor)
+    return weight[:, a:b].index_select(0, ids).to(dtype)
 
 
 @operation

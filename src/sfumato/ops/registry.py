@@ -33,12 +33,17 @@ from typing import (
 import torch
 from torch import Tensor
 
+from sfumato.weights.formats.format import BLOCKS as BLOCKS
+from sfumato.weights.formats.format import FLOAT as FLOAT
+from sfumato.weights.formats.format import SCALED as SCALED
+from sfumato.weights.formats.weight import Weight
+from sfumato.weights.formats.weight import form_of as _form_of
+
 log = logging.getLogger(__name__)
 
 VARIABLE = "SFUMATO_OFF"
 
-ANY, FLOAT, BLOCKS, PANELS, PLANES = "any", "float", "blocks", "panels", "planes"
-SCALED = "scaled"
+ANY, PANELS, PLANES = "any", "panels", "planes"
 """Forms of a weight: any (or an operation without one), a float tensor, quantized blocks, what the
 compiled CPU kernels packed, what the kernels of GPUs read blocks from, and codes with a scale
 for each row."""
@@ -114,9 +119,8 @@ class Operation(Generic[P, R]):
 
 def _is_weight(kind: object) -> bool:
     """Whether the type of a parameter is that of a weight."""
-    if get_origin(kind) not in (Union, UnionType):
-        return False
-    return Tensor in get_args(kind) and bool(set(get_args(kind)) - {Tensor, NoneType})
+    options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return Weight in options or (Tensor in options and bool(set(options) - {Tensor, NoneType}))
 
 
 def names_in(wanted: str) -> frozenset[str]:
@@ -127,7 +131,6 @@ def names_in(wanted: str) -> frozenset[str]:
 _operations: dict[str, Operation[..., Any]] = {}
 _differentiable: dict[str, Function] = {}
 _twins: dict[tuple[str, str, str], list[Twin]] = {}
-_forms: dict[type, str] = {}
 _watchers: list[Watcher] = []
 _seen_as: dict[str, str] = {}
 _replaced: dict[tuple[str, str], tuple[Function, str]] = {}
@@ -202,16 +205,11 @@ def twin(
     return register
 
 
-def register_form(kind: type, form: str) -> None:
-    """Weights of this class have this form; those of no registered class are float tensors."""
-    _forms[kind] = form
-
-
 def form_of(*weights: object) -> str:
     """The form of a weight, or of several where they share it, else ANY."""
     form = ANY
     for weight in weights:
-        own = _forms.get(type(weight), FLOAT)
+        own = _form_of(weight)
         if form != ANY and form != own:
             return ANY
         form = own

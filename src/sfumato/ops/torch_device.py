@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.ops.reference import SLICE, Weight, dense, geglu, multiplied
+from sfumato.ops.reference import SLICE, dense, geglu, multiplied
 from sfumato.ops.registry import TORCH, twin
+from sfumato.weights.formats import Weight
 
 log = logging.getLogger(__name__)
 

@@ -11,25 +11,10 @@ has the bounds of numbers.
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from sfumato.options.bench import MEASURING
-from sfumato.options.decide import DECIDING
-from sfumato.options.fill import FILLING
-from sfumato.options.general import GENERAL, VISIBLE
-from sfumato.options.kinds import (
-    ACTIVATIONS,
-    CACHE_TYPES,
-    DEVICES,
-    DTYPES,
-    FORMATS,
-    GROUP_NOTES,
-    ON_LOAD,
-    OTHER_LAYERS,
-)
 from sfumato.options.limits import LAST_SEED, MOST_STEPS, MOST_TOP_K
-from sfumato.options.option import PREFIX, Option
-from sfumato.options.serve import SERVING
 from sfumato.options.settings import (
     DENOISING,
     MODES,
@@ -40,6 +25,20 @@ from sfumato.options.settings import (
     default,
     setting,
 )
+
+if TYPE_CHECKING:
+    from sfumato.options.commands import OPTIONS, option_default, options_of
+    from sfumato.options.kinds import (
+        ACTIVATIONS,
+        CACHE_TYPES,
+        DEVICES,
+        DTYPES,
+        FORMATS,
+        GROUP_NOTES,
+        ON_LOAD,
+        OTHER_LAYERS,
+    )
+    from sfumato.options.option import PREFIX, Option
 
 __all__ = [
     "ACTIVATIONS",
@@ -68,14 +67,16 @@ __all__ = [
     "setting",
 ]
 
-OPTIONS = (*GENERAL, *FILLING, *DECIDING, *MEASURING, *SERVING, *VISIBLE)
+_HOMES = {
+    **dict.fromkeys(("OPTIONS", "option_default", "options_of"), "commands"),
+    **dict.fromkeys(("ACTIVATIONS", "CACHE_TYPES", "DEVICES", "DTYPES", "FORMATS"), "kinds"),
+    **dict.fromkeys(("GROUP_NOTES", "ON_LOAD", "OTHER_LAYERS"), "kinds"),
+    **dict.fromkeys(("PREFIX", "Option"), "option"),
+}
+"""Where names are that are imported when first used: a step needs no option of a command."""
 
 
-def options_of(command: str) -> list[Option]:
-    """The options of a command, in the table's order."""
-    return [option for option in OPTIONS if command in option.commands]
-
-
-def option_default(command: str, name: str) -> Any:
-    """The default of an option of a command, which there is: ("serve", "max-body")."""
-    return next(option.default for option in options_of(command) if option.name == name)
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

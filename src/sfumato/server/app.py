@@ -13,22 +13,24 @@ from fastapi.staticfiles import StaticFiles
 
 from sfumato import __version__
 from sfumato.engine import EngineClient
-from sfumato.server import info, kept_responses, llama_info, ollama_routes, replay, tokenizing
-from sfumato.server.dialects import DECISIONS, DIALECTS, error_forms
+from sfumato.server import info, replay, tokenizing
+from sfumato.server.dialects import DECISIONS, DIALECTS, by_path
 from sfumato.server.dialects.anthropic import messages
-from sfumato.server.http import decision_route, error_handlers, route
-from sfumato.server.http.decision_route import DecisionRoute
+from sfumato.server.dialects.anthropic.forms import CountBody
+from sfumato.server.dialects.ollama.forms import OllamaShowBody
+from sfumato.server.dialects.ollama.info import add_routes as add_ollama_routes
+from sfumato.server.dialects.openai_chat import ChatBody
+from sfumato.server.dialects.responses.routes import add_routes as add_response_routes
+from sfumato.server.http import decisions, error_handlers, route
+from sfumato.server.http.decisions import DecisionRoute
 from sfumato.server.http.dialect import Dialect
 from sfumato.server.http.observe import AuditLine, Observer
 from sfumato.server.http.security import Framing, Gate
 from sfumato.server.metrics import CONTENT_TYPE, Metrics
 from sfumato.server.openapi import add_reference, fails, takes
-from sfumato.server.schemas.anthropic import CountBody
-from sfumato.server.schemas.llama_cpp import DetokenizeBody, TemplateBody, TokenizeBody
-from sfumato.server.schemas.ollama import OllamaShowBody
-from sfumato.server.schemas.openai import ChatBody
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
+from sfumato.server.tokenizing import DetokenizeBody, TemplateBody, TokenizeBody
 
 __all__ = ["ServerSettings", "create_app"]
 
@@ -63,26 +65,24 @@ def create_app(
         _add_dialect(app, service, dialect)
     for each in DECISIONS:
         _add_decisions(app, service, each)
-    kept_responses.add_routes(app, service)
+    add_response_routes(app, service)
     _add_models(app, service)
     _add_count(app, service)
-    ollama_routes.add_routes(app, service)
+    add_ollama_routes(app, service)
     _add_tokenizing(app, service)
     _add_info(app, service)
     _add_metrics(app, service, metrics)
     bodies = [dialect.body_type for dialect in dialects]
-    decisions = [dialect for each in DECISIONS for dialect in each.dialects]
-    bodies += [dialect.body_type for dialect in decisions]
-    forms = [each.errors for each in dialects] + [each.errors for each in decisions]
+    forms_of_decisions = [dialect for each in DECISIONS for dialect in each.dialects]
+    bodies += [dialect.body_type for dialect in forms_of_decisions]
+    forms = [each.errors for each in dialects] + [each.errors for each in forms_of_decisions]
     others = (TokenizeBody, DetokenizeBody, TemplateBody, CountBody, OllamaShowBody)
     add_reference(app, (*bodies, *others), forms)
     if service.settings.page:
         _add_replay(app)
         app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
     error_handlers.add_handlers(app)
-    app.add_middleware(
-        Gate, settings=service.settings, form_of=error_forms.by_path(dialects, DECISIONS)
-    )
+    app.add_middleware(Gate, settings=service.settings, form_of=by_path(dialects, DECISIONS))
     if service.settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -112,20 +112,20 @@ def _add_dialect(app: FastAPI, service: Service, dialect: Dialect[Any]) -> None:
         app.add_api_route(alias, generate, methods=["POST"], include_in_schema=False)
 
 
-def _add_decisions(app: FastAPI, service: Service, decisions: DecisionRoute) -> None:
+def _add_decisions(app: FastAPI, service: Service, each: DecisionRoute) -> None:
     async def decide(request: Request) -> Response:
-        return await decision_route.reply(decisions, service, request)
+        return await decisions.reply(each, service, request)
 
     app.add_api_route(
-        decisions.path,
+        each.path,
         decide,
         methods=["POST"],
-        name=decisions.name,
-        description=decisions.help,
-        tags=[decisions.tag],
+        name=each.name,
+        description=each.help,
+        tags=[each.tag],
         **takes(
-            *(dialect.body_type for dialect in decisions.dialects),
-            forms=[dialect.errors for dialect in decisions.dialects],
+            *(dialect.body_type for dialect in each.dialects),
+            forms=[dialect.errors for dialect in each.dialects],
         ),
     )
 
@@ -200,7 +200,7 @@ def _add_info(app: FastAPI, service: Service) -> None:
     @app.get("/slots", tags=["llama-server"], responses=fails(503))
     async def slots(fail_on_no_slot: str = "") -> list[dict[str, Any]]:
         """Each slot, and what it does, as llama-server has it."""
-        return llama_info.slots(service, bool(fail_on_no_slot))
+        return info.slots(service, bool(fail_on_no_slot))
 
     @app.get("/state", tags=["server"], responses=fails())
     async def state() -> dict[str, Any]:

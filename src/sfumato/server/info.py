@@ -1,4 +1,5 @@
-"""Routes about the server itself: health, model, settings, slots, memory."""
+"""Routes about the server itself: health, model, settings, slots, memory; also in llama-server's
+words."""
 
 from __future__ import annotations
 
@@ -13,16 +14,60 @@ from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.engine import EngineDead
+from sfumato.engine.stats import EngineState, RowState, SlotState
 from sfumato.options import MOST_STEPS
-from sfumato.server import llama_info
-from sfumato.server.decision_examples import decisions
-from sfumato.server.dialects.anthropic.model_card import anthropic_card
-from sfumato.server.dialects.shared.model_facts import written_at
-from sfumato.server.examples import demonstration, examples
+from sfumato.server.chat.objects import written_at
+from sfumato.server.dialects.anthropic.messages import anthropic_card
+from sfumato.server.dialects.llama_cpp import default_settings
+from sfumato.server.examples import decisions, demonstration, examples, modes
 from sfumato.server.http.errors import ApiError, dead, openai_error, without_paths
-from sfumato.server.mode_examples import modes
-from sfumato.server.schemas.settings import greatest
-from sfumato.server.service import Service
+from sfumato.server.schemas.json_schemas import greatest
+from sfumato.server.service import FINGERPRINT, Service
+
+
+def slots(service: Service, fail_on_no_slot: bool) -> list[dict[str, Any]]:
+    """llama-server's list. Raises ApiError where no slot is free and that is to fail."""
+    state: EngineState = service.engine.state()
+    if fail_on_no_slot and all(slot.busy for slot in state.slots):
+        raise ApiError(503, "no slot is free", code="no_slot")
+    rows = {row.slot: row for row in state.running}
+    return [_slot(slot, rows.get(slot.index)) for slot in state.slots]
+
+
+def _slot(slot: SlotState, row: RowState | None) -> dict[str, Any]:
+    """Neither texts nor settings of requests: they are their clients'."""
+    return {
+        "id": slot.index,
+        "n_ctx": slot.context,
+        "speculative": False,
+        "is_processing": slot.busy,
+        "n_prompt_tokens": slot.tokens if row is None else row.prompt_tokens,
+        "next_token": [
+            {
+                "has_next_token": row is not None,
+                "n_remain": -1,
+                "n_decoded": 0 if row is None else row.output_tokens,
+            }
+        ],
+        **({} if row is None else {"request": row.id, "phase": row.phase}),
+    }
+
+
+def _llama_props(service: Service) -> dict[str, Any]:
+    """llama-server's fields of /_llama_props, as far as ours have other names."""
+    path = service.settings.model_path
+    return {
+        "model_alias": service.name,
+        "model_path": service.model.name if path is None else path,
+        "modalities": {"vision": False, "audio": False},
+        "endpoint_slots": True,
+        "endpoint_props": False,
+        "endpoint_metrics": True,
+        "build_info": FINGERPRINT,
+        "is_sleeping": False,
+        "generation_settings": default_settings(service),
+    }
+
 
 _BOUNDED = ("stability", "top_k", "soft_top_k", "top_logprobs")
 
@@ -125,7 +170,7 @@ async def reset_prefix_cache(service: Service) -> dict[str, Any]:
 def props(service: Service) -> dict[str, Any]:
     """What a page or client needs before its first request; nothing of the machine's files."""
     model, settings, engine = service.model, service.settings, service.engine.config
-    own = llama_info.props(service)
+    own = _llama_props(service)
     return {
         "model": service.name,
         "version": __version__,

@@ -2,8 +2,9 @@
 
 Names and units follow Prometheus' conventions: base units, `_total` for what only grows, and the
 values of a label never overlap, so that `sum()` is right. What `rate()` computes (tokens a second,
-seconds a step) has no gauge. Each app has a registry of its own.
-"""
+seconds a step) has no gauge. The engine's state also stands under the names that llama-server has;
+what llama-server counts of speculative decoding has no counterpart here. Each app has a registry of
+its own."""
 
 from __future__ import annotations
 
@@ -29,7 +30,6 @@ from sfumato.engine.events import Terminal, outcome_of
 from sfumato.engine.memory.guard import MemoryView
 from sfumato.engine.request import AnyRequest
 from sfumato.engine.stats import EngineState, Phase
-from sfumato.server import llama_metrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -149,7 +149,7 @@ class _EngineCollector(Collector):
         yield _gauge("sfumato_queue_depth", "Requests that wait for a slot.", state.waiting)
         yield from _counters(state)
         yield from _gauges(state)
-        yield from llama_metrics.families(state)
+        yield from _llama_families(state)
         yield from _memory(engine.used_memory(), state.memory)
 
 
@@ -254,3 +254,54 @@ def _family(
     for value, number in values.items():
         family.add_metric((value,), number)
     return family
+
+
+def _llama_families(state: EngineState) -> Iterator[Metric]:
+    """Counters since the engine was made, and speeds over the last minute."""
+    totals, speeds = state.totals, state.speeds
+    busy = sum(slot.busy for slot in state.slots)
+    counters = {
+        "prompt_tokens_total": (
+            "Tokens of prompts that were encoded, of requests that ended.",
+            totals.prompt_tokens - totals.cached_tokens,
+        ),
+        "prompt_tokens_cached_total": (
+            "Tokens of prompts that were found in a slot.",
+            totals.cached_tokens,
+        ),
+        "prompt_seconds_total": ("Time spent on prompts and commits.", totals.encode_s),
+        "tokens_predicted_total": ("Visible tokens of replies that ended.", totals.output_tokens),
+        "tokens_predicted_seconds_total": (
+            "Time spent on denoising forwards.",
+            totals.denoise_s,
+        ),
+        "n_decode_total": ("Batched denoising forwards.", totals.forwards),
+    }
+    gauges = {
+        "n_tokens_max": (
+            "Most tokens that a slot holds now.",
+            max((slot.tokens for slot in state.slots), default=0),
+        ),
+        "prompt_tokens_seconds": (
+            "Prompt tokens a second of encoding, since the engine was made.",
+            totals.encoded_tokens / totals.encode_s if totals.encode_s else 0.0,
+        ),
+        "predicted_tokens_seconds": (
+            "Visible tokens a second over the last minute.",
+            speeds.output_tokens,
+        ),
+        "requests_processing": ("Requests that have a slot.", len(state.running)),
+        "requests_deferred": ("Requests that wait for a slot.", state.waiting),
+        "n_busy_slots_per_decode": (
+            "Rows of a forward over the last minute.",
+            speeds.rows_per_forward,
+        ),
+        "kv_cache_usage_ratio": (
+            "Share of the slots that are in use.",
+            busy / len(state.slots) if state.slots else 0.0,
+        ),
+    }
+    for name, (help, value) in counters.items():
+        yield CounterMetricFamily(f"llamacpp:{name}", help, value=value)
+    for name, (help, value) in gauges.items():
+        yield GaugeMetricFamily(f"llamacpp:{name}", help, value=value)

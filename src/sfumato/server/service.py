@@ -10,8 +10,9 @@ from weakref import WeakValueDictionary
 
 from sfumato import __version__
 from sfumato.engine import EngineClient, Prompt, Request, ServedModel
+from sfumato.refused import Refused
 from sfumato.server.http.admission import Admission
-from sfumato.server.http.errors import from_value_error
+from sfumato.server.http.errors import of_prompt
 from sfumato.server.http.inflight import InFlight
 from sfumato.server.response_store import ResponseStore
 from sfumato.server.settings import ServerSettings
@@ -46,11 +47,22 @@ class Service:
         """Positions of a slot that is made at start; at most the model's context."""
         return min(self.engine.config.context, self.model.config.context_length)
 
-    def limit(self, given: int | None, prompt: int, canvas: int | None) -> int:
-        """Tokens of a reply at most; None and -1 mean what fits."""
-        return self.default_limit(prompt, canvas) if given in (None, -1) else given
+    def limit(
+        self, given: int | None, prompt: int, canvas: int | None, is_most: bool = False
+    ) -> int:
+        """Tokens of a reply at most; None and -1 mean what fits. is_most: whether the limit is only
+        the most that a client would take, as agents send it: no larger slot is made for it."""
+        if given is None or given == -1:
+            return self._fitting(prompt, canvas)
+        if not is_most:
+            return given
+        room = self.context - prompt + 1  # the last token of a reply is in no slot
+        length = canvas or self.model.config.canvas_length
+        complete = (self.model.config.context_length - prompt) // length * length
+        room = min(room, complete)  # the model's own context holds complete canvases
+        return min(given, max(room, self._fitting(prompt, canvas)))
 
-    def default_limit(self, prompt: int, canvas: int | None) -> int:
+    def _fitting(self, prompt: int, canvas: int | None) -> int:
         """Tokens of a reply whose request names no limit: the rest of the context after the prompt,
         rounded down to complete canvases, and at most the setting. A canvas at least: a larger
         slot is made where none holds the reply; where none is made, what a slot holds."""
@@ -60,21 +72,12 @@ class Service:
             canvas = min(canvas, self.context - prompt + 1)
         return max(1, min(self.settings.max_tokens, max(left, canvas)))
 
-    def at_most(self, given: int, prompt: int, canvas: int | None) -> int:
-        """The same of a limit that is only the most that a client would take, as agents send it: no
-        larger slot is made for it."""
-        room = self.context - prompt + 1  # the last token of a reply is in no slot
-        length = canvas or self.model.config.canvas_length
-        complete = (self.model.config.context_length - prompt) // length * length
-        room = min(room, complete)  # the model's own context holds complete canvases
-        return min(given, max(room, self.default_limit(prompt, canvas)))
-
     def prompt(self, request: Request) -> Prompt:
-        """The prompt of a request's messages or ids. Raises ApiError."""
+        """The prompt of a request's messages or ids. Raises Refused."""
         try:
             return self.engine.prompt(request)
-        except ValueError as error:
-            raise from_value_error(error, request) from None
+        except Refused as error:
+            raise of_prompt(error, request) from None
 
     def raw_prompt(
         self,
@@ -85,31 +88,28 @@ class Service:
     ) -> list[int]:
         """Ids of a prompt that is no chat: bos, then the text. Of ids and texts in one list, bos
         comes before a text that is the first. special: whether markers in a text are their tokens.
-        Raises ApiError."""
+        Raises Refused."""
         parts: Sequence[int | str] = [prompt] if isinstance(prompt, str) else prompt
         texts = [part for part in parts if isinstance(part, str)]
         if not texts:
             return [part for part in parts if isinstance(part, int)]
         request, ids = Request("".join(texts), endpoint=endpoint, user=user), list[int]()
-        try:
-            with self.engine.refusals(request):
-                self.engine.check_length("".join(texts), "prompt")
-                for part in parts:
-                    if isinstance(part, int):
-                        ids.append(part)
-                    else:
-                        ids += self.model.tokenizer.encode(part, special)
-        except ValueError as error:
-            raise from_value_error(error, request) from None
+        with self.engine.refusals(request):
+            self.engine.check_length("".join(texts), "prompt")
+            for part in parts:
+                ids += [part] if isinstance(part, int) else self.encode(part, "prompt", special)
         bos = self.model.tokenizer.bos_id
         if isinstance(parts[0], str) and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
         return ids
 
     def encode(self, text: str, field: str, special: bool = True) -> list[int]:
-        """Ids of a text. Raises ValueError; TooLarge where no context could hold it."""
+        """Ids of a text. Raises Refused; TooLarge where no context could hold it."""
         self.engine.check_length(text, field)
-        return self.model.tokenizer.encode(text, special)
+        try:
+            return self.model.tokenizer.encode(text, special)
+        except Refused as error:
+            raise error.about(field) from None
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """The text of each token."""

@@ -2,46 +2,72 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
+from pydantic import Field, WithJsonSchema
 
+from sfumato.refused import Refused
+from sfumato.server.chat.call import continuation
+from sfumato.server.chat.objects import warned
 from sfumato.server.dialects import openai_chat
 from sfumato.server.dialects.anthropic import messages
-from sfumato.server.dialects.shared.openai_messages import continuation, conversation
-from sfumato.server.dialects.shared.openai_objects import warned
+from sfumato.server.dialects.anthropic.forms import CountBody
+from sfumato.server.dialects.openai_chat import ChatBody, conversation
 from sfumato.server.http import request_body
-from sfumato.server.http.errors import bad_request, from_value_error
-from sfumato.server.http.wording import in_the_words_of
-from sfumato.server.schemas.anthropic import CountBody
-from sfumato.server.schemas.llama_cpp import DetokenizeBody, TemplateBody, TokenizeBody
-from sfumato.server.schemas.openai import ChatBody
+from sfumato.server.http.errors import in_the_words_of
+from sfumato.server.http.request_body import leaves_out
+from sfumato.server.schemas import json_schemas
+from sfumato.server.schemas.body import Body, Ids, Ignored
+from sfumato.server.schemas.generation import Continue, Messages, TemplateKwargs, Tools
 from sfumato.server.service import Service
 from sfumato.text.prompt import check_long_texts
 
 
+class TokenizeBody(Body):
+    """llama-server's, with a content, or vLLM's, with a prompt."""
+
+    content: str | None = None
+    prompt: str | None = Field(None, description="The same as content.")
+    add_special: bool | None = Field(None, description="Put bos in front (false).")
+    add_special_tokens: bool | None = Field(None, description="The same as add_special.")
+    parse_special: bool | None = Field(None, description="Read markers as their tokens (true).")
+    with_pieces: bool | None = Field(None, description="Answer objects with id and piece (false).")
+    model: Ignored = None
+
+
+class DetokenizeBody(Body):
+    tokens: Annotated[Ids, WithJsonSchema(json_schemas.IDS)]
+    model: Ignored = None
+
+
+class TemplateBody(Body):
+    messages: Messages = Field(min_length=1)
+    tools: Tools = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    add_generation_prompt: bool | None = Field(None, description="Open the model's turn (true).")
+    continue_final_message: Continue = None
+
+
 async def tokenize(service: Service, http: HttpRequest) -> Response:
-    """Raises ApiError."""
+    """Raises Refused."""
     async with request_body.read(service, http, TokenizeBody) as body:
         return await run_in_threadpool(_tokens, service, body)
 
 
 def _tokens(service: Service, body: TokenizeBody) -> Response:
-    """Raises ApiError."""
+    """Raises Refused."""
     tokenizer = service.model.tokenizer
     text = body.prompt if body.content is None else body.content
     field = "prompt" if body.content is None else "content"
     if text is None:
-        raise bad_request("content: is missing", "content", "missing")
+        raise Refused("content", "is missing", code="missing")
     if body.prompt is not None and body.prompt != text:
-        raise bad_request("content, prompt: differ; send one", "content")
+        raise Refused(("content", "prompt"), "differ", "send one")
     marked = body.parse_special is not False
-    try:
-        ids = service.encode(text, field, marked)
-    except ValueError as error:
-        raise from_value_error(error) from None
+    ids = service.encode(text, field, marked)
     if (body.add_special or body.add_special_tokens) and tokenizer.bos_id is not None:
         ids = [tokenizer.bos_id, *ids]
     fields: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": service.context}
@@ -52,77 +78,68 @@ def _tokens(service: Service, body: TokenizeBody) -> Response:
 
 
 async def input_tokens(service: Service, http: HttpRequest) -> Response:
-    """Raises ApiError."""
+    """Raises Refused."""
     async with request_body.read(service, http, ChatBody) as body:
         return await run_in_threadpool(_input_tokens, service, body)
 
 
 def _input_tokens(service: Service, body: ChatBody) -> Response:
-    """Raises ApiError."""
+    """Raises Refused."""
     (request, *_) = openai_chat.parse(service, body)
     assert request.made is not None
     return JSONResponse({"input_tokens": len(request.made.ids)} | warned(body))
 
 
 async def detokenize(service: Service, http: HttpRequest) -> Response:
-    """Raises ApiError."""
+    """Raises Refused."""
     async with request_body.read(service, http, DetokenizeBody) as body:
         return await run_in_threadpool(_text, service, body)
 
 
 def _text(service: Service, body: DetokenizeBody) -> Response:
-    """Raises ApiError."""
+    """Raises Refused."""
     ids = body.tokens
     most = service.model.config.context_length
     if len(ids) > most:
-        raise bad_request(
-            f"tokens: are {len(ids):,}, and this model's context has {most:,}; send them in parts",
+        raise Refused(
             "tokens",
+            f"are {len(ids):,}, and this model's context has {most:,}",
+            "send them in parts",
         )
     try:
         text = service.model.tokenizer.decode(ids, skip_special=False)
     except (ValueError, OverflowError) as error:
-        raise bad_request(f"tokens: {error}", "tokens") from None
+        raise Refused("tokens", str(error)) from None
     # The prompt is as vLLM has it.
     return JSONResponse({"content": text, "prompt": text} | warned(body))
 
 
 async def count_tokens(service: Service, http: HttpRequest) -> Response:
-    """Of Anthropic's API. Raises ApiError."""
+    """Of Anthropic's API. Raises Refused."""
     with in_the_words_of(messages.MESSAGES.wording):
         async with request_body.read(service, http, CountBody) as body:
             return JSONResponse(await run_in_threadpool(messages.count, service, body))
 
 
 async def apply_template(service: Service, http: HttpRequest) -> Response:
-    """Raises ApiError."""
+    """Raises Refused."""
     async with request_body.read(service, http, TemplateBody) as body:
         return await run_in_threadpool(_prompt, service, body)
 
 
 def _prompt(service: Service, body: TemplateBody) -> Response:
-    """Raises ApiError."""
-    talk, continued = conversation(body, service.settings), None
+    """Raises Refused."""
+    ignored = leaves_out(body, service.settings)
+    talk, continued = conversation(body.messages, service.settings, ignored), None
     opens_turn = body.add_generation_prompt
     if opens_turn is not False or body.continue_final_message:
-        talk, continued = continuation(
-            talk,
-            body.continue_final_message,
-            opens_turn,
-            service.engine.check_length,
-            service.model.template.markers,
-        )
+        talk, continued = continuation(service, talk, body.continue_final_message, opens_turn)
     kwargs = body.chat_template_kwargs
-    try:
-        check_long_texts(
-            [talk, body.tools], lambda text: service.engine.check_length(text, "messages")
-        )
-        prompt = service.model.template.render(
-            talk,
-            thinking=bool(kwargs and kwargs.enable_thinking),
-            tools=body.tools,
-            add_generation_prompt=opens_turn is not False or continued is not None,
-        )
-    except ValueError as error:
-        raise from_value_error(error) from None
+    check_long_texts([talk, body.tools], lambda text: service.engine.check_length(text, "messages"))
+    prompt = service.model.template.render(
+        talk,
+        thinking=bool(kwargs and kwargs.enable_thinking),
+        tools=body.tools,
+        add_generation_prompt=opens_turn is not False or continued is not None,
+    )
     return JSONResponse({"prompt": prompt + (continued or "")} | warned(body))

@@ -17,6 +17,7 @@ from sfumato.model.head import VocabularyHead
 from sfumato.model.token_scores import TokenScores, token_scores
 from sfumato.options.kinds import POOLINGS
 from sfumato.options.limits import MOST_TOP
+from sfumato.refused import Refused
 from sfumato.tasks.works import Want
 
 
@@ -80,7 +81,7 @@ class Pooling:
     def __post_init__(self) -> None:
         if self.kind not in POOLINGS:
             words = " or ".join(map(repr, POOLINGS))
-            raise ValueError(f"pooling: must be {words}, got {self.kind!r}")
+            raise Refused("pooling", f"must be {words}, got {self.kind!r}")
 
 
 class PooledState:
@@ -125,7 +126,7 @@ class PromptScoring:
 
     def __post_init__(self) -> None:
         if type(self.top) is not int or not 0 <= self.top <= MOST_TOP:
-            raise ValueError(f"top: must be a whole number from 0 to {MOST_TOP}, got {self.top!r}")
+            raise Refused("top", f"must be a whole number from 0 to {MOST_TOP}, got {self.top!r}")
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,10 @@ class JsonTooLarge(ValueError):
     """More values or levels than are allowed."""
 
 
+class JsonTooDeep(JsonTooLarge):
+    """More levels than are allowed."""
+
+
 @dataclass
 class Extent:
     """The counts of the part of a text that has been read."""
@@ -82,7 +86,7 @@ def extent(
     for start in range(0, len(view), SLICE):
         counts.add(view[start : start + SLICE])
         if counts.deepest > most_depth:
-            raise JsonTooLarge(f"is nested too deeply: over {most_depth} levels")
+            raise JsonTooDeep(f"is nested too deeply: over {most_depth} levels")
         if most_values is not None and counts.values > most_values:
             raise JsonTooLarge(f"holds more than {most_values:,} values")
     return counts

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sfumato.refused import Refused
 from sfumato.text.calls import TOOL_NAME
 from sfumato.text.jsonscan import JsonTooLarge, extent
 from sfumato.text.markers import NO_MARKERS, ChatMarkers
@@ -31,10 +32,6 @@ _OF_FUNCTIONS = (  # what a tool's function may have beside its name
 )
 
 
-class MessageError(ValueError):
-    """A message or a tool that cannot be used; says which, as in `messages[2].content: …`."""
-
-
 def check_messages(
     messages: Sequence[Mapping[str, Any]], first: int = 0, markers: ChatMarkers = NO_MARKERS
 ) -> list[dict[str, Any]]:
@@ -47,27 +44,25 @@ def check_messages(
     them by `tool_call_id` or `name`; the result has both. Other keys are left out.
 
     Raises:
-        MessageError: naming the message by its index, and the field.
+        Refused: naming the message by its index, and the field.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
-        raise MessageError(f"messages: must be a list, not {type(messages).__name__}")
+        raise Refused("messages", f"must be a list, not {type(messages).__name__}")
     if not messages:
-        raise MessageError("messages: is empty; send at least one message")
+        raise Refused("messages", "is empty", "send at least one message")
     checked: list[dict[str, Any]] = []
     budget = _ValueBudget()
     for i, message in enumerate(messages, first):
         where = f"messages[{i}]"
         if not isinstance(message, Mapping):
-            raise MessageError(f"{where}: must be an object with a role and a content")
+            raise Refused(where, "must be an object with a role and a content")
         role = message.get("role")
         if role not in ROLES:
-            raise MessageError(
-                f"{where}.role: must be one of {', '.join(ROLES)}, not {quoted(role)}"
-            )
+            raise Refused(f"{where}.role", f"must be one of {', '.join(ROLES)}, not {quoted(role)}")
         clean: dict[str, Any] = {"role": role}
         calls = message.get("tool_calls")
         if calls is not None and role != "assistant":
-            raise MessageError(f"{where}.tool_calls: only an assistant's message has tool calls")
+            raise Refused(f"{where}.tool_calls", "only an assistant's message has tool calls")
         if calls is not None and (made := _tool_calls(calls, f"{where}.tool_calls", budget)):
             clean["tool_calls"] = made
         if message.get("content") is not None or "tool_calls" not in clean:
@@ -82,25 +77,25 @@ def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any
     """A clean copy of `tools`: objects `{"type": "function", "function": {"name": …, …}}`.
 
     Raises:
-        MessageError: naming the tool by its index, and the field.
+        Refused: naming the tool by its index, and the field.
     """
     if not tools:
         return None
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
-        raise MessageError(f"tools: must be a list, not {type(tools).__name__}")
+        raise Refused("tools", f"must be a list, not {type(tools).__name__}")
     checked = []
     for i, tool in enumerate(tools):
         where = f"tools[{i}]"
         clean = _plain(tool, where)
         if not isinstance(clean, dict) or clean.get("type") != "function":
-            raise MessageError(f'{where}: must be an object of "type": "function"')
+            raise Refused(where, 'must be an object of "type": "function"')
         function = clean.get("function")
         if not isinstance(function, dict):
-            raise MessageError(f"{where}.function: must be an object")
+            raise Refused(f"{where}.function", "must be an object")
         tool_name(function.get("name"), f"{where}.function.name")
         for name, kind, what in _OF_FUNCTIONS:
             if not isinstance(function.get(name), kind | None):
-                raise MessageError(f"{where}.function.{name}: must be {what}")
+                raise Refused(f"{where}.function.{name}", f"must be {what}")
         function["description"] = function.get("description") or ""
         checked.append(clean)
     return checked
@@ -123,16 +118,16 @@ def _content(
         return without_thoughts(_plain(content, where), markers)
     if isinstance(content, Mapping) or not isinstance(content, Sequence):
         kind = "null" if content is None else type(content).__name__
-        raise MessageError(f"{where}: must be text or a list of parts, not {kind}")
+        raise Refused(where, f"must be text or a list of parts, not {kind}")
     texts = []
     for i, part in enumerate(content):
         here = f"{where}[{i}]"
         if not isinstance(part, Mapping) or "type" not in part:
-            raise MessageError(f'{here}: must be an object such as {{"type": "text", "text": "…"}}')
+            raise Refused(here, 'must be an object such as {"type": "text", "text": "…"}')
         if part["type"] != "text":
-            raise MessageError(f"{here}.type: only 'text' is supported, not {quoted(part['type'])}")
+            raise Refused(f"{here}.type", f"only 'text' is supported, not {quoted(part['type'])}")
         if not isinstance(part.get("text"), str):
-            raise MessageError(f"{here}.text: must be text")
+            raise Refused(f"{here}.text", "must be text")
         texts.append(_plain(part["text"], f"{here}.text"))
     if role != "user":
         # Templates take an object for these roles and show it as Python prints it, or a channel
@@ -145,12 +140,13 @@ def tool_name(name: Any, where: str) -> str:
     """A tool's name, as a call of it can be written and read back.
 
     Raises:
-        MessageError: it is none.
+        Refused: it is none.
     """
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
-        raise MessageError(
-            f"{where}: must be a text of 1 to 128 characters out of A-Z, a-z, 0-9, '_', '.' and "
-            f"'-', not {quoted(name)}"
+        raise Refused(
+            where,
+            "must be a text of 1 to 128 characters out of A-Z, a-z, 0-9, '_', '.' and '-', "
+            f"not {quoted(name)}",
         )
     return str.__str__(name)
 
@@ -171,15 +167,15 @@ class _ValueBudget:
 
 def _tool_calls(calls: Any, where: str, budget: _ValueBudget) -> list[dict[str, Any]]:
     if not isinstance(calls, list | tuple):
-        raise MessageError(f"{where}: must be a list")
+        raise Refused(where, "must be a list")
     checked = []
     for i, call in enumerate(calls):
         here = f"{where}[{i}]"
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
-            raise MessageError(f"{here}.function: must be an object with a name and arguments")
+            raise Refused(f"{here}.function", "must be an object with a name and arguments")
         if call.get("type", "function") != "function":
-            raise MessageError(f'{here}.type: must be "function"')
+            raise Refused(f"{here}.type", 'must be "function"')
         name = tool_name(function.get("name"), f"{here}.function.name")
         arguments = function.get("arguments")
         if arguments in (None, ""):
@@ -188,13 +184,13 @@ def _tool_calls(calls: Any, where: str, budget: _ValueBudget) -> list[dict[str, 
             try:
                 arguments = budget.decoded(arguments)
             except JsonTooLarge as error:
-                raise MessageError(f"{here}.function.arguments: {error}") from error
+                raise Refused(f"{here}.function.arguments", str(error)) from error
             except ValueError as error:
-                raise MessageError(
-                    f"{here}.function.arguments: must be JSON ({str(error)[:80]})"
+                raise Refused(
+                    f"{here}.function.arguments", f"must be JSON ({str(error)[:80]})"
                 ) from error
         if not isinstance(arguments, Mapping):
-            raise MessageError(f"{here}.function.arguments: must be a JSON object")
+            raise Refused(f"{here}.function.arguments", "must be a JSON object")
         clean = {
             "type": "function",
             "function": {
@@ -204,7 +200,7 @@ def _tool_calls(calls: Any, where: str, budget: _ValueBudget) -> list[dict[str, 
         }
         if call.get("id") is not None:
             if not isinstance(call["id"], str):
-                raise MessageError(f"{here}.id: must be a text")
+                raise Refused(f"{here}.id", "must be a text")
             clean["id"] = call["id"]
         checked.append(clean)
     return checked
@@ -219,20 +215,21 @@ def _answered_call(
         at -= 1
     calls = before[at].get("tool_calls", []) if at >= 0 else []
     if not calls:
-        raise MessageError(f"{where}.role: a tool's message must follow an assistant's tool_calls")
+        raise Refused(f"{where}.role", "a tool's message must follow an assistant's tool_calls")
     names = [call["function"]["name"] for call in calls]
     by_id = {call["id"]: call["function"]["name"] for call in calls if "id" in call}
     call_id, name = message.get("tool_call_id"), message.get("name")
     if call_id is not None:
         if not isinstance(call_id, str) or (call_id not in by_id and name is None):
-            raise MessageError(f"{where}.tool_call_id: {quoted(call_id)} is no call's id")
+            raise Refused(f"{where}.tool_call_id", f"{quoted(call_id)} is no call's id")
         name = by_id.get(call_id, name)
     if name is None and len(names) == 1:
         name = names[0]
     if not isinstance(name, str) or name not in names:
-        raise MessageError(
-            f"{where}.name: must say by name or tool_call_id which call is answered, "
-            f"one of {quoted(', '.join(names))}"
+        raise Refused(
+            f"{where}.name",
+            "must say by name or tool_call_id which call is answered, one of "
+            f"{quoted(', '.join(names))}",
         )
     return {"name": name} | ({"tool_call_id": call_id} if call_id is not None else {})
 
@@ -240,12 +237,12 @@ def _answered_call(
 def _plain(value: Any, where: str, depth: int = 0) -> Any:
     """`value` rebuilt of JSON types, every text in it valid Unicode."""
     if depth > MAX_DEPTH:
-        raise MessageError(f"{where[:200]}: is nested deeper than {MAX_DEPTH} levels")
+        raise Refused(where[:200], f"is nested deeper than {MAX_DEPTH} levels")
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
         if fault := unicode_fault(value):
-            raise MessageError(f"{where}: {fault}")
+            raise Refused(where, fault)
         return str.__str__(value)
     if isinstance(value, int):
         return int(value)
@@ -254,11 +251,11 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise MessageError(f"{where}: has the key {quoted(key)}, which is no text")
+                raise Refused(where, f"has the key {quoted(key)}, which is no text")
         return {
             _plain(key, where, depth): _plain(item, f"{where}.{key}", depth + 1)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
         return [_plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
-    raise MessageError(f"{where}: must be JSON data, not {type(value).__name__}")
+    raise Refused(where, f"must be JSON data, not {type(value).__name__}")

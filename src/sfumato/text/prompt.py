@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sfumato.text.messages import MAX_DEPTH, MessageError, check_messages, check_tools
+from sfumato.refused import Refused
+from sfumato.text.messages import MAX_DEPTH, check_messages, check_tools
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
 
@@ -44,7 +45,7 @@ def prompt_ids(
     before any of it is encoded, and may raise.
 
     Raises:
-        MessageError: a message or a tool is malformed.
+        Refused: a message or a tool is malformed.
         TemplateError: the template failed on them.
         TokenizerError: the text cannot be encoded.
     """
@@ -87,7 +88,7 @@ def _placeholders(starts: set[str], used: set[str]) -> dict[str, str]:
     free = (c for c in map(chr, _PRIVATE) if c not in used)
     chosen = dict(zip(sorted(starts), free, strict=False))
     if len(chosen) < len(starts):
-        raise MessageError("messages: use every private-use character; remove some")
+        raise Refused("messages", "use every private-use character", "remove some")
     return chosen
 
 

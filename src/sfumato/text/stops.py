@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from copy import copy
 
+from sfumato.refused import Refused
 from sfumato.text.markers import ChatMarkers
 from sfumato.text.reply import Region
 from sfumato.text.tokenizer import Detokenizer, Marker, Piece, Tokenizer
@@ -28,7 +29,7 @@ class StopStrings:
         if not isinstance(given, Sequence) or not all(
             isinstance(s, Marker) or (isinstance(s, str) and s) for s in given
         ):
-            raise ValueError(f"stop: must be non-empty strings, one or a list, got {stop!r}")
+            raise Refused("stop", f"must be non-empty strings, one or a list, got {stop!r}")
         self.strings = tuple(s for s in given if isinstance(s, str))
         self.markers = frozenset(s.text for s in given if isinstance(s, Marker))
         self.longest = max(map(len, self.strings), default=0)

@@ -17,15 +17,20 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 from jinja2.utils import Namespace
 
+from sfumato.refused import Refused
 from sfumato.text.markers import NO_MARKERS, ChatMarkers
 from sfumato.text.messages import check_messages, check_tools
 from sfumato.text.vocabulary import TokenizerError, named_tokens
 from sfumato.weights.errors import CheckpointError, quoted
-from sfumato.weights.jsonfile import read_object
+from sfumato.weights.files.jsonfile import read_object
 
 
-class TemplateError(ValueError):
+class TemplateError(Refused):
     """A chat template that is absent, broken, or refuses the messages it was given."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(None, why)
+        self.args = (why,)
 
 
 class ChatTemplate:
@@ -122,7 +127,7 @@ class ChatTemplate:
             add_generation_prompt: open the model's turn at the end.
 
         Raises:
-            MessageError: a message or a tool is malformed.
+            Refused: a message or a tool is malformed.
             TemplateError: the template failed on them.
         """
         return self.render_checked(

@@ -158,7 +158,7 @@ class Tokenizer:
                 marker out of plain text was to encode plain text.
         """
         if fault := unicode_fault(text):
-            raise TokenizerError(f"text: {fault}")
+            raise TokenizerError(fault, "text")
         inner = self._inner if special else self._plain
         # Of one text too `encode` holds the interpreter's lock throughout, and a batch does not.
         ids: list[int] = inner.encode_batch_fast([text], add_special_tokens=False)[0].ids

@@ -14,8 +14,9 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
+from sfumato.refused import Refused
 from sfumato.weights.errors import CheckpointError, quoted
-from sfumato.weights.jsonfile import read_object
+from sfumato.weights.files.jsonfile import read_object
 
 SPACE = "▁"
 # ggml's token types: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte
@@ -24,8 +25,12 @@ _MARKER_TYPES = (3, 4)
 _NAMED = {"bos": "bos", "eos": "eos", "pad": "padding"}
 
 
-class TokenizerError(ValueError):
+class TokenizerError(Refused):
     """A vocabulary that cannot be used, or text or ids that it cannot turn into the other."""
+
+    def __init__(self, why: str, field: str | None = None) -> None:
+        super().__init__(field, why)
+        self.args = (why, field)
 
 
 def from_json(path: Path) -> tokenizers.Tokenizer:

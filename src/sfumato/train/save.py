@@ -11,7 +11,7 @@ from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.transformer import Transformer
 from sfumato.train.vocabulary import write_text_side
-from sfumato.weights.tensor_stream import TensorStream
+from sfumato.weights.files.tensor_stream import TensorStream
 
 
 def save_checkpoint(network: Transformer, folder: Path) -> None:

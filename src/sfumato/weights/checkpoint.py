@@ -14,20 +14,18 @@ from typing import Any
 
 from torch import Tensor
 
-from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.errors import CheckpointError, listed, quoted
-from sfumato.weights.gguf import read_gguf
-from sfumato.weights.gguf_parts import check_parts
-from sfumato.weights.jsonfile import read_object
-from sfumato.weights.locate import Kind, locate
+from sfumato.weights.files.gguf import check_parts, read_gguf
+from sfumato.weights.files.jsonfile import read_object
+from sfumato.weights.files.locate import Kind, locate
+from sfumato.weights.files.narrow import Scheme, read_scheme
+from sfumato.weights.files.narrow_pieces import group_pieces
+from sfumato.weights.files.safetensors import check_header_sizes, read_safetensors
+from sfumato.weights.files.tensor_stream import recoded
+from sfumato.weights.files.tensorfile import TensorFile, TensorInfo, require_readable
+from sfumato.weights.formats import Stored
+from sfumato.weights.joined import JoinedTensor, join
 from sfumato.weights.names import TensorNames, TensorPlace
-from sfumato.weights.narrow import Scheme, read_scheme
-from sfumato.weights.narrow.join import JoinedTensor, join
-from sfumato.weights.narrow.pieces import group_pieces
-from sfumato.weights.safetensors import check_header_sizes, read_safetensors
-from sfumato.weights.scaled import ScaledTensor
-from sfumato.weights.tensor_stream import recoded
-from sfumato.weights.tensorfile import TensorFile, TensorInfo, require_readable
 
 __all__ = ["Checkpoint", "TensorInfo", "open_with"]
 
@@ -60,7 +58,7 @@ class Checkpoint:
         """The folder of the files."""
         return self.path if self.path.is_dir() else self.path.parent
 
-    def read(self, name: str) -> Tensor | QuantizedTensor | ScaledTensor:
+    def read(self, name: str) -> Tensor | Stored:
         """The tensor of this canonical name as stored: blocks, codes with scales where `tensors`
         says so (see `JoinedTensor.of_codes`), or a plain tensor of the stored dtype. A view of the
         mapped file, unless it is joined: writing to it ends the process, so clone first.
@@ -78,9 +76,7 @@ class Checkpoint:
         the format cannot hold."""
         if name in self.joined:
             return self.joined[name].recoded(self.files, format)
-        value = self.read(name)
-        assert not isinstance(value, ScaledTensor)  # those are joined
-        return recoded(value, format)
+        return recoded(self.read(name), format)
 
     def is_view(self, name: str) -> bool:
         """Whether `read` gives a view of the mapped file, without memory of the process."""

@@ -21,8 +21,8 @@ from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.diffusion.step import Denoiser
-from sfumato.diffusion.step.device_step import DeviceStep
-from sfumato.diffusion.step.read_forward import ReadForward, ReadKind, ReadRoom
+from sfumato.diffusion.step.captured import DeviceStep, Forward
+from sfumato.diffusion.step.reads import ReadKind, ReadRoom, ReadRows
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.network import Network
 from sfumato.model.question_pool import QuestionPool
@@ -114,7 +114,8 @@ def test_the_launches_are_those_of_real_reads(rows: int, launched: Counter[str])
     (slot,) = network.new_slots(1, 64)
     pool = QuestionPool(config, 64, 64, torch.bfloat16, network.device)
     kind = ReadKind(rows, width)
-    forward = ReadForward(network, slot.pool, pool, kind, ReadRoom(network, 64))
+    rows_of = ReadRows(network, pool, kind, ReadRoom(network, 64))
+    forward = Forward(network, slot.pool, rows_of)
     forward.run()
     launched.clear()
     with _Operations(launched):

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.diffusion.constraints.test_depth import LINKS, chain
 from tests.diffusion.constraints.test_grammar import TOKENS, ids
 from tests.support.scripted_model import END, MARKERS, VOCABULARY, tokenizer
 
@@ -122,6 +123,15 @@ def test_a_schema_that_is_too_deep_is_refused() -> None:
         deep = {"type": "array", "items": deep}
     with pytest.raises(ValueError, match=r"tools\[0\]: is nested [0-9]+ levels deep"):
         compile_calls(source(properties(deep)), TOKENS)
+
+
+def test_a_chain_of_references_is_refused_and_leaves_the_arguments_free_without_strict() -> None:
+    schema = properties({"$ref": "#/$defs/d0"}) | {"$defs": chain(1500, LINKS["items"])["$defs"]}
+    with pytest.raises(ValueError, match=r"tools\[0\]: has a chain of"):
+        compile_calls(source(schema), TOKENS)
+    made = source(schema, strict=False)
+    (note,) = compile_calls(made, TOKENS).notes
+    assert note.startswith("tools[0]: has a chain of") and ends(made, call("{y}"))
 
 
 def test_references_may_go_round() -> None:

@@ -25,7 +25,7 @@ from sfumato.diffusion.constraints.questions import (
     YesNoQuestion,
 )
 from sfumato.diffusion.constraints.template import NOISE, ReadTemplate
-from sfumato.diffusion.limits import TooLarge
+from sfumato.refused import TooLarge
 
 
 def by_character(text: str) -> list[int]:

@@ -38,7 +38,8 @@ class Turns:
         for module in (
             "model.network",
             "model.label_scores",
-            "diffusion.constraints.read_canvases",
+            "diffusion.constraints.read",
+            "diffusion.step.reads",
         ):
             monkeypatch.setattr(f"sfumato.{module}.to_device", self._to_device)
         monkeypatch.setattr(device_result, "to_host", self._to_host)

@@ -271,7 +271,7 @@ def test_results_of_rows_that_have_changed_are_refused(network: Network) -> None
     assert (a.step, b.step) == (0, 1)
 
 
-@pytest.mark.parametrize("place", ["denoise.pack", "results.to_host"])
+@pytest.mark.parametrize("place", ["step.pack", "denoiser.to_host"])
 def test_a_step_that_is_tried_again_is_one_step(
     network: Network, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,7 +301,7 @@ def test_a_step_that_is_tried_again_is_one_step(
     assert all(same(draft, one) for draft, one in zip(drafts, expected, strict=True))
 
 
-@pytest.mark.parametrize("place", ["denoise.apply_update", "results.unpack"])
+@pytest.mark.parametrize("place", ["step.apply_update", "denoiser.unpack"])
 def test_what_fails_after_the_writing_began_is_each_rows_error(
     network: Network, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,7 +321,7 @@ def test_what_waits_for_the_host_holds_nothing_of_the_device(network: Network) -
     canvas, slot = begin(network, 1, top_tokens=20)
     denoiser = Denoiser(network, 1)
     forwarded = denoiser.forward([canvas], [slot])
-    dropped = [weakref.ref(forwarded), weakref.ref(forwarded.stats.soft)]
+    dropped = [weakref.ref(forwarded), weakref.ref(forwarded.evaluated.stats.soft)]
     pending = denoiser.apply(forwarded)
     del forwarded
     gc.collect()

@@ -17,9 +17,10 @@ from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import EntropyBound, FixedCount, StepView, Threshold
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
-from sfumato.diffusion.step import Denoiser, denoise, rules
-from sfumato.diffusion.step.packed import row_words
-from sfumato.diffusion.step.results import HostCopy
+from sfumato.diffusion.step import Denoiser, rules
+from sfumato.diffusion.step import step as parts
+from sfumato.diffusion.step.denoiser import HostCopy
+from sfumato.diffusion.step.step import row_words
 from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
 from sfumato.ops import registry
@@ -132,7 +133,7 @@ def test_built_in_rules_are_lifted_there(monkeypatch: pytest.MonkeyPatch) -> Non
             step()
     assert step.denoiser._layout
     (part,) = step.denoiser._layout[1].parts
-    groups = [(len(group.rows), group.lifted) for group in part.groups]
+    groups = [(len(group.rows), group.lifted) for group in part.rules.groups]
     assert groups == [(4, True), *[(2, True)] * 3]  # two settings of a rule are one group
 
 
@@ -174,9 +175,9 @@ PLANTED: dict[str, Callable[[Tensor], object]] = {
 # the operation, and that a part is seen on its running inside the trace, so pairs prove no more.
 PLANTED_IN = {
     "draw": "cpu",
-    "hidden_states": "tolist",
-    "score_rows": "nonzero",
-    "compute_update": "from the host",
+    "forward": "tolist",
+    "score": "nonzero",
+    "update": "from the host",
     "apply_update": "tolist",
     "pack": "cpu",
 }
@@ -191,14 +192,14 @@ def test_what_waits_for_the_device_is_refused(monkeypatch: pytest.MonkeyPatch) -
         with Trace(copies=1):
             step()
         for place, name in PLANTED_IN.items():
-            serve = getattr(denoise, place)
+            serve = getattr(parts, place)
 
             def planted(*inputs: Any, name: str = name, serve: Any = serve) -> Any:
                 PLANTED[name](torch.zeros(4, dtype=torch.int64))
                 return serve(*inputs)
 
             with monkeypatch.context() as patch, Trace(copies=1):
-                patch.setattr(denoise, place, planted)
+                patch.setattr(parts, place, planted)
                 with pytest.raises(HostTraffic):
                     step()
         with Trace(copies=1):

@@ -14,7 +14,6 @@ from sfumato.diffusion.step.graphs import (
     StepGraphs,
     most_graphs,
 )
-from sfumato.diffusion.step.read_forward import ReadForward
 
 
 @pytest.fixture(autouse=True)
@@ -25,13 +24,10 @@ def captured_after_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
 class _Kind:
     """A step of a number of rows, for the keeping of graphs alone."""
 
-    rows, width, is_alive = 1, 8, True
+    rows, width, is_alive, room = 1, 8, True, "steps"
 
     def run(self) -> None:
         pass
-
-    def prepare_for_capture(self) -> Any:
-        return self.run
 
 
 class _Captures:
@@ -49,7 +45,7 @@ def _run(graphs: StepGraphs, steps: Sequence[Any], count: int) -> None:
     """Steps in turns, as rows join and leave, with a capture between two steps."""
     for number in range(count):
         step = steps[number % len(steps)]
-        if graphs.find(lambda one, step=step: one is step) is None:
+        if step not in graphs.kept(_Kind):
             graphs.add(step)
         graphs.run(step)
         graphs.capture_next()
@@ -99,16 +95,10 @@ def test_a_step_used_longer_ago_takes_no_graph() -> None:
     assert _captured(graphs, new) == [True] * len(new) and not any(_captured(graphs, [old]))
 
 
-class _Reads(ReadForward):
+class _Reads(_Kind):
     """A forward of reads, for the keeping of graphs alone."""
 
-    rows, width, is_alive = 1, 8, True
-
-    def __init__(self) -> None:
-        pass
-
-    run = _Kind.run
-    prepare_for_capture = _Kind.prepare_for_capture
+    room = "reads"
 
 
 def test_reads_and_steps_do_not_push_out_each_others_graphs() -> None:

@@ -21,8 +21,8 @@ from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import EntropyBound, FixedCount, StepView, Threshold
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.step import Denoiser
-from sfumato.diffusion.step.commit import Commit
-from sfumato.diffusion.step.device_step import DeviceStep, StepKind
+from sfumato.diffusion.step.batch import Commit
+from sfumato.diffusion.step.captured import DeviceStep, StepKind
 from sfumato.diffusion.step.graphs import STEPS, StepGraphs
 from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.cache import Slot
@@ -192,7 +192,7 @@ def test_of_what_no_graph_can_hold_the_forward_is_captured(
     plain, others = rows(network, [choice, {}])
     backend = RecordedGraphs()
     graphs, eager = Denoiser(network, 2, backend), Denoiser(network, 2)
-    with caplog.at_level(logging.INFO, "sfumato.diffusion.step.device_steps"):
+    with caplog.at_level(logging.INFO, "sfumato.diffusion.step.captured"):
         for _ in range(3):
             for one, other in zip(
                 graphs.launch(canvases, slots).results(), eager.step(plain, others), strict=True
@@ -285,11 +285,11 @@ def test_graphs_are_bounded_and_go_with_their_pool(network: Network) -> None:
     steps = [DeviceStep(network, canvas.place[0], pool, kind) for _ in range(STEPS + 3)]
     for step in steps:
         graphs.add(step)
-    assert [graphs.find(lambda one, step=step: one is step) for step in steps].count(None) == 3
+    assert [step in graphs.kept(DeviceStep) for step in steps].count(False) == 3
     del pool, slots
     assert not any(step.is_alive for step in steps)
     graphs.add(DeviceStep(network, canvas.place[0], network.new_slots(1, 8)[0].pool, kind))
-    assert graphs.find(lambda one: one in steps) is None
+    assert not set(steps).intersection(graphs.kept(DeviceStep))
 
 
 def test_steps_of_a_batch_that_was_outgrown_are_dropped(network: Network) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sfumato.diffusion.step import Denoiser, denoise_step
 from sfumato.diffusion.stopping import Never
-from sfumato.model.vocabulary_pass import VocabularyPass
+from sfumato.model.head import VocabularyPass
 
 
 def test_what_a_row_leaves_out_depends_on_no_other_row(monkeypatch: pytest.MonkeyPatch) -> None:

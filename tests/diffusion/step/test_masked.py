@@ -10,8 +10,7 @@ from tests.support.random_model import random_model
 from torch import Tensor
 
 from sfumato.api import Model
-from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.constraints.guidance import Guidance
+from sfumato.diffusion.canvas import Canvas, Draft, Guidance
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import CanvasView, LogitBias, LogitProcessor, MinTokens
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig

@@ -15,14 +15,21 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.diffusion.step.batch import WIDTHS
+from sfumato.diffusion.step.captured import Forward
 from sfumato.diffusion.step.graphs import READS, StepGraphs
-from sfumato.diffusion.step.read_forward import ReadForward, ReadKind, ReadRoom
-from sfumato.diffusion.step.read_forwards import ReadForwards, ReadGroup, most_rows
+from sfumato.diffusion.step.reads import (
+    ReadForwards,
+    ReadGroup,
+    ReadKind,
+    ReadRoom,
+    ReadRows,
+    most_rows,
+)
 from sfumato.model.cache import Slot
 from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
 from sfumato.model.network import Network
 from sfumato.model.question_pool import QuestionPool
-from sfumato.model.read_rows import Scratch
+from sfumato.model.segments import Scratch
 from sfumato.ops import registry
 
 
@@ -154,14 +161,14 @@ def test_a_read_chooses_its_path_by_itself(network: Network) -> None:
     for row, result in zip(rows[::2], together[::2], strict=True):
         assert torch.equal(read(row)[0], result), "alone"
     kinds = {kind_of_path(reads, scratch) for scratch in (placed, empty, late)}
-    assert kinds == {"read_batch"} and kind_of_path(reads, long) == "denoise_beside"
+    assert kinds == {"denoise_batch"} and kind_of_path(reads, long) == "denoise_beside"
 
 
 def kind_of_path(reads: Reads, scratch: Scratch) -> str:
     """Which of the network's functions reads it."""
     called: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("read_batch", "denoise_beside"):
+        for name in ("denoise_batch", "denoise_beside"):
             function = getattr(Network, name)
 
             def noted(*given: Any, name: str = name, function: Any = function) -> Any:
@@ -180,13 +187,13 @@ def test_torch_gathers_no_more_slots_than_a_step_does(
 ) -> None:
     """Of a pool of four slots, whatever kernels serve where the cache is not of bfloat16."""
     sizes: list[int] = []
-    run = ReadForward.run
+    run = Forward.run
 
-    def noted(forward: ReadForward) -> None:
+    def noted(forward: Forward) -> None:
         sizes.append(forward.rows)
         run(forward)
 
-    monkeypatch.setattr(ReadForward, "run", noted)
+    monkeypatch.setattr(Forward, "run", noted)
     monkeypatch.setattr(ops, "kernels_on", lambda device: frozenset(["read_attention"]))
     reads = Reads(network)
     reads.same([0, 1, 2, 3, 0], 8, [[1]] * 5)
@@ -224,7 +231,7 @@ def test_a_forward_never_waits_for_the_device() -> None:
         room = ReadRoom(network, 256)
         for rows in (1, 8):
             kind = ReadKind(rows, 16)
-            forward = ReadForward(network, slots[0].pool, pool, kind, room)
+            forward = Forward(network, slots[0].pool, ReadRows(network, pool, kind, room))
             with Trace() as trace:
                 forward.run()
             counts.append(trace.count)

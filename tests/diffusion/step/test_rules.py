@@ -45,7 +45,7 @@ def prepared(
 def groups_of(denoiser: Denoiser) -> list[RuleGroup]:
     """Those of the last step."""
     assert denoiser._layout
-    return [group for part in denoiser._layout[1].parts for group in part.groups]
+    return [group for part in denoiser._layout[1].parts for group in part.rules.groups]
 
 
 def run(network: Network, rules: list[dict[str, Any]], count: int = 3) -> list[list[Any]]:

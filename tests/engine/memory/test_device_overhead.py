@@ -22,9 +22,9 @@ from sfumato.engine.memory.device_overhead import (
 )
 from sfumato.engine.memory.estimate import pool_bytes, predict
 from sfumato.engine.memory.footprint import ModelFootprint
-from sfumato.model.attention import CanvasPart, CanvasRows
 from sfumato.model.cache import KVPool, slot_bytes
 from sfumato.model.families import DIFFUSION_GEMMA
+from sfumato.model.segments import PartRows, RowPart
 from sfumato.model.truncate import cutoff_bytes
 from sfumato.ops.narrow_cache import Q8_0
 
@@ -86,10 +86,10 @@ def test_a_step_of_the_real_size_takes_what_is_predicted(
         soft = torch.zeros(tokens, FULL.hidden_size, dtype=torch.bfloat16)
         ids, lengths = torch.zeros(tokens, dtype=torch.int64), torch.full((rows,), 256)
         temperature, uniform = torch.ones(tokens), torch.zeros(tokens, dtype=torch.float64)
-        parts = [CanvasPart(pool, torch.arange(rows), FULL.canvas_length, lengths)]
+        parts = [RowPart(pool, torch.arange(rows), FULL.canvas_length, lengths)]
         given = *network.transformer.parameters(), *pool.keys, *pool.values
         with torch.no_grad(), LiveBytes(*given) as live:
-            hidden = network.denoise_batch(ids, soft, CanvasRows(parts))
+            hidden = network.denoise_batch(ids, soft, PartRows(parts))
             network.head(hidden, temperature, uniform)
     footprint = ModelFootprint(FULL, GPU, torch.bfloat16, stored, 0)
     predicted = predict(footprint, EngineConfig(slots=rows, context=context)).step

@@ -13,9 +13,10 @@ from torch import Tensor
 from sfumato.ops.cpu import library
 from sfumato.ops.cpu.library import ISAS, Kernels, choose
 from sfumato.ops.cpu.panels import PackedTensor, panels
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.weights import formats
+from sfumato.weights.formats import QuantizedTensor, of_files
 
-FORMATS = (*BLOCK_FORMATS, "BF16")
+FORMATS = (*of_files("blocks"), "BF16")
 
 
 def _available(isa: str) -> Kernels | str:
@@ -77,7 +78,7 @@ def normal(seed: int, *shape: int) -> Tensor:
 def blocks(name: str, *shape: int, seed: int = 0) -> QuantizedTensor:
     """Random blocks whose values have about deviation 1."""
     data = torch.from_numpy(encode(normal(seed, *shape), name, seed))
-    return QuantizedTensor(data, BLOCK_FORMATS[name], shape)
+    return QuantizedTensor(data, formats.FORMATS[name], shape)
 
 
 def weights(name: str, activations: str, *shape: int, seed: int = 0) -> tuple[PackedTensor, Tensor]:

@@ -11,12 +11,12 @@ from sfumato.model.head import VocabularyHead
 from sfumato.ops.cpu import kernels
 from sfumato.ops.cpu.columns import column_bytes, pack_columns, packs_columns
 from sfumato.ops.cpu.panels import pack
-from sfumato.weights.blocks import BLOCK_FORMATS
+from sfumato.weights.formats import of_files
 
 
 @compiled
 @each_isa
-@pytest.mark.parametrize("name", sorted(BLOCK_FORMATS))
+@pytest.mark.parametrize("name", sorted(of_files("blocks")))
 def test_columns_are_the_values_transposed(isa: str, name: str) -> None:
     """Each rounded by 1/254 of the largest of its 32, and a little more by the scale's rounding."""
     weight = blocks(name, 70, 256)

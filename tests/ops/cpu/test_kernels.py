@@ -31,7 +31,8 @@ from torch import Tensor
 from sfumato.ops import reference
 from sfumato.ops.cpu import kernels
 from sfumato.ops.cpu.panels import PackedTensor
-from sfumato.weights.blocks import BLOCK_FORMATS
+from sfumato.weights import formats
+from sfumato.weights.formats import of_files
 
 # Relative L2 error against float32 on normally distributed numbers. Experts round twice, and the
 # product of gate and up has the errors of both.
@@ -40,7 +41,7 @@ EXPERTS = {"int8": 1.5e-2, "bf16": 5e-3}
 
 each_format = pytest.mark.parametrize(
     ("name", "mode"),
-    [*itertools.product(sorted(BLOCK_FORMATS), ("int8", "bf16")), ("BF16", "bf16")],
+    [*itertools.product(sorted(of_files("blocks")), ("int8", "bf16")), ("BF16", "bf16")],
 )
 seeds = st.integers(0, 2**31)
 
@@ -96,7 +97,7 @@ def test_linear(isa: str, name: str, mode: str, dtype: torch.dtype) -> None:
 @each_isa
 @settings(max_examples=20)
 @given(
-    form=st.sampled_from([*itertools.product(sorted(BLOCK_FORMATS), ("int8", "bf16"))]),
+    form=st.sampled_from([*itertools.product(sorted(of_files("blocks")), ("int8", "bf16"))]),
     rows=st.integers(1, 70),
     columns=st.integers(1, 9),
     tokens=st.integers(0, 40),
@@ -113,7 +114,7 @@ def test_linear_of_any_shape(
     seed: int,
 ) -> None:
     name, mode = form
-    packed, _ = weights(name, mode, rows, columns * BLOCK_FORMATS[name].block_size, seed=seed)
+    packed, _ = weights(name, mode, rows, columns * formats.FORMATS[name].block_size, seed=seed)
     x = normal(seed + 1, tokens, packed.shape[1]) * deviation
     x[:, : x.shape[1] // 2] *= (normal(seed + 2, tokens, 1) > 0).float()  # some blocks of zeros
     with forced(isa):
@@ -234,7 +235,7 @@ def test_experts_of_any_shape(
     """Two formats, uneven experts; with `everybody`, the last expert has all tokens, and twice."""
     if "BF16" in forms:
         mode = "bf16"
-    sizes = [BLOCK_FORMATS[name].block_size if name != "BF16" else 32 for name in forms]
+    sizes = [formats.FORMATS[name].block_size if name != "BF16" else 32 for name in forms]
     hidden, inner = hidden * sizes[0], inner * sizes[1]
     gate_up, _ = weights(forms[0], mode, count, 2 * inner, hidden, seed=seed)
     down, _ = weights(forms[1], mode, count, hidden, inner, seed=seed + 1)
@@ -320,7 +321,7 @@ def test_what_is_no_number_stays_in_its_row(isa: str, mode: str, bad: float) -> 
 
 
 @each_isa
-@pytest.mark.parametrize("name", sorted(BLOCK_FORMATS))
+@pytest.mark.parametrize("name", sorted(of_files("blocks")))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_dequantize(isa: str, name: str, dtype: torch.dtype, workers: int) -> None:
@@ -332,7 +333,7 @@ def test_dequantize(isa: str, name: str, dtype: torch.dtype, workers: int) -> No
 
 
 @each_isa
-@given(name=st.sampled_from(sorted(BLOCK_FORMATS)), seed=seeds)
+@given(name=st.sampled_from(sorted(of_files("blocks"))), seed=seeds)
 def test_any_bytes_dequantize_alike(isa: str, name: str, seed: int) -> None:
     """Infinite and NaN scales included."""
     weight = blocks(name, 5, 256)
@@ -349,7 +350,7 @@ def test_any_bytes_dequantize_alike(isa: str, name: str, seed: int) -> None:
 @pytest.mark.parametrize("mode", ["int8", "bf16"])
 def test_the_errors_at_real_sizes_are_told(mode: str, note: Callable[[str], None]) -> None:
     worst = {"linear": 0.0, "experts": 0.0}
-    for name, block in BLOCK_FORMATS.items():
+    for name, block in of_files("blocks").items():
         packed, stored = weights(name, mode, 64, 2816)
         x = normal(1, 64, 2816)
         error = relative(kernels.linear(x, packed), x @ stored.T)

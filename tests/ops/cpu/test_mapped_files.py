@@ -13,7 +13,7 @@ import pytest
 from tests.ops.cpu.forced import compiled
 
 from sfumato.ops.cpu import mapped_files
-from sfumato.weights.tensorfile import map_file
+from sfumato.weights.files.tensorfile import map_file
 
 SRC = Path(__file__).resolve().parents[3] / "src"
 
@@ -22,7 +22,7 @@ import faulthandler, os, signal, sys
 from pathlib import Path
 import numpy
 from sfumato.ops.cpu.mapped_files import watch
-from sfumato.weights.tensorfile import map_file
+from sfumato.weights.files.tensorfile import map_file
 
 model, other, order, broken = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]
 maps = {{path: map_file(path) for path in (model, other)}}

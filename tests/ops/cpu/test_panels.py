@@ -19,7 +19,7 @@ from tests.ops.cpu.forced import (
     threads,
     weights,
 )
-from tests.weights.test_blocks import SCALES_AT
+from tests.weights.formats.test_blocks import SCALES_AT
 from torch import Tensor
 
 from sfumato import ops
@@ -33,7 +33,8 @@ from sfumato.ops.cpu.panels import (
     panels,
     rounding,
 )
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.weights.formats import FORMATS as STORED
+from sfumato.weights.formats import QuantizedTensor, of_files
 
 CPU = torch.device("cpu")
 
@@ -75,12 +76,12 @@ def test_what_is_packed_comes_back(name: str) -> None:
     seed=st.integers(0, 2**31),
 )
 def test_any_shape_comes_back(name: str, matrices: int, rows: int, columns: int, seed: int) -> None:
-    size = 8 if name == "BF16" else BLOCK_FORMATS[name].block_size  # bfloat16 rows of any length
+    size = 8 if name == "BF16" else STORED[name].block_size  # bfloat16 rows of any length
     packed, stored = weights(name, "int8", matrices, rows, columns * size, seed=seed)
     assert relative(packed.dequantize(), stored) < 2**-11
 
 
-@pytest.mark.parametrize("name", sorted(BLOCK_FORMATS))
+@pytest.mark.parametrize("name", sorted(of_files("blocks")))
 @pytest.mark.parametrize("low", [-1.0, 1e-3, 6.1e-5, 6e-8], ids=str)
 def test_odd_scales_come_back(name: str, low: float) -> None:
     """Zeros, and scales down to the smallest number of float16: a product of two is off by no more
@@ -106,7 +107,7 @@ def test_a_scale_beyond_float16_stays_finite() -> None:
 
 
 @each_isa
-@pytest.mark.parametrize("name", sorted(BLOCK_FORMATS))
+@pytest.mark.parametrize("name", sorted(of_files("blocks")))
 @pytest.mark.parametrize("half", [0x7C00, 0xFC00, 0x7E00, 0x7FFF, 0x7C01])
 def test_a_scale_that_is_no_number_stays_none(isa: str, name: str, half: int) -> None:
     """Infinities and any NaN, in products of both modes too; the other rows keep what they have."""
@@ -136,7 +137,7 @@ def test_threads_do_not_matter(name: str) -> None:
         assert torch.equal(one.dequantize(), three.dequantize())
 
 
-@pytest.mark.parametrize("name", sorted(BLOCK_FORMATS))
+@pytest.mark.parametrize("name", sorted(of_files("blocks")))
 def test_blocks_may_lie_at_any_byte(name: str) -> None:
     weight = blocks(name, 17, 256)
     shifted = torch.zeros(1 + weight.nbytes, dtype=torch.uint8)
@@ -147,13 +148,13 @@ def test_blocks_may_lie_at_any_byte(name: str) -> None:
     assert torch.equal(panels(odd, name, weight.shape, "int8").data, aligned.data)
 
 
-@pytest.mark.parametrize("name", sorted(BLOCK_FORMATS))
+@pytest.mark.parametrize("name", sorted(of_files("blocks")))
 def test_memory(name: str) -> None:
     """Of real matrices: at most 12 % more than the blocks of Q4_K and Q6_K, which the Q4_K_M mix is
     mostly made of, with the formats that it falls back to, 47 % more than those of IQ3_XXS, whose
     grid becomes codes of four bits, and 35 % more than others."""
     for shape in ((128, 1408, 2816), (128, 2816, 704), (2112, 2816), (2816, 2112), (4096, 2816)):
-        block = BLOCK_FORMATS[name]
+        block = STORED[name]
         if shape[-1] % block.block_size:
             continue
         stored = math.prod(shape) // block.block_size * block.block_bytes
@@ -192,11 +193,11 @@ def test_activations_that_there_are_not(weight: Tensor | QuantizedTensor) -> Non
         pack(weight, "fp4")
 
 
-@pytest.mark.parametrize("name", sorted(BLOCK_FORMATS))
+@pytest.mark.parametrize("name", sorted(of_files("blocks")))
 def test_every_block_format_is_packed(name: str) -> None:
     packed = pack(blocks(name, 16, 256), "bf16")
     assert isinstance(packed, PackedTensor)
-    assert (packed.format, packed.activations) == (name, "bf16")
+    assert (packed.format.name, packed.activations) == (name, "bf16")
 
 
 @each_isa
@@ -253,7 +254,7 @@ def test_activations_are_rounded_by_more_than_is_said() -> None:
 def test_what_rounds_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products with packed weights as they are packed, with bfloat16 ones as bfloat16; nothing in
     float32, on another device, or where there are no kernels."""
-    packed = PackedTensor(torch.zeros(0, dtype=torch.uint8), 0, "Q8_0", (16, 32), "int8")
+    packed = PackedTensor(torch.zeros(0, dtype=torch.uint8), 0, STORED["Q8_0"], (16, 32), "int8")
     narrow = torch.zeros(2, 2, dtype=torch.bfloat16)
     monkeypatch.setattr(library, "kernels", object())
     assert rounding(packed, torch.bfloat16) == ROUNDING["int8"]

@@ -12,8 +12,7 @@ import torch
 from sfumato import ops
 from sfumato.ops.cpu import library
 from sfumato.ops.cpu.panels import PackedTensor, panels
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
-from sfumato.weights.quantize import quantize
+from sfumato.weights.formats import FORMATS, QuantizedTensor, quantize
 
 pytestmark = pytest.mark.skipif(library.kernels is None, reason="no compiled operations")
 
@@ -28,7 +27,7 @@ def kept() -> int:
 
 
 def packed(*shape: int) -> PackedTensor:
-    return panels(quantize(torch.randn(shape), BLOCK_FORMATS["Q8_0"]).data, "Q8_0", shape, "int8")
+    return panels(quantize(torch.randn(shape), FORMATS["Q8_0"]).data, "Q8_0", shape, "int8")
 
 
 GATE_UP, DOWN = packed(EXPERTS, 2 * INNER, HIDDEN), packed(EXPERTS, HIDDEN, INNER)
@@ -97,7 +96,7 @@ def test_buffers_cost_no_page_faults_again() -> None:
 def test_scores_of_own_ids_are_the_same_in_any_piece() -> None:
     """Rows are gathered some at a time: the numbers do not depend on which of them."""
     torch.manual_seed(0)
-    blocks = quantize(torch.randn(500, HIDDEN), BLOCK_FORMATS["Q6_K"])
+    blocks = quantize(torch.randn(500, HIDDEN), FORMATS["Q6_K"])
     for weight in (torch.randn(500, HIDDEN), torch.randn(500, HIDDEN).bfloat16(), blocks):
         hidden, ids = torch.randn(256, HIDDEN), torch.randint(500, (256, 64))
         scores = ops.own_scores(hidden, weight, ids)

@@ -17,13 +17,13 @@ from sfumato.ops import reference, registry
 from sfumato.ops.attention_reference import Prefixes
 from sfumato.ops.narrow_cache import CACHED, FORMATS, Q8_0
 from sfumato.ops.paths import paths
-from sfumato.ops.registry import PLANES, SCALED
+from sfumato.ops.registry import PLANES
 from sfumato.ops.triton import OPERATIONS, PLANE_OPERATIONS, SCALED_OPERATIONS, self_test
 from sfumato.ops.triton.kernel import LaunchError
 from sfumato.ops.triton.planes import plane_name
 from sfumato.ops.triton.scaled import scaled_name
 from sfumato.ops.triton.self_test import KernelTwin, random_planes
-from sfumato.weights.scaled import round_rows
+from sfumato.weights.formats import SCALED, round_rows
 
 CPU = torch.device("cpu")
 WAYS = ("off", "failed", "refused", "does not run")

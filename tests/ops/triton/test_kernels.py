@@ -18,7 +18,7 @@ import torch
 from tests.support.kernels import interpreted
 
 from sfumato import ops
-from sfumato.diffusion.step import device_step
+from sfumato.diffusion.step import step
 from sfumato.ops.narrow_cache import CACHED, FORMATS
 from sfumato.ops.registry import check_signature, seen_as
 from sfumato.ops.triton import (
@@ -40,10 +40,10 @@ from sfumato.ops.triton.kernel import (
     launch,
     load,
 )
+from sfumato.ops.triton.planes import LAYOUTS
 from sfumato.ops.triton.scaled import KINDS
 from sfumato.ops.triton.self_test import KernelTwin
 from sfumato.ops.triton.tiles import CANDIDATES, Tile, candidates, table, tile_for
-from sfumato.weights.blocks import KNOWN_FORMATS
 
 CPU = torch.device("cpu")
 SPILLED = {
@@ -108,8 +108,8 @@ def test_devices_are_tested_with_more_sizes_than_an_interpreter() -> None:
 
 @interpreted
 def test_every_twin_has_the_signature_of_its_reference() -> None:
-    assert device_step is not None  # what other packages declare is declared
-    for operation, twin in twins({*KNOWN_FORMATS, *KINDS, *FORMATS.values()}).items():
+    assert step is not None  # what other packages declare is declared
+    for operation, twin in twins({*LAYOUTS, *KINDS, *FORMATS.values()}).items():
         check_signature(operation.split()[0], twin.function)
     with pytest.raises(TypeError, match=r"linear: the twin .* its reference"):
         check_signature("linear", lambda x, weight: x)

@@ -12,7 +12,7 @@ from torch import Tensor
 from sfumato.bench.random_weights import random_config
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.network import Network
-from sfumato.model.step_rows import StepPart, StepRows
+from sfumato.model.segments import PartRows, RowPart
 from sfumato.model.transformer import Transformer
 from sfumato.ops import registry
 from sfumato.ops.narrow_cache import FORMATS, FP8, Q8_0
@@ -54,8 +54,10 @@ def test_a_step_of_both_phases(
     def step(rows: list[int]) -> Tensor:
         numbers = torch.tensor([slots[row].index for row in rows])
         counts = torch.tensor([0, WIDTH])[rows]
-        part = StepPart(slots[0].pool, numbers, WIDTH, torch.full((len(rows),), WIDTH), counts)
-        return network.step_batch(tokens[rows].flatten(), soft[rows].flatten(0, 1), StepRows(part))
+        lengths = torch.full((len(rows),), WIDTH)
+        part = RowPart(slots[0].pool, numbers, WIDTH, lengths, commits=counts)
+        inputs = tokens[rows].flatten(), soft[rows].flatten(0, 1)
+        return network.denoise_batch(*inputs, PartRows([part]))
 
     with registry.reference_only():
         expected = step([0, 1])

@@ -12,10 +12,9 @@ from torch import Tensor
 from sfumato.diffusion.canvas import RowStart
 from sfumato.diffusion.sampler import EntropyBound, FixedCount
 from sfumato.diffusion.step.batch import StepBatch
-from sfumato.diffusion.step.device_step import move_rows
-from sfumato.diffusion.step.packed import FROZEN, NOT_FINITE, row_words, unpack
-from sfumato.diffusion.step.rules import RowRules
-from sfumato.diffusion.step.static_rules import StaticRules
+from sfumato.diffusion.step.captured import move_rows
+from sfumato.diffusion.step.rules import RowRules, StaticRules
+from sfumato.diffusion.step.step import FROZEN, NOT_FINITE, row_words, unpack
 from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.head import HeadStats
 

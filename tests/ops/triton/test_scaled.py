@@ -16,7 +16,7 @@ from sfumato.ops.triton import self_test
 from sfumato.ops.triton.kernel import LaunchError, counted_launches
 from sfumato.ops.triton.scaled import refusal
 from sfumato.ops.triton.workspaces import expert_bytes
-from sfumato.weights.scaled import Kind, ScaledTensor, round_rows
+from sfumato.weights.formats import Kind, ScaledTensor, round_rows
 
 KINDS = ("FP8", "INT8")
 CPU = torch.device("cpu")

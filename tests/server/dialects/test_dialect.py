@@ -12,14 +12,15 @@ from fastapi.testclient import TestClient
 from tests.support.fake_engine import FakeEngine
 
 from sfumato.engine import Failed, Finished, Request, Settled
+from sfumato.refused import Refused
+from sfumato.server import dialects as error_forms
 from sfumato.server.app import create_app
-from sfumato.server.dialects import DIALECTS, error_forms
-from sfumato.server.dialects.shared.sampling import request_fields
+from sfumato.server.chat.sampling import request_fields
+from sfumato.server.dialects import DIALECTS
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
 from sfumato.server.http.errors import OPENAI_ERRORS, ApiError, ErrorForm
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.wire import Wire
-from sfumato.server.http.wording import reword
 from sfumato.server.schemas.generation import Sampling
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
@@ -61,7 +62,7 @@ TOY = Dialect(
     streams=lambda body: body.stream is not False,
     wire=Wire("application/x-ndjson", lambda frame: json.dumps(frame) + "\n"),
     errors=ErrorForm(lambda error: {"type": "oops", "oops": error.message, "of": error.param}),
-    wording=((r"max_tokens", "most"),),
+    wording={"max_tokens": "most"},
 )
 
 NAMED = replace(  # server-sent events with names
@@ -113,11 +114,11 @@ def test_errors_have_the_dialects_form(body: dict[str, Any], status: int) -> Non
 
 
 def test_errors_have_the_bodys_words() -> None:
-    error = ApiError(400, "max_tokens: too many", "max_tokens")
-    reword(error, TOY.wording)
+    error = ApiError.of(Refused("max_tokens", "too many"))
+    error.rename(TOY.wording)
     assert (error.message, error.param) == ("most: too many", "most")
-    other = ApiError(400, "max_tokens_of: too many", "max_tokens_of")
-    reword(other, TOY.wording)
+    other = ApiError.of(Refused("max_tokens_of", "too many"))
+    other.rename(TOY.wording)
     assert other.param == "max_tokens_of"
     answer = client().post("/toy", json={"ask": "Hi", "max_steps": 0})
     assert answer.json()["of"] == "max_steps"

@@ -116,7 +116,7 @@ def test_refusals(server: Any, body: Any, message: str) -> None:
 
 
 def test_one_answer_is_bounded(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sfumato.server.dialects.shared.vectors.MOST_NUMBERS", 1000)
+    monkeypatch.setattr("sfumato.server.dialects.embeddings.MOST_NUMBERS", 1000)
     error = server.post("/v1/embeddings", input=["a"] * 9).json()["error"]
     assert "send the texts in parts" in error["message"]
     error = server.post("/embedding", input="a", content="a").json()["error"]

@@ -15,7 +15,7 @@ import sfumato
 from sfumato.api import Model
 from sfumato.diffusion.sampler import FixedCount, Threshold
 from sfumato.engine import ServedModel
-from sfumato.server.dialects.shared.sampling import sampler_of
+from sfumato.server.chat.sampling import sampler_of
 from sfumato.server.schemas.generation import Sampling
 from sfumato.text.prompt import prompt_ids
 

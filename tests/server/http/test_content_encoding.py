@@ -13,8 +13,8 @@ from fastapi.testclient import TestClient
 from tests.support.fake_engine import FakeEngine
 
 from sfumato.server.app import create_app
-from sfumato.server.http.content_encoding import ExpandsTooFar, expanded, is_zstd
 from sfumato.server.http.errors import ApiError
+from sfumato.server.http.request_body import ExpandsTooFar, expanded, is_zstd
 from sfumato.server.settings import ServerSettings
 
 if sys.version_info >= (3, 14):

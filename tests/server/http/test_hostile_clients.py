@@ -38,13 +38,13 @@ def test_attacks_are_within_the_size_of_a_body(name: str) -> None:
 
 
 def test_what_does_not_hold_is_a_fault() -> None:
-    good = Measured(Counter({"400": 9}), [0.01] * 100, [20.0], [50.0, 60.0])
+    good = Measured(Counter({"400": 9}), [0.01] * 100, [20.0], [], [50.0, 60.0])
     figures = hostile_clients.figures("lists", 4, good, 10.0, 50.0)
     assert (figures["slowdown"], figures["growth_mb"]) == (2.0, 10.0)
     assert list(hostile_clients.faults(figures)) == []
     assert "2×" in hostile_clients.row(figures)
     answers = Counter({"no answer": 1, "innocent: 503": 2, "413": 5})
-    bad = Measured(answers, [0.01] * 90 + [0.5] * 10, [], [50.0, 160.0])
+    bad = Measured(answers, [0.01] * 90 + [0.5] * 10, [], [], [50.0, 160.0])
     faults = "\n".join(hostile_clients.faults(hostile_clients.figures("lists", 4, bad, 10.0, 50.0)))
     assert faults.count("\n") == 3 and "413" not in faults
     for part in ("/health took 500.0 ms", "grew by 110.0 MB", "no answer (1", "innocent: 503 (2"):

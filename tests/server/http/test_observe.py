@@ -21,8 +21,8 @@ from sfumato.cli import serve
 from sfumato.engine import Engine, EngineConfig, Failed, Request
 from sfumato.server.app import ServerSettings, create_app
 from sfumato.server.http import logs
+from sfumato.server.http.logs import RateLimit
 from sfumato.server.http.observe import Refusals
-from sfumato.server.http.ratelimit import RateLimit
 from sfumato.server.metrics import Metrics
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.server.dialects.test_decisions import ONE, SYSTEM_ONE, Client
+from tests.server.dialects.decisions.test_decisions import ONE, SYSTEM_ONE, Client
 
 from sfumato.server.http.admission import Admission, ThreadLimit
-from sfumato.server.http.pending_decision import PendingDecision
+from sfumato.server.http.decisions import PendingDecision
 
 
 def test_a_call_that_is_cancelled_while_it_is_planned_cancels_its_request() -> None:

@@ -8,10 +8,8 @@ import pytest
 
 from sfumato.options import SETTINGS
 from sfumato.options.settings import Setting
-from sfumato.server.schemas.generation import Sampling
-from sfumato.server.schemas.grammars import Grammars
-from sfumato.server.schemas.neutral import Neutral
-from sfumato.server.schemas.openai import ChatBody
+from sfumato.server.dialects.openai_chat import ChatBody
+from sfumato.server.schemas.generation import Grammars, Neutral, Sampling
 from sfumato.values import Number, Whole
 
 jsonschema_rs = pytest.importorskip("jsonschema_rs", reason="comes with schemathesis")

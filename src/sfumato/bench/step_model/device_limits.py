@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sfumato.refused import Refused
+
 COPY_SHARE, PRODUCT_SHARE = 0.90, 0.80
 """Of the published rates, what a large copy (4.3 of 4.8 TB/s) and a large bfloat16 product of
 random numbers (788 of 990 TFLOP/s) reached on an H200 with torch 2.11."""
@@ -92,7 +94,7 @@ LIMITS = {limits.name: limits for limits in _LIMITS}
 def limits_named(name: str) -> DeviceLimits:
     """Raises ValueError, naming the known ones, for another name."""
     if name not in LIMITS:
-        raise ValueError(f"predict: {name!r} is none of {', '.join(LIMITS)}")
+        raise Refused("predict", f"{name!r} is none of {', '.join(LIMITS)}")
     return LIMITS[name]
 
 

@@ -20,9 +20,8 @@ from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.quant_recipes import TARGETS, formats
 from sfumato.ops.triton.planes import plane_bytes, refusal
 from sfumato.ops.triton.workspaces import GROUP, head_chunk
-from sfumato.weights.blocks import BLOCK_FORMATS
-from sfumato.weights.scaled import KINDS
-from sfumato.weights.tensorfile import FLOAT_FORMATS
+from sfumato.refused import Refused
+from sfumato.weights.formats import KINDS, nbytes
 
 _ACTIVATION = 2  # bytes of a bfloat16 number
 _EXACT = 4  # bytes of a float32 number
@@ -56,11 +55,10 @@ def stored_bytes(config: ModelConfig, format: str = "bf16") -> dict[str, int]:
     """Bytes of every tensor of a checkpoint in a format of `sfumato convert`, by canonical name.
     Raises ValueError for another format."""
     if format not in TARGETS:
-        raise ValueError(f"format: {format!r} is none of {', '.join(TARGETS)}")
+        raise Refused("format", f"{format!r} is none of {', '.join(TARGETS)}")
     shapes = expected_shapes(config)
     return {
-        name: format_bytes(kind, shapes[name])
-        for name, kind in formats(shapes, TARGETS[format]).items()
+        name: nbytes(kind, shapes[name]) for name, kind in formats(shapes, TARGETS[format]).items()
     }
 
 
@@ -76,15 +74,6 @@ def plane_bytes_of(config: ModelConfig, format: str) -> dict[str, int]:
 def codes_of(formats: Mapping[str, str]) -> dict[str, Products]:
     """The products of the tensors that are codes; formats: "FP8", "BF16", … of each."""
     return {name: KINDS[format] for name, format in formats.items() if format in KINDS}
-
-
-def format_bytes(format: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a tensor in a format ("F32", "Q4_K", …)."""
-    count = math.prod(shape)
-    if format in FLOAT_FORMATS:
-        return count * FLOAT_FORMATS[format].itemsize
-    block = BLOCK_FORMATS[format]
-    return count // block.block_size * block.block_bytes
 
 
 def experts_touched(config: ModelConfig, tokens: int) -> float:
@@ -257,7 +246,10 @@ def _outside(config: ModelConfig, shape: StepShape, stored: Mapping[str, int]) -
             "embedding", "outside", rows, tokens * hidden * _ACTIVATION, 0.0,
             4 + (1 if shape.rows > 1 else 0),
         ),
-        KernelCost("positions and rotary tables", "outside", 0.0, 0.0, 0.0, 5 + 6 * kinds),
+        # One more where a forward has rows that are not read.
+        KernelCost(
+            "positions and rotary tables", "outside", 0.0, 0.0, 0.0, 4 + shape.reads + 6 * kinds
+        ),
         # Beside the products: a norm before them, the sum, and a norm.
         replace(conditioning, launches=conditioning.launches + 3),
         # A product for the scores, then one for the soft embedding of the same chunk.

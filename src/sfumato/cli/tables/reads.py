@@ -109,8 +109,7 @@ def running(model: Model, at_a_time: int) -> Iterator[Decider]:
     try:
         engine = Engine(model, config).start()
     except EngineError as error:
-        facts = str(error).partition("; lower --slots")[0]
-        raise ValueError(f"{facts}; lower --concurrency, or free some memory") from error
+        raise error.advising("lower --concurrency, or free some memory") from error
     try:
         yield engine
     finally:

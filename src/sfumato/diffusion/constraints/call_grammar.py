@@ -20,6 +20,7 @@ from sfumato.diffusion.constraints.grammar import (
 from sfumato.diffusion.constraints.grammar_source import LONGEST_SOURCE, GrammarSource
 from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens, llguidance
 from sfumato.diffusion.constraints.schema_limits import check_schema, check_sum
+from sfumato.refused import Refused
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,10 @@ class CallSource:
     def __post_init__(self) -> None:
         strict = (tool for tool in self.tools if tool.is_strict)
         if sum(len(tool.schema or "") for tool in strict) > LONGEST_SOURCE:
-            raise ValueError(
-                f"tools: the schemas of strict tools have more than {LONGEST_SOURCE:,} characters; "
-                "make them smaller"
+            raise Refused(
+                "tools",
+                f"the schemas of strict tools have more than {LONGEST_SOURCE:,} characters",
+                "make them smaller",
             )
 
     def lark(self) -> str:
@@ -91,12 +93,11 @@ def compile_calls(source: CallSource, tokens: GrammarTokens) -> Grammar:
     lenient = [tool for tool in source.tools if tool.schema is not None and not tool.is_strict]
     try:
         return replace(_compiled(source, tokens), notes=tuple(notes))
-    except ValueError as error:
+    except Refused as error:
         if not lenient:
             raise
         # Which of them is at fault only one compilation for each would say.
-        why = str(error).partition(": ")[2]
-        notes += [_note(tool, f"{tool.field}: {why}") for tool in lenient]
+        notes += [_note(tool, str(error.about(tool.field))) for tool in lenient]
         tools = tuple(
             replace(tool, schema=None) if tool in lenient else tool for tool in source.tools
         )
@@ -121,13 +122,13 @@ def _held(source: CallSource) -> tuple[CallSource, list[str]]:
         try:
             left -= 0 if tool.is_strict else len(tool.schema or "")
             if left < 0:
-                raise ValueError(f"{tool.field}: is too large")
+                raise Refused(tool.field, "is too large")
             tool, more = _held_tool(tool, source.quote)
             notes += more
-        except ValueError as error:
+        except Refused as error:
             if tool.is_strict:
                 raise
-            notes.append(_note(tool, str(error).partition("; ")[0]))
+            notes.append(_note(tool, str(error.advising(""))))
             tool = replace(tool, schema=None)
         tools.append(tool)
     return replace(source, tools=tuple(tools)), notes

@@ -14,6 +14,7 @@ from typing import Any
 from sfumato.diffusion.constraints.grammar_tokens import llguidance
 from sfumato.diffusion.constraints.schema_limits import check_numbers
 from sfumato.diffusion.constraints.schema_overlap import kinds_of
+from sfumato.refused import Refused
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _NOTES = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs"}
@@ -48,19 +49,19 @@ class CallRules:
     def arguments(self, schema: Any, field: str) -> str:
         """The arguments of a call, an object. Raises ValueError, naming the field."""
         if not isinstance(schema, dict):
-            raise ValueError(f"{field}: must be a JSON schema, an object")
+            raise Refused(field, "must be a JSON schema, an object")
         self._roots.append(schema)
         root = {"type": "object", **schema}
         check_numbers(schema, field)
         try:
             return _Schema(self, schema, field).rule(root, field)
         except RecursionError:
-            raise ValueError(f"{field}: its schemas stand too deeply in one another") from None
+            raise Refused(field, "its schemas stand too deeply in one another") from None
 
     def add(self, body: str, kind: str = "r") -> str:
         """A rule of that body. kind: R for a regular expression that is put together."""
         if len(self._rules) >= _MOST_RULES:
-            raise ValueError("tools: the schemas are too large; make them smaller")
+            raise Refused("tools", "the schemas are too large", "make them smaller")
         name = f"{kind}{len(self._rules)}"
         self._rules[name] = body
         return name
@@ -106,7 +107,7 @@ class _Schema:
         if schema is True or schema == {}:
             return self._any()
         if not isinstance(schema, dict):
-            raise ValueError(f"{where}: {json.dumps(schema)[:80]} is no schema that has values")
+            raise Refused(where, f"{json.dumps(schema)[:80]} is no schema that has values")
         if "$ref" in schema:
             self._check(schema, {"$ref"}, where)
             return self._reference(schema["$ref"], where)
@@ -127,21 +128,22 @@ class _Schema:
             self._check(schema, set(), where)
             return self._any()
         if not isinstance(kinds, list) or not all(kind in _OF_TYPE for kind in map(str, kinds)):
-            raise ValueError(f"{where}.type: {json.dumps(kinds)[:80]} is no type")
+            raise Refused(f"{where}.type", f"{json.dumps(kinds)[:80]} is no type")
         self._check(schema, {"type"}.union(*(_OF_TYPE[kind] for kind in kinds)), where)
         return self._rules.add(" | ".join(self._typed(kind, schema, where) for kind in kinds))
 
     def _check(self, schema: Mapping[str, Any], known: set[str], where: str) -> None:
         unknown = schema.keys() - known - _NOTES
         if unknown:
-            raise ValueError(
-                f"{where}: {', '.join(sorted(unknown))} is not supported in the parameters of "
-                "tools; leave it out, or set strict to false"
+            raise Refused(
+                where,
+                f"{', '.join(sorted(unknown))} is not supported in the parameters of tools",
+                "leave it out, or set strict to false",
             )
 
     def _alternatives(self, schemas: Any, where: str) -> str:
         if not isinstance(schemas, list) or not schemas:
-            raise ValueError(f"{where}: must be a list of schemas")
+            raise Refused(where, "must be a list of schemas")
         rules = [self.rule(schema, f"{where}[{i}]") for i, schema in enumerate(schemas)]
         return self._rules.add(" | ".join(rules))
 
@@ -155,8 +157,8 @@ class _Schema:
                 part = part.replace("~1", "/").replace("~0", "~")
                 target = target[int(part)] if isinstance(target, list) else target[part]
         except (KeyError, IndexError, ValueError, TypeError):
-            raise ValueError(
-                f"{where}: $ref {json.dumps(reference)[:80]} is not in the schema"
+            raise Refused(
+                where, f"$ref {json.dumps(reference)[:80]} is not in the schema"
             ) from None
         name, is_new = self._rules.reserve(self._root, reference)
         if is_new:
@@ -212,7 +214,7 @@ class _Schema:
         """A list whose first items have schemas of their own."""
         first, others = schema["prefixItems"], schema.get("items", True)
         if not isinstance(first, list) or not first:
-            raise ValueError(f"{where}.prefixItems: must be a list of schemas")
+            raise Refused(f"{where}.prefixItems", "must be a list of schemas")
         count = len(first) if high is None else min(high, len(first))
         rest = '""'
         if others is not False and count != high:
@@ -230,9 +232,10 @@ class _Schema:
         patterns = schema.get("patternProperties", {})
         others = schema.get("additionalProperties", False)
         if not isinstance(patterns, dict) or (patterns and others is not False):
-            raise ValueError(
-                f"{where}: patternProperties must be an object, and goes with no other properties; "
-                "set additionalProperties to false"
+            raise Refused(
+                where,
+                "patternProperties must be an object, and goes with no other properties",
+                "set additionalProperties to false",
             )
         low, high = _bounds(schema, "minProperties", "maxProperties", where)
         if high == 0:
@@ -254,11 +257,11 @@ class _Schema:
     def _object(self, schema: Mapping[str, Any], where: str) -> str:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, dict) or not isinstance(required, list):
-            raise ValueError(f"{where}: properties must be an object, and required a list")
+            raise Refused(where, "properties must be an object, and required a list")
         if not all(isinstance(name, str) for name in required):
-            raise ValueError(f"{where}.required: must be a list of names")
+            raise Refused(f"{where}.required", "must be a list of names")
         if missing := [name for name in required if name not in properties]:
-            raise ValueError(f"{where}.required: {missing[0]!r} is not among the properties")
+            raise Refused(f"{where}.required", f"{missing[0]!r} is not among the properties")
         others, patterns = (
             schema.get("additionalProperties", False),
             schema.get("patternProperties"),
@@ -266,12 +269,13 @@ class _Schema:
         if not properties and (others is not False or patterns):
             return self._map(schema, where)
         if patterns:
-            raise ValueError(f"{where}: patternProperties is not supported beside properties")
+            raise Refused(where, "patternProperties is not supported beside properties")
         least, most = _bounds(schema, "minProperties", "maxProperties", where)
         if least > len({*required}) or (most is not None and most < len(properties)):
-            raise ValueError(
-                f"{where}: minProperties and maxProperties are supported where no properties are "
-                "named; leave them out"
+            raise Refused(
+                where,
+                "minProperties and maxProperties are supported where no properties are named",
+                "leave them out",
             )
         members = [
             (
@@ -308,16 +312,16 @@ def _listed_values(schema: Mapping[str, Any], where: str) -> list[Any]:
     """The values that `const` and `enum` name, and that are of the type."""
     values = schema.get("enum", [schema.get("const")])
     if not isinstance(values, list) or not values:
-        raise ValueError(f"{where}.enum: must be a list of values")
+        raise Refused(f"{where}.enum", "must be a list of values")
     if "const" in schema:
         values = [value for value in values if _same(value, schema["const"])]
     kinds = schema.get("type", list(_OF_TYPE))
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if not isinstance(kinds, list) or not all(kind in _OF_TYPE for kind in map(str, kinds)):
-        raise ValueError(f"{where}.type: {json.dumps(kinds)[:80]} is no type")
+        raise Refused(f"{where}.type", f"{json.dumps(kinds)[:80]} is no type")
     fitting = [value for value in values if kinds_of(value) & {*kinds}]
     if not fitting:
-        raise ValueError(f"{where}: nothing matches const, enum and type together")
+        raise Refused(where, "nothing matches const, enum and type together")
     return fitting
 
 
@@ -329,9 +333,9 @@ def _bounds(schema: Mapping[str, Any], low: str, high: str, where: str) -> tuple
     least, most = schema.get(low, 0), schema.get(high)
     for name, value in ((low, least), (high, 0 if most is None else most)):
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 10**6:
-            raise ValueError(f"{where}.{name}: must be a whole number from 0 to 1,000,000")
+            raise Refused(f"{where}.{name}", "must be a whole number from 0 to 1,000,000")
     if most is not None and least > most:
-        raise ValueError(f"{where}: {low} is larger than {high}, so that nothing matches")
+        raise Refused(where, f"{low} is larger than {high}, so that nothing matches")
     return least, most
 
 
@@ -351,7 +355,7 @@ def _regex(pattern: str) -> str:
 def _whole_pattern(pattern: Any, where: str) -> str:
     """The regular expression of the texts in which a pattern is found. Raises ValueError."""
     if not isinstance(pattern, str):
-        raise ValueError(f"{where}: must be a text")
+        raise Refused(where, "must be a text")
     begin = "" if pattern.startswith("^") else "(?s:.*)"
     end = "" if pattern.endswith("$") and not pattern.endswith("\\$") else "(?s:.*)"
     inner = pattern.removeprefix("^")

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sfumato.diffusion.canvas import Guidance
 from sfumato.diffusion.constraints.causal_writing import TAIL, CausalWriting
 from sfumato.diffusion.constraints.grammar_reply import Constraint, GrammarReply
-from sfumato.diffusion.constraints.guidance import Guidance
 from sfumato.diffusion.constraints.short_completion import MOST_CHOICES, ShortCompletion
 
 REPAIRS = 2

@@ -21,7 +21,7 @@ from sfumato.diffusion.constraints.question_checks import (
 from sfumato.diffusion.constraints.questions import Question, check_reads
 from sfumato.diffusion.constraints.reads import Read, joint_reads, single_reads
 from sfumato.diffusion.constraints.template import ReadTemplate
-from sfumato.diffusion.limits import TooLarge
+from sfumato.refused import TooLarge
 
 MOST_CHARACTERS = 1 << 20
 """Of all questions of a decision, in all orders of their options: as many are tokenized in about a
@@ -98,8 +98,10 @@ def plan_decision(
         tokens += len(read.ids)
         if tokens > MOST_TOKENS:
             raise TooLarge(
-                f"questions: in all their orders, with the state where it follows each, they have "
-                f"more than {MOST_TOKENS:,} tokens; ask for fewer questions or orders"
+                "questions",
+                "in all their orders, with the state where it follows each, they have more "
+                f"than {MOST_TOKENS:,} tokens",
+                "ask for fewer questions or orders",
             )
         reads.append(read)
     key = NoiseKey(settings.seed, prefix)
@@ -121,9 +123,10 @@ def _check_room(prefix: int, read: Read, longest: int) -> None:
     if need > longest:
         names = ", ".join(where_of(target.question) for target in read.targets[:3])
         raise TooLarge(
+            None,
             f"{names}: state, question and canvas take {prefix:,} + {len(read.ids):,} + "
-            f"{read.width} tokens, and there is room for {longest:,}; shorten the state or the "
-            "question",
+            f"{read.width} tokens, and there is room for {longest:,}",
+            "shorten the state or the question",
             need,
             longest,
         )

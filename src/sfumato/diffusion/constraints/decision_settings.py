@@ -8,6 +8,7 @@ from typing import Literal
 from sfumato.diffusion.checks import is_whole
 from sfumato.diffusion.limits import check_seed
 from sfumato.options.limits import MOST_READ_STEPS, MOST_READS
+from sfumato.refused import Refused
 from sfumato.weights.errors import quoted
 
 
@@ -35,20 +36,21 @@ class DecisionSettings:
         """Raises ValueError, naming the field."""
         check_seed(self.seed)
         if self.samples != "auto" and not _within(self.samples, MOST_READS):
-            raise ValueError(
-                f'samples: must be a whole number from 1 to {MOST_READS} or "auto", got '
-                f"{quoted(self.samples)}"
+            raise Refused(
+                "samples",
+                f'must be a whole number from 1 to {MOST_READS} or "auto", got '
+                f"{quoted(self.samples)}",
             )
         for name, most in (("orders", MOST_READS), ("steps", MOST_READ_STEPS)):
             if not _within(getattr(self, name), most):
                 got = quoted(getattr(self, name))
-                raise ValueError(f"{name}: must be a whole number from 1 to {most}, got {got}")
+                raise Refused(name, f"must be a whole number from 1 to {most}, got {got}")
         if self.order not in ("state", "schema"):
-            raise ValueError(f'order: must be "state" or "schema", got {quoted(self.order)}')
+            raise Refused("order", f'must be "state" or "schema", got {quoted(self.order)}')
         for name in ("joint", "label_mass"):
             if not isinstance(getattr(self, name), bool):
                 got = quoted(getattr(self, name))
-                raise ValueError(f"{name}: must be true or false, got {got}")
+                raise Refused(name, f"must be true or false, got {got}")
 
 
 def _within(value: object, most: int) -> bool:

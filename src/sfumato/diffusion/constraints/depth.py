@@ -11,6 +11,8 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from sfumato.refused import Refused
+
 MOST_CHAINED = 400
 """Schemas or rules of the longest chain without a repetition, each of which refers to the next. One
 takes at most 5 KB of stack."""
@@ -52,11 +54,11 @@ def check_depth(schema: Any, field: str) -> None:
 def check_rules(text: str, is_lark: bool, field: str) -> None:
     """Raises ValueError, naming the field, for rules that are too deep. text: a grammar in which no
     literals, expressions and comments are left."""
-    found = list((_LARK_RULE if is_lark else _GBNF_RULE).finditer(text))
-    names = {match[1] for match in found}
+    rules = list((_LARK_RULE if is_lark else _GBNF_RULE).finditer(text))
+    names = {match[1] for match in rules}
     graph: dict[Hashable, set[Hashable]] = {name: set() for name in names}
     end = len(text)
-    for match in reversed(found):
+    for match in reversed(rules):
         graph[match[1]] |= names.intersection(_NAMES.findall(text, match.end(), end))
         end = match.start()
     _check_nested(_deepest(char for char in text if char in "()"), field)
@@ -95,17 +97,20 @@ def longest_chain(graph: Graph, begin: Iterable[Hashable]) -> int:
 
 def _check_chain(length: int, parts: str, field: str) -> None:
     if length > MOST_CHAINED:
-        raise ValueError(
-            f"{field}: has a chain of {length:,} {parts}, each of which refers to the next, and at "
-            f"most {MOST_CHAINED} are followed; make it flatter"
+        raise Refused(
+            field,
+            f"has a chain of {length:,} {parts}, each of which refers to the next, and at "
+            f"most {MOST_CHAINED} are followed",
+            "make it flatter",
         )
 
 
 def _check_nested(depth: int, field: str) -> None:
     if depth > MOST_NESTED:
-        raise ValueError(
-            f"{field}: is nested {depth:,} levels deep, and at most {MOST_NESTED} are read; make "
-            "it flatter"
+        raise Refused(
+            field,
+            f"is nested {depth:,} levels deep, and at most {MOST_NESTED} are read",
+            "make it flatter",
         )
 
 

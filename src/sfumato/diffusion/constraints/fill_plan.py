@@ -12,6 +12,7 @@ from sfumato.diffusion.constraints.hole import Hole, Part
 from sfumato.diffusion.constraints.template import NOISE
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step.batch import WIDTHS
+from sfumato.refused import Refused
 
 Encode = Callable[[str, str], list[int]]
 """Ids of a text, and the name of the field that has it, for messages."""
@@ -125,9 +126,10 @@ def make_template(
         prefix += [token for item in items[:first] if isinstance(item, tuple) for token in item]
         items, sizes = items[first:], sizes[first:]
     if not prefix:
-        raise ValueError(
-            "parts: must begin with text, since this model has no token to begin with; or give "
-            "messages"
+        raise Refused(
+            "parts",
+            "must begin with text, since this model has no token to begin with",
+            "or give messages",
         )
     varies = any(hole.varies for hole in template.holes)
     if varies and isinstance(items[0], int) and len(prefix) > 1:
@@ -137,10 +139,11 @@ def make_template(
     if over > 0:
         last = items[-1] if isinstance(items[-1], tuple) else ()
         if len(last) < over:
-            raise ValueError(
-                f"parts: the holes and the text between them take {sum(sizes) - len(last):,} "
-                f"tokens, and a canvas has {canvas_length}; fill fewer holes, or shorter ones, at "
-                "a time"
+            raise Refused(
+                "parts",
+                f"the holes and the text between them take {sum(sizes) - len(last):,} tokens, "
+                f"and a canvas has {canvas_length}",
+                "fill fewer holes, or shorter ones, at a time",
             )
         kept = len(last) - over
         items = [*items[:-1], *([last[:kept]] if kept else [])]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.diffusion.constraints.grammar_source import GrammarSource
 from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens, llguidance
+from sfumato.refused import Refused
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,10 +54,10 @@ def compile_grammar(source: GrammarSource, tokens: GrammarTokens) -> Grammar:
     check_alphabet(source, tokens)
     try:
         compiled = source.compiled()
-    except ValueError as error:
-        if str(error).startswith(f"{source.field}: "):
-            raise
-        raise ValueError(_message(source.field, str(error))) from None
+    except Refused:
+        raise
+    except ValueError as error:  # of llguidance
+        raise _refused(source.field, str(error)) from None
     return replace(compiled_grammar(compiled, source.field, tokens), notes=notes)
 
 
@@ -66,10 +67,10 @@ def compiled_grammar(compiled: str, field: str, tokens: GrammarTokens) -> Gramma
     limits = library.LLParserLimits(**_LIMITS)
     matcher = library.LLMatcher(tokens.tokenizer, compiled, log_level=0, limits=limits)
     if matcher.is_error():
-        raise ValueError(_message(field, matcher.get_error()))
+        raise _refused(field, matcher.get_error())
     grammar = Grammar(tokens, field, compiled, matcher)
     if grammar.begin().dead():
-        raise ValueError(f"{field}: no text of this model's vocabulary matches it")
+        raise Refused(field, "no text of this model's vocabulary matches it")
     return grammar
 
 
@@ -80,9 +81,10 @@ def check_alphabet(source: GrammarSource, tokens: GrammarTokens) -> None:
         return
     for literal in source.literals():
         if lacking := set(literal) - alphabet:
-            raise ValueError(
-                f"{source.field}: {literal[:80]!r} cannot be written with this model's "
-                f"vocabulary, which lacks {min(lacking)!r}"
+            raise Refused(
+                source.field,
+                f"{literal[:80]!r} cannot be written with this model's vocabulary, which lacks "
+                f"{min(lacking)!r}",
             )
 
 
@@ -158,24 +160,25 @@ class GrammarState:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise ValueError(_message(self.grammar.field, self._matcher.get_error()))
+            raise _refused(self.grammar.field, self._matcher.get_error())
 
 
-def _message(field: str, why: str) -> str:
+def _refused(field: str, why: str) -> Refused:
     """A message of llguidance as one of ours, in one line and without the parser's state."""
     unsupported = _UNSUPPORTED.search(why)
     if unsupported is not None:
-        return f"{field}: {unsupported[1]} is not supported; leave it out"
+        return Refused(field, f"{unsupported[1]} is not supported", "leave it out")
     if _NO_BEGINNING in why:
-        return (
-            f"{field}: no text of this model's vocabulary can begin to match it; look for a rule "
-            "or a $ref that leads back to itself without end"
+        return Refused(
+            field,
+            "no text of this model's vocabulary can begin to match it",
+            "look for a rule or a $ref that leads back to itself without end",
         )
     if "forced bytes" in why:
-        return f"{field}: it needs a character that this model's vocabulary lacks"
+        return Refused(field, "it needs a character that this model's vocabulary lacks")
     if "Too many items" in why:
-        return f"{field}: is too large, or a rule leads back to itself; make it smaller"
+        return Refused(field, "is too large, or a rule leads back to itself", "make it smaller")
     why = why.replace("<non-verbose/>", "")
     lines = [line.strip() for line in why.split("<state>")[0].splitlines() if line.strip()]
     text = "; ".join(lines)[:_LONGEST_MESSAGE] or "cannot be followed any further"
-    return f"{field}: {text[0].lower()}{text[1:]}"
+    return Refused(field, f"{text[0].lower()}{text[1:]}")

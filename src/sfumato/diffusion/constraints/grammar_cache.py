@@ -6,12 +6,15 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from copy import copy
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from threading import Lock
 from typing import Any
 
 from sfumato.diffusion.constraints.compilation import (
+    NICENESS,
     STACK,
     Source,
     compiled_source,
@@ -21,6 +24,7 @@ from sfumato.diffusion.constraints.grammar import Grammar, compiled_grammar
 from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens, llguidance
 from sfumato.diffusion.constraints.trial_protocol import Vocabulary
 from sfumato.diffusion.constraints.trials import Trials, Tried
+from sfumato.refused import Refused
 
 KEPT = 32
 """Grammars; the largest have some megabytes."""
@@ -37,7 +41,7 @@ class GrammarCache:
         self._tokens: GrammarTokens | None = None
         self._grammars: OrderedDict[Source, Grammar] = OrderedDict()
         self._tried: OrderedDict[Source, Tried] = OrderedDict()  # and not compiled yet
-        self._refusals: OrderedDict[bytes, str] = OrderedDict()  # by digests of sources
+        self._refusals: OrderedDict[bytes, Refused] = OrderedDict()  # by digests of sources
         self._going: dict[Source, Future[Grammar]] = {}
         self._lock = Lock()
         self._trials: Trials | None = None
@@ -82,7 +86,7 @@ class GrammarCache:
         if refusal is None:
             done.set_result(None)
         else:
-            done.set_exception(ValueError(refusal))
+            done.set_exception(copy(refusal))
         return done
 
     def grammar(self, source: Source) -> Grammar:
@@ -95,7 +99,7 @@ class GrammarCache:
                 return self._grammars[source]
             if digest in self._refusals:
                 self._refusals.move_to_end(digest)
-                raise ValueError(self._refusals[digest])
+                raise copy(self._refusals[digest])
             going = self._going.get(source)
             if going is None:
                 mine = self._going[source] = Future[Grammar]()
@@ -116,7 +120,8 @@ class GrammarCache:
         with self._lock:
             tried = self._tried.pop(source, None)
         made = tried or self._trials.start(source).result()
-        grammar = on_a_stack_of(STACK, lambda: compiled_grammar(made.text, made.field, tokens))
+        work = partial(compiled_grammar, made.text, made.field, tokens)
+        grammar = on_a_stack_of(STACK, work, NICENESS)
         return replace(grammar, notes=made.notes)
 
     def _trial_ended(self, source: Source, outcome: Tried | Exception) -> None:
@@ -143,8 +148,8 @@ class GrammarCache:
 
     def _keep_refusal(self, digest: bytes, error: BaseException) -> None:
         """Nothing of a failure that is no refusal. The lock is held."""
-        if type(error) is ValueError:
-            self._refusals[digest] = str(error)
+        if isinstance(error, Refused):
+            self._refusals[digest] = copy(error)
             if len(self._refusals) > KEPT_REFUSALS:
                 self._refusals.popitem(last=False)
 
@@ -153,8 +158,8 @@ def _result(done: Future[Grammar]) -> Grammar:
     """Waits for it. Raises an error of the caller's own where the source is refused: threads do not
     share one."""
     error = done.exception()
-    if type(error) is ValueError:
-        raise ValueError(str(error))
+    if isinstance(error, Refused):
+        raise copy(error)
     return done.result()
 
 

@@ -17,6 +17,7 @@ from sfumato.diffusion.constraints.depth import check_groups, check_rules
 from sfumato.diffusion.constraints.grammar_tokens import llguidance
 from sfumato.diffusion.constraints.held_schema import MOST_NOTES, held_schema
 from sfumato.diffusion.constraints.schema_limits import check_schema
+from sfumato.refused import Refused
 from sfumato.weights.errors import quoted
 
 Kind = Literal["schema", "regex", "choice", "grammar"]
@@ -51,9 +52,10 @@ class GrammarSource:
 
     def __post_init__(self) -> None:
         if len(self.text) > LONGEST_SOURCE:
-            raise ValueError(
-                f"{self.field}: has {len(self.text):,} characters, and at most "
-                f"{LONGEST_SOURCE:,} are read; make it smaller"
+            raise Refused(
+                self.field,
+                f"has {len(self.text):,} characters, and at most {LONGEST_SOURCE:,} are read",
+                "make it smaller",
             )
 
     def held(self) -> tuple[GrammarSource, tuple[str, ...]]:
@@ -119,9 +121,10 @@ class GrammarSource:
         plain = self._marked().sub(" ", self.text)
         named = _TOKEN.search(plain)
         if named is not None:
-            raise ValueError(
-                f"{self.field}: {quoted(named[0])} stands for a token, and a grammar is of text "
-                "alone; write the text in quotes"
+            raise Refused(
+                self.field,
+                f"{quoted(named[0])} stands for a token, and a grammar is of text alone",
+                "write the text in quotes",
             )
         check_rules(plain, self._is_lark(), self.field)
         if self._is_lark():
@@ -137,7 +140,7 @@ class GrammarSource:
             lark: str = gbnf_to_lark(self.text)
         except Exception as error:  # bare Exceptions, and IndexErrors at the end of a text
             why = str(error) or "it ends too early"
-            raise ValueError(f"{self.field}: is neither GBNF nor Lark: {why}") from None
+            raise Refused(self.field, f"is neither GBNF nor Lark: {why}") from None
         return lark
 
 
@@ -178,19 +181,19 @@ def _held_text(
     try:
         return json.dumps(schema, ensure_ascii=False, separators=(",", ":")), notes
     except RecursionError:
-        raise ValueError(f"{field}: its schemas stand too deeply in one another") from None
+        raise Refused(field, "its schemas stand too deeply in one another") from None
 
 
 def schema_source(schema: Mapping[str, Any] | bool, field: str = "schema") -> GrammarSource:
     """Of a JSON schema as plain data. Raises ValueError."""
     if not isinstance(schema, Mapping | bool):
-        raise ValueError(f"{field}: must be a JSON schema, an object, got {quoted(schema)}")
+        raise Refused(field, f"must be a JSON schema, an object, got {quoted(schema)}")
     if schema is False:
-        raise ValueError(f"{field}: false matches nothing")
+        raise Refused(field, "false matches nothing")
     try:
         text = json.dumps({} if schema is True else schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{field}: is no JSON ({error})") from None
+        raise Refused(field, f"is no JSON ({error})") from None
     return GrammarSource("schema", text, field)
 
 
@@ -205,7 +208,7 @@ def choice_source(choices: Sequence[str], field: str = "choice") -> GrammarSourc
     if not 0 < len(choices) <= MOST_CHOICES or not all(
         isinstance(text, str) and text for text in choices
     ):
-        raise ValueError(f"{field}: must be 1 to {MOST_CHOICES} texts that are not empty")
+        raise Refused(field, f"must be 1 to {MOST_CHOICES} texts that are not empty")
     return GrammarSource("choice", json.dumps(list(choices), ensure_ascii=False), field)
 
 

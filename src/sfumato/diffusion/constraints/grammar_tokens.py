@@ -12,6 +12,8 @@ from threading import Lock
 from types import ModuleType
 from typing import Any
 
+from sfumato.refused import Refused
+
 _CLOSERS = ("}", "]", ")", '"', "0", "1", "null", "true", "{", "[", ",", ":", "a")
 
 _SEPARATORS = ("@", ".", "#", ":", "/", "-", "_", " ", "0", "a", "A")
@@ -22,9 +24,10 @@ def llguidance() -> ModuleType:
     try:
         import llguidance as library
     except ImportError:
-        raise ValueError(
-            "schema, grammar: need the package llguidance; install it with `pip install "
-            "'llguidance>=1.9'`"
+        raise Refused(
+            ("schema", "grammar"),
+            "need the package llguidance",
+            "install it with `pip install 'llguidance>=1.9'`",
         ) from None
     return library  # type: ignore[no-any-return,unused-ignore]
 
@@ -89,7 +92,7 @@ class GrammarTokens:
     def _tokenizer(self) -> Any:
         library = llguidance()
         if not self.end_ids:
-            raise ValueError("schema, grammar: this model has no token that ends a reply")
+            raise Refused(("schema", "grammar"), "this model has no token that ends a reply")
         wrapper = _Wrapper(
             self.tokens, self.end_ids[0], sorted(self.special_ids | {*self.end_ids}), self.encode
         )

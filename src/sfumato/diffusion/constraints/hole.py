@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sfumato.options.limits import MOST_CHOICES, MOST_HOLES, MOST_TOKENS, MOST_VARYING
+from sfumato.refused import Refused
 from sfumato.weights.errors import quoted
 
 
@@ -28,8 +29,8 @@ class Hole:
         for name in ("tokens", "at_most"):
             value = getattr(self, name)
             if value is not None and not (type(value) is int and 1 <= value <= MOST_TOKENS):
-                raise ValueError(
-                    f"{name}: must be a whole number from 1 to {MOST_TOKENS}, got {quoted(value)}"
+                raise Refused(
+                    name, f"must be a whole number from 1 to {MOST_TOKENS}, got {quoted(value)}"
                 )
         if self.choices is not None:
             object.__setattr__(self, "choices", _checked(self.choices))
@@ -46,36 +47,38 @@ Part = str | Hole
 
 def _checked(choices: object) -> tuple[str, ...]:
     if isinstance(choices, str) or not isinstance(choices, Sequence):
-        raise ValueError(f"choices: must be a list of texts, got {quoted(choices)}")
+        raise Refused("choices", f"must be a list of texts, got {quoted(choices)}")
     if not 1 <= len(choices) <= MOST_CHOICES:
-        raise ValueError(f"choices: must be 1 to {MOST_CHOICES} texts, got {len(choices)}")
+        raise Refused("choices", f"must be 1 to {MOST_CHOICES} texts, got {len(choices)}")
     for place, text in enumerate(choices):
         if not isinstance(text, str) or not text:
-            raise ValueError(f"choices[{place}]: must be text that is not empty, got {text!r}")
+            raise Refused(f"choices[{place}]", f"must be text that is not empty, got {text!r}")
     if len(set(choices)) < len(choices):
-        raise ValueError("choices: two of them are the same text")
+        raise Refused("choices", "two of them are the same text")
     return tuple(choices)
 
 
 def check_parts(parts: object) -> tuple[Part, ...]:
     """The parts of a text. Raises ValueError, naming the part, for what is no text with holes."""
     if isinstance(parts, str) or not isinstance(parts, Sequence):
-        raise ValueError(
-            "parts: must be a list of texts and holes, such as ['I am ', Hole(6), '.'], got "
-            f"{quoted(parts)}"
+        raise Refused(
+            "parts",
+            "must be a list of texts and holes, such as ['I am ', Hole(6), '.'], got "
+            f"{quoted(parts)}",
         )
     for place, part in enumerate(parts):
         if not isinstance(part, str | Hole):
-            raise ValueError(f"parts[{place}]: must be text or a Hole, got {quoted(part)}")
+            raise Refused(f"parts[{place}]", f"must be text or a Hole, got {quoted(part)}")
     count = sum(isinstance(part, Hole) for part in parts)
     if not 1 <= count <= MOST_HOLES:
-        raise ValueError(f"parts: must have 1 to {MOST_HOLES} holes, got {count}")
+        raise Refused("parts", f"must have 1 to {MOST_HOLES} holes, got {count}")
     varying = sum(isinstance(part, Hole) and part.varies for part in parts)
     if varying > MOST_VARYING:
-        raise ValueError(
-            f"parts: at most {MOST_VARYING} holes of an open length or with choices, got "
-            f"{varying}; fill them in several calls"
+        raise Refused(
+            "parts",
+            f"at most {MOST_VARYING} holes of an open length or with choices, got {varying}",
+            "fill them in several calls",
         )
     if len(parts) > 2 * MOST_HOLES + 1:
-        raise ValueError(f"parts: at most {2 * MOST_HOLES + 1}, got {len(parts)}; join texts")
+        raise Refused("parts", f"at most {2 * MOST_HOLES + 1}, got {len(parts)}", "join texts")
     return tuple(part for part in parts if part != "")

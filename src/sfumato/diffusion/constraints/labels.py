@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice, product
 
 from sfumato.diffusion.constraints.questions import Question, ScoreQuestion, YesNoQuestion
+from sfumato.refused import Refused
 
 Encode = Callable[[str], list[int]]
 """Plain text to token ids; special tokens in it stay text."""
@@ -38,9 +39,10 @@ class Line:
         first, second = (encode(f"{before}{letter}{after}") for letter in "AB")
         differ = [i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b]
         if len(first) != len(second) or len(differ) != 1:
-            raise ValueError(
-                "questions: this model's tokenizer makes no single token of the labels A and B, so "
-                "that no question can be read with it"
+            raise Refused(
+                "questions",
+                "this model's tokenizer makes no single token of the labels A and B, so that "
+                "no question can be read with it",
             )
         self.ids = tuple(first)  # with the label A
         self.position = differ[0]  # of the label's token

@@ -16,7 +16,7 @@ from sfumato.diffusion.constraints.questions import (
     check_question,
 )
 from sfumato.diffusion.constraints.wording import question_length
-from sfumato.diffusion.limits import TooLarge
+from sfumato.refused import Refused, TooLarge
 from sfumato.weights.errors import quoted
 
 
@@ -35,8 +35,10 @@ class QuestionLimits:
         least = -(-characters // self.longest_token)
         if least > most:
             raise TooLarge(
-                f"{where}: {characters:,} characters are {least:,} tokens or more, and there is "
-                f"room for {most:,}; shorten it",
+                where,
+                f"{characters:,} characters are {least:,} tokens or more, and there is room for "
+                f"{most:,}",
+                "shorten it",
                 least,
                 most,
             )
@@ -48,9 +50,10 @@ class QuestionLimits:
         total = sum(length * (most if self.joint else orders) for length, orders in lengths)
         if total > self.characters:
             raise TooLarge(
-                f"questions: with labels and in all their orders they have {total:,} characters, "
-                f"and one decision has at most {self.characters:,}; ask for fewer questions, "
-                "options or orders"
+                "questions",
+                f"with labels and in all their orders they have {total:,} characters, and one "
+                f"decision has at most {self.characters:,}",
+                "ask for fewer questions, options or orders",
             )
 
 
@@ -65,28 +68,29 @@ def naming(where: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
+        raise Refused(where, str(error)) from error
 
 
 def check_questions(state: object, questions: object, limits: QuestionLimits) -> None:
     """Raises ValueError, naming the field, for what is no state or no question, or has no room."""
     if not isinstance(state, str):
-        raise ValueError(f"state: must be text, got {quoted(state)}")
+        raise Refused("state", f"must be text, got {quoted(state)}")
     if not isinstance(questions, Mapping):
-        raise ValueError(f"questions: must be a mapping of ids, got {quoted(questions)}")
+        raise Refused("questions", f"must be a mapping of ids, got {quoted(questions)}")
     if not 1 <= len(questions) <= MOST_QUESTIONS:
-        raise ValueError(
-            f"questions: must be 1 to {MOST_QUESTIONS:,}, got {len(questions):,}; split them over "
-            "several requests"
+        raise Refused(
+            "questions",
+            f"must be 1 to {MOST_QUESTIONS:,}, got {len(questions):,}",
+            "split them over several requests",
         )
     limits.check(len(state), limits.longest, "state")
     lengths: list[tuple[int, int]] = []  # of each question, and how many orders it has
     for name, question in questions.items():
         if not isinstance(name, str):
-            raise ValueError(f"questions: an id must be text, got {quoted(name)}")
+            raise Refused("questions", f"an id must be text, got {quoted(name)}")
         where = where_of(name)
         if not isinstance(question, YesNoQuestion | ChoiceQuestion | ScoreQuestion):
-            raise ValueError(f"{where}: is no question: {quoted(question)}")
+            raise Refused(where, f"is no question: {quoted(question)}")
         check_question(question, where)
         limits.check(_characters(question), limits.longest, where)
         lengths.append((question_length(question), most_orders(question, limits.orders)))

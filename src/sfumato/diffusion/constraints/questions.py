@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Literal
 
 from sfumato.options.limits import AUTO_SAMPLES, MOST_READS
+from sfumato.refused import Refused
 
 MOST_QUESTIONS = 1_024
 MOST_OPTIONS = 255
@@ -65,9 +66,11 @@ def check_reads(questions: int, samples: int | Literal["auto"], orders: int) -> 
     each = AUTO_SAMPLES if samples == "auto" else samples
     reads = questions * each * orders
     if reads > MOST_READS:
-        raise ValueError(
+        raise Refused(
+            None,
             f"{questions:,} questions x {each:,} samples x {orders:,} orders are {reads:,} reads, "
-            f"and {MOST_READS:,} are the most; ask for fewer"
+            f"and {MOST_READS:,} are the most",
+            "ask for fewer",
         )
 
 
@@ -75,8 +78,8 @@ def check_question(question: Question, where: str) -> None:
     """Raises ValueError, naming the field below `where`, for a question that cannot be asked."""
     if isinstance(question, YesNoQuestion):
         if not (question.instructions or question.yes or question.no):
-            raise ValueError(
-                f"{where}: a yes/no question needs instructions or a description of yes or no"
+            raise Refused(
+                where, "a yes/no question needs instructions or a description of yes or no"
             )
         return
     name, most = (
@@ -86,8 +89,8 @@ def check_question(question: Question, where: str) -> None:
     )
     count = len(question.options)
     if not 1 <= count <= most:
-        raise ValueError(f"{where}.{name}: must be 1 to {most}, got {count}")
+        raise Refused(f"{where}.{name}", f"must be 1 to {most}, got {count}")
     names = [option.name for option in question.options]
     if isinstance(question, ChoiceQuestion) and len(set(names)) < count:
         double = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{where}.{name}: {double[:80]!r} is there twice; name each option once")
+        raise Refused(f"{where}.{name}", f"{double[:80]!r} is there twice", "name each option once")

@@ -1,25 +1,119 @@
 """The reads of a decision: which prompts follow its state, and which canvases are read behind them.
 
 A question is read by itself, or all of them together, as lines of one canvas.  Each order of the
-options is a prompt of its own.
+options is a prompt of its own.  The canvases depend on the labels alone, so that questions with the
+same labels share them: a thousand questions of 255 options would else keep a hundred thousand
+tuples.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sfumato.diffusion.constraints.answers import Sample
 from sfumato.diffusion.constraints.decision_settings import DecisionSettings
-from sfumato.diffusion.constraints.label_canvases import LabelCanvases, Options
 from sfumato.diffusion.constraints.labels import Label, Line
-from sfumato.diffusion.constraints.listing import listing_orders
+from sfumato.diffusion.constraints.listing import Listing, listing_orders, means_itself
 from sfumato.diffusion.constraints.question_checks import naming, where_of
 from sfumato.diffusion.constraints.questions import Question
-from sfumato.diffusion.constraints.slot_reading import SlotReading
 from sfumato.diffusion.constraints.template import NOISE, ReadCanvas, ReadTemplate
 from sfumato.diffusion.constraints.wording import joint_line, joint_text, question_text
+from sfumato.refused import Refused
+
+
+@dataclass(frozen=True)
+class SlotReading:
+    """probabilities: of the labels, which sum to 1; label_mass: theirs together among all tokens;
+    is_label: whether the most probable of all tokens is one of them; both None where only the
+    labels were scored."""
+
+    probabilities: tuple[float, ...]
+    label_mass: float | None = None
+    is_label: bool | None = None
+
+    @property
+    def mass(self) -> float:
+        assert self.label_mass is not None
+        return self.label_mass
+
+
+def slot_reading(
+    logits: Sequence[float], labels: Sequence[int], vocabulary: tuple[float, int] | None
+) -> SlotReading:
+    """Of a slot's labels and their logits; vocabulary: the labels' share of it, and the most
+    probable of all tokens, where these are known."""
+    if vocabulary is None:
+        return SlotReading(_softmax(logits))
+    mass, argmax = vocabulary
+    # Sums of float32 numbers: they may round to a little over 1.
+    return SlotReading(_softmax(logits), min(1.0, mass), argmax in labels)
+
+
+def _softmax(logits: Sequence[float]) -> tuple[float, ...]:
+    peak = max(logits)
+    masses = [math.exp(logit - peak) for logit in logits]
+    total = math.fsum(masses)
+    return tuple(mass / total for mass in masses)
+
+
+Options = tuple[tuple[int, int | None], ...]
+"""Where each option is on the canvases, see `Target.options`."""
+
+
+class LabelCanvases:
+    """The orders of a plan's questions, and their canvases; each is made once."""
+
+    def __init__(self, template: ReadTemplate, orders: int) -> None:
+        """orders: how many are wanted of each question."""
+        self._template, self._orders = template, orders
+        self._listings: dict[tuple[type[Question], int, bool], list[Listing]] = {}
+        self._canvases: dict[Listing, tuple[tuple[ReadCanvas, ...], Options]] = {}
+
+    def listings(self, question: Question, labels: tuple[Label, ...]) -> list[Listing]:
+        """labels: those that its line has for its kind and number of options."""
+        key = type(question), len(labels), means_itself(question, labels)
+        if key not in self._listings:
+            self._listings[key] = listing_orders(question, labels, self._orders)
+        return self._listings[key]
+
+    def canvases(self, listing: Listing) -> tuple[tuple[ReadCanvas, ...], Options]:
+        """Of one of these orders. Raises ValueError where the model's canvas is too short."""
+        if listing not in self._canvases:
+            self._canvases[listing] = _canvases(self._template, listing.labels)
+        return self._canvases[listing]
+
+
+def _canvases(
+    template: ReadTemplate, labels: Sequence[Label]
+) -> tuple[tuple[ReadCanvas, ...], Options]:
+    if all(len(label.ids) == 1 for label in labels):
+        ids = [label.ids[0] for label in labels]
+        canvas = _fitting(template.canvas([NOISE], [0], [ids]), template)
+        return (canvas,), tuple((number, None) for number in range(len(labels)))
+    firsts = list(dict.fromkeys(label.ids[0] for label in labels))
+    seconds: list[list[int]] = [
+        [label.ids[1] for label in labels if label.ids[0] == first] for first in firsts
+    ]
+    canvases = [template.canvas([NOISE, NOISE], [0], [firsts])]
+    for first, after in zip(firsts, seconds, strict=True):
+        canvases.append(template.canvas([first, NOISE], [1], [after]))
+    numbers = ((firsts.index(label.ids[0]), label.ids[1]) for label in labels)
+    options = tuple((first, seconds[first].index(second)) for first, second in numbers)
+    return tuple(_fitting(canvas, template) for canvas in canvases), options
+
+
+def _fitting(canvas: ReadCanvas | None, template: ReadTemplate) -> ReadCanvas:
+    if canvas is None:
+        raise Refused(
+            "questions",
+            f"a canvas of this model has {template.canvas_length} tokens, which is too "
+            "short for an answer",
+            "use another model",
+        )
+    return canvas
 
 
 @dataclass(frozen=True)
@@ -158,9 +252,10 @@ def _even_parts(
     while _joint_canvas(template, _lines(template, -(-len(items) // count))) is None:
         count += 1
         if count > len(items):
-            raise ValueError(
-                f"joint: a canvas of {template.canvas_length} tokens holds no line of a question; "
-                "leave joint out"
+            raise Refused(
+                "joint",
+                f"a canvas of {template.canvas_length} tokens holds no line of a question",
+                "leave joint out",
             )
     for part in range(count):
         a, b = part * len(items) // count, (part + 1) * len(items) // count

@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 from sfumato.diffusion.constraints.depth import check_depth
+from sfumato.refused import Refused
 
 MOST_MULTIPLES = 10_000
 """Of `multipleOf` as a whole number (0.25 is 25); its grammar has as many states: 0.05 s of CPU."""
@@ -51,14 +52,15 @@ def check_schema(schema: Any, field: str) -> None:
         most, held = sum(optional), MOST_COMBINED_OPTIONAL
         where = "a schema that combines schemas"
     if most > held:
-        raise ValueError(
-            f"{field}: properties: {where} has {most:,} optional ones, and at most "
-            f"{held:,} are held; list more names in required"
+        raise Refused(
+            field,
+            f"properties: {where} has {most:,} optional ones, and at most {held:,} are held",
+            "list more names in required",
         )
     names = [part.get("patternProperties") for part in parts]
     if any(isinstance(each, Mapping) and len(each) > MOST_PATTERNS for each in names):
-        raise ValueError(
-            f"{field}: patternProperties: at most {MOST_PATTERNS} patterns are held; leave some out"
+        raise Refused(
+            field, f"patternProperties: at most {MOST_PATTERNS} patterns are held", "leave some out"
         )
     if combines:
         _check_combined(schema, parts, field)
@@ -75,9 +77,11 @@ def check_numbers(schema: Any, field: str) -> None:
         elif isinstance(value, list):
             pending += [(name, each) for each in value]
         elif name in _NUMBERS and type(value) is int and abs(value) > MOST_NUMBER:
-            raise ValueError(
-                f"{field}: {name}: {str(value)[:40]} is beyond 2^53, and such whole numbers are "
-                "not held exactly; use smaller ones, or a text"
+            raise Refused(
+                field,
+                f"{name}: {str(value)[:40]} is beyond 2^53, and such whole numbers are not held "
+                "exactly",
+                "use smaller ones, or a text",
             )
 
 
@@ -87,20 +91,23 @@ def _check_combined(schema: Any, parts: list[Mapping[str, Any]], field: str) -> 
         if isinstance(names := part.get("patternProperties"), Mapping):
             patterns |= names.keys()
     if len(patterns) > MOST_PATTERNS:
-        raise ValueError(
-            f"{field}: pattern: a schema that combines schemas has {len(patterns):,} different "
-            f"ones, and at most {MOST_PATTERNS} are held; leave allOf out"
+        raise Refused(
+            field,
+            f"pattern: a schema that combines schemas has {len(patterns):,} different ones, "
+            f"and at most {MOST_PATTERNS} are held",
+            "leave allOf out",
         )
     known: dict[int, int] = {}
     try:
         each = (_ways(schema, part, known) for part in parts if _combines(part))
         most = sum(ways for ways in each if ways > 1)
     except RecursionError:
-        raise ValueError(f"{field}: its schemas refer to one another too deeply") from None
+        raise Refused(field, "its schemas refer to one another too deeply") from None
     if most > MOST_WAYS:
-        raise ValueError(
-            f"{field}: allOf: its anyOf can be chosen in more than {MOST_WAYS} ways; leave allOf "
-            "out"
+        raise Refused(
+            field,
+            f"allOf: its anyOf can be chosen in more than {MOST_WAYS} ways",
+            "leave allOf out",
         )
 
 
@@ -173,7 +180,7 @@ def referred(root: Any, reference: Any) -> Any:
 def _check_multiples(parts: list[Mapping[str, Any]], combines: bool, field: str) -> None:
     exact = [Decimal(str(value)) for value in dict.fromkeys(_multiples(parts))]
     if any(not value.is_finite() or abs(value.adjusted()) > 30 for value in exact):
-        raise ValueError(f"{field}: multipleOf: is too large or too small; leave it out")
+        raise Refused(field, "multipleOf: is too large or too small", "leave it out")
     scales = [_decimals(value) for value in exact]
     if combines:
         scales = [max(scales, default=0)] * len(scales)
@@ -182,10 +189,12 @@ def _check_multiples(parts: list[Mapping[str, Any]], combines: bool, field: str)
     ]
     most = math.lcm(*numerators) if combines else max(numerators, default=1)
     if most > MOST_MULTIPLES:
-        raise ValueError(
-            f"{field}: multipleOf: {max(exact)} is too large a divisor: without the decimal point, "
-            f"and as the least common multiple where schemas are combined, it may be at most "
-            f"{MOST_MULTIPLES:,}; leave it out"
+        raise Refused(
+            field,
+            f"multipleOf: {max(exact)} is too large a divisor: without the decimal point, "
+            "and as the least common multiple where schemas are combined, it may be at "
+            f"most {MOST_MULTIPLES:,}",
+            "leave it out",
         )
 
 
@@ -195,9 +204,11 @@ def check_sum(schemas: Any, field: str) -> None:
     exact = [Decimal(str(value)) for value in _multiples(_parts(schemas))]
     total = sum(abs(int(value.scaleb(_decimals(value)))) for value in exact)
     if total > MOST_MULTIPLES_IN_ALL:
-        raise ValueError(
-            f"{field}: multipleOf: the divisors together are {total:,}, and at most "
-            f"{MOST_MULTIPLES_IN_ALL:,} are held; leave some out"
+        raise Refused(
+            field,
+            f"multipleOf: the divisors together are {total:,}, and at most "
+            f"{MOST_MULTIPLES_IN_ALL:,} are held",
+            "leave some out",
         )
 
 

@@ -19,7 +19,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from sfumato.diffusion.constraints.compilation import Source, compiled_source, on_a_stack_of
+from sfumato.diffusion.constraints.compilation import (
+    NICENESS,
+    Source,
+    compiled_source,
+    on_a_stack_of,
+)
 from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens
 from sfumato.diffusion.constraints.trial_protocol import (
     DIED,
@@ -36,9 +41,9 @@ from sfumato.diffusion.constraints.trial_protocol import (
     Vocabulary,
     take_frames,
 )
+from sfumato.refused import Refused
 
-NICENESS = 5
-"""Of this process and its children; those that yield to others get as much once more."""
+_MORE_NICENESS = 2  # of what takes longer than its first turn
 _PART = 1 << 20  # bytes that are read at once
 
 
@@ -60,12 +65,12 @@ class _Child:
 class _Children:
     """All children, and the pipes from and to the server."""
 
-    def __init__(self, asked: int, answers: int, read: bytearray, tokens: GrammarTokens) -> None:
-        """read: what was read from `asked` already."""
-        self._asked, self._answers, self._read, self._tokens = asked, answers, read, tokens
+    def __init__(self, requests: int, answers: int, read: bytearray, tokens: GrammarTokens) -> None:
+        """read: what was read from `requests` already."""
+        self._requests, self._answers, self._read, self._tokens = requests, answers, read, tokens
         self._children: dict[int, _Child] = {}  # by the number of the trial
         self._selector = selectors.DefaultSelector()
-        self._selector.register(asked, selectors.EVENT_READ)
+        self._selector.register(requests, selectors.EVENT_READ)
 
     def serve(self) -> None:
         """Until the server closes its pipe."""
@@ -74,10 +79,10 @@ class _Children:
             for frame in take_frames(self._read):
                 self._do(frame)
             for key, _ in self._selector.select(1.0 if self._children else None):
-                if key.fd != self._asked:
+                if key.fd != self._requests:
                     self._take(key.data)
                     continue
-                part = os.read(self._asked, _PART)
+                part = os.read(self._requests, _PART)
                 self._read += part
                 is_open = bool(part)
             now = time.monotonic()
@@ -97,7 +102,7 @@ class _Children:
         pid = os.fork()
         if pid == 0:
             # Held open here, these would hide the end of the server, or of this process.
-            os.close(self._asked)
+            os.close(self._requests)
             os.close(self._answers)
             _run(frame, self._tokens, end)
         os.close(end)
@@ -117,7 +122,7 @@ class _Children:
         os.close(child.pipe)
         _, status, usage = os.wait4(child.pid, 0)
         del self._children[child.number]
-        outcome = DONE if status == 0 else DIED
+        outcome = DONE if status == 0 and child.answer else DIED
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGXCPU):
             outcome = TOO_LONG
         elif child.is_late:
@@ -133,7 +138,7 @@ def _run(frame: Frame, tokens: GrammarTokens, end: int) -> NoReturn:
     try:
         _limit(frame.seconds)
         if frame.kind == RUN_ON:
-            os.nice(NICENESS)
+            os.nice(_MORE_NICENESS)
         made = on_a_stack_of(STACK, lambda: _tried(pickle.loads(frame.body), tokens))
         _write(end, json.dumps(made).encode())
         status = 0
@@ -158,8 +163,8 @@ def _tried(source: Source, tokens: GrammarTokens) -> dict[str, Any]:
     """What comes of a source that is compiled, asked for its first mask, copied and freed."""
     try:
         grammar = compiled_source(source, tokens)
-    except ValueError as error:
-        return {"refused": str(error)}
+    except Refused as error:
+        return {"fields": error.fields, "why": error.why, "advice": error.advice}
     return {"field": grammar.field, "text": grammar.text, "notes": grammar.notes}
 
 
@@ -172,13 +177,13 @@ def _write(pipe: int, data: bytes) -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the server's end ends this too
     os.nice(NICENESS)
-    asked, answers = os.dup(0), os.dup(1)
+    requests, answers = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)  # what a library prints is no answer
     read = bytearray()
     while not (first := next(take_frames(read), None)):
-        if not (part := os.read(asked, _PART)):
+        if not (part := os.read(requests, _PART)):
             return
         read += part
     vocabulary: Vocabulary = pickle.loads(first.body)
@@ -187,7 +192,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # so that the children leave the pages of all this alone
     with suppress(BrokenPipeError):  # the server has gone
-        _Children(asked, answers, read, tokens).serve()
+        _Children(requests, answers, read, tokens).serve()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -23,22 +24,23 @@ from threading import Lock, Thread
 from sfumato.diffusion.constraints.compilation import Source
 from sfumato.diffusion.constraints.grammar_source import GrammarSource
 from sfumato.diffusion.constraints.trial_protocol import (
-    DIED,
     DONE,
     END,
     RUN_ON,
+    TOO_LATE,
     TOO_LONG,
     TRY,
     Frame,
     Vocabulary,
     take_frames,
 )
+from sfumato.refused import Refused
 
 log = logging.getLogger(__name__)
 
 MOST_S = 1.0
 """Seconds of the processor's time for one grammar."""
-FIRST_S = 0.1
+FIRST_S = 0.05
 """Seconds of its first turn."""
 MOST_WAITING = 64
 """Grammars that wait at a time."""
@@ -75,11 +77,11 @@ class _Trial:
 
 
 class _Turn:
-    """Trials that wait for the same kind of turn, and those that have it."""
+    """Trials that wait for the same kind of turn, and the one that has it."""
 
-    def __init__(self, kind: int, seconds: float, at_once: int) -> None:
-        self.kind, self.seconds, self.at_once = kind, seconds, at_once
-        self.running: dict[int, _Trial] = {}
+    def __init__(self, kind: int, seconds: float) -> None:
+        self.kind, self.seconds = kind, seconds
+        self.running: _Trial | None = None
         self._clients: OrderedDict[str, deque[_Trial]] = OrderedDict()
 
     def add(self, trial: _Trial) -> None:
@@ -97,15 +99,16 @@ class _Turn:
         return True
 
     def next(self) -> _Trial | None:
-        """The next one that may run, of the client that has waited longest for a turn."""
-        if not self._clients or len(self.running) >= self.at_once:
+        """The next one, of the client that has waited longest; None where there is none, or one
+        runs."""
+        if not self._clients or self.running is not None:
             return None
         client, mine = next(iter(self._clients.items()))
         trial = mine[0]
         self.remove(trial)
         if mine:
             self._clients.move_to_end(client)
-        self.running[trial.number] = trial
+        self.running = trial
         return trial
 
     def waiting(self) -> list[_Trial]:
@@ -121,11 +124,11 @@ class Trials:
         busy: Callable[[str], Exception],
         ended: Callable[[Source, Tried | Exception], None],
     ) -> None:
-        """busy: makes the error where too many wait; ended: called with what comes of each trial,
-        before those who wait for it hear."""
+        """busy: makes the error where too many wait, or the machine is too busy; ended: called with
+        what comes of each trial, before those who wait for it hear."""
         self._vocabulary, self._busy, self._ended = vocabulary, busy, ended
-        self._first = _Turn(TRY, FIRST_S, 2)
-        self._long = _Turn(RUN_ON, MOST_S, 1)
+        self._first = _Turn(TRY, FIRST_S)
+        self._long = _Turn(RUN_ON, MOST_S)
         self._open: dict[Source, _Trial] = {}
         self._process: TrialProcess | None = None
         self._count, self._dead_in_a_row = 0, 0
@@ -161,7 +164,7 @@ class Trials:
         if process is not None:
             process.close()
         for trial in trials:
-            self._settle(trial, error)
+            self._conclude(trial, error)
 
     def _check_room(self, client: str) -> None:
         waiting = Counter(t.client for turn in (self._first, self._long) for t in turn.waiting())
@@ -176,7 +179,7 @@ class Trials:
     def _dispatch(self) -> None:
         """Gives turns to those that wait. The lock is held."""
         for turn in (self._first, self._long):
-            while (trial := turn.next()) is not None:
+            if (trial := turn.next()) is not None:
                 trial.starts += 1
                 if self._process is None:
                     self._process = TrialProcess(self._vocabulary, self._answered, self._died)
@@ -202,10 +205,13 @@ class Trials:
             if process is not self._process:
                 return
             self._dead_in_a_row = 0
-            turn = self._first if frame.number in self._first.running else self._long
-            trial = turn.running.pop(frame.number)
+            running = self._first.running
+            is_first = running is not None and running.number == frame.number
+            turn = self._first if is_first else self._long
+            trial, turn.running = turn.running, None
+            assert trial is not None and trial.number == frame.number
             is_open = self._open.get(trial.source) is trial  # else its client has left
-            goes_on = is_open and turn is self._first and frame.kind == TOO_LONG
+            goes_on = is_open and is_first and frame.kind == TOO_LONG
             if goes_on:
                 trial.starts = 0
                 self._long.add(trial)
@@ -213,9 +219,25 @@ class Trials:
                 del self._open[trial.source]
             self._dispatch()
         if is_open and not goes_on:
-            self._settle(trial, _outcome(trial.source, frame))
+            self._conclude(trial, self._outcome(trial.source, frame))
 
-    def _settle(self, trial: _Trial, outcome: Tried | Exception) -> None:
+    def _outcome(self, source: Source, frame: Frame) -> Tried | Exception:
+        name = source.field if isinstance(source, GrammarSource) else "tools"
+        if frame.kind == TOO_LONG:
+            most = f"takes more than {MOST_S:g} s of the processor's time to compile"
+            return Refused(name, f"{most}, which is the limit", "make it smaller")
+        if frame.kind == TOO_LATE:
+            return self._busy("the machine is too busy to compile grammars; try again later")
+        if frame.kind == DONE:
+            with suppress(ValueError, KeyError, TypeError):  # a damaged child wrote it
+                answer = json.loads(frame.body)
+                if "why" in answer:
+                    return Refused(tuple(answer["fields"]), answer["why"], answer["advice"])
+                return Tried(answer["field"], answer["text"], tuple(answer["notes"]))
+        why = "compiling it needs more memory than a grammar may have, or too deep a recursion"
+        return Refused(name, why, "make it smaller")
+
+    def _conclude(self, trial: _Trial, outcome: Tried | Exception) -> None:
         """Tells those who wait for a trial, which is open no more."""
         self._ended(trial.source, outcome)
         with self._lock:
@@ -240,26 +262,25 @@ class Trials:
                 failed = self._forget_all()
                 self._dead_in_a_row = 0
             for turn in (self._first, self._long):
-                for trial in turn.running.values():
-                    if self._open.get(trial.source) is not trial:
-                        continue
-                    if trial.starts < _MOST_STARTS:
-                        turn.add(trial)
-                    else:
-                        del self._open[trial.source]
-                        failed.append(trial)
-                turn.running.clear()
+                trial, turn.running = turn.running, None
+                if trial is None or self._open.get(trial.source) is not trial:
+                    continue
+                if trial.starts < _MOST_STARTS:
+                    turn.add(trial)
+                else:
+                    del self._open[trial.source]
+                    failed.append(trial)
             self._dispatch()
         log.warning("the process that tries grammars has ended; another one takes its place")
         for trial in failed:
-            self._settle(trial, TrialFailed("the process that tries grammars has ended twice"))
+            self._conclude(trial, TrialFailed("the process that tries grammars has ended twice"))
 
     def _forget_all(self) -> list[_Trial]:
         """The trials that were open. The lock is held."""
         trials = [*self._open.values()]
         self._open.clear()
-        self._first = _Turn(TRY, FIRST_S, 2)
-        self._long = _Turn(RUN_ON, MOST_S, 1)
+        self._first = _Turn(TRY, FIRST_S)
+        self._long = _Turn(RUN_ON, MOST_S)
         return trials
 
 
@@ -298,10 +319,14 @@ class TrialProcess:
         Thread(target=self._write, args=(process, first), daemon=True).start()
         read, answers = bytearray(), process.stdout
         assert answers is not None
-        while part := os.read(answers.fileno(), 1 << 20):
-            read += part
-            for frame in take_frames(read):
-                self._answered(self, frame)
+        try:
+            while part := os.read(answers.fileno(), 1 << 20):
+                read += part
+                for frame in take_frames(read):
+                    self._answered(self, frame)
+        except Exception:
+            log.exception("the process that tries grammars does not answer as it should")
+            process.kill()
         self.close()
         process.wait()
         answers.close()
@@ -331,23 +356,3 @@ def _started() -> subprocess.Popen[bytes]:
         bufsize=0,
         env=own,
     )
-
-
-def _outcome(source: Source, frame: Frame) -> Tried | Exception:
-    name = source.field if isinstance(source, GrammarSource) else "tools"
-    if frame.kind == TOO_LONG:
-        return ValueError(
-            f"{name}: takes more than {MOST_S:g} s of the processor's time to compile, which is "
-            "the limit; make it smaller"
-        )
-    if frame.kind == DIED:
-        return ValueError(
-            f"{name}: compiling it needs more memory than a grammar may have, or too deep a "
-            "recursion; make it smaller"
-        )
-    if frame.kind != DONE:
-        return TrialFailed("the machine is too busy to compile grammars; try again later")
-    answer = json.loads(frame.body)
-    if "refused" in answer:
-        return ValueError(answer["refused"])
-    return Tried(answer["field"], answer["text"], tuple(answer["notes"]))

@@ -1,26 +1,32 @@
-"""The state of all rows of a step: a few tensors of fixed shape and address.
+"""The state of all rows of a step, tensors of fixed shape and address; and whose rows they are.
 
 A batch is for one canvas width and one depth of argmax history.  Its tensors are allocated once and
 written in place, so that a step can be captured once and replayed.  Rows join and leave by index;
 those that take part in a step stand first.  All state of a row but its soft embedding is one run of
 bytes, so that rows begin and move by a number of operations that does not depend on how many rows
-or what state there are.  Knows no network and no rules.
+or what state there are.  Knows no rules and no forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from math import prod
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sfumato.diffusion.canvas import Canvas, RowStart
-from sfumato.diffusion.noise import seed_words
+from sfumato.diffusion.canvas import Canvas, RowStart, draw_first
+from sfumato.diffusion.noise import Noise, seed_words
+from sfumato.diffusion.sampler import EntropyBound
+from sfumato.diffusion.sampler_config import SamplerConfig
+from sfumato.diffusion.stopping import Never
 from sfumato.model.cache import Slot
+from sfumato.model.network import Network
 from sfumato.model.to_device import to_device
 from sfumato.options.limits import MOST_STEPS
 
@@ -208,3 +214,169 @@ def _padded(rows: Sequence[Tensor], width: int) -> Tensor:
     """int64 [rows, width]: zeros after each row's values."""
     together = pad_sequence(list(rows), batch_first=True)
     return F.pad(together, (0, width - together.shape[1]))
+
+
+class Commit(Canvas):
+    """Tokens that follow a slot's prefix. Its row is done before the step, which commits it."""
+
+    def __init__(self, ids: Sequence[int], config: SamplerConfig, network: Network) -> None:
+        """config: of the canvas that the tokens settled in, as long as they are at least."""
+        assert config.canvas_length and 0 < len(ids) <= config.canvas_length
+        own = replace(config, canvas_length=len(ids))
+        vocab_size, device = network.config.vocab_size, network.device
+        super().__init__(own, Noise(0, 0), vocab_size, device)
+        # Of the canvas that the tokens settled in, as is the depth of the history.
+        self.step_width = width_for(config.canvas_length, network.config.canvas_length)
+        # Rules and processors decide nothing in such a row.
+        self.config = replace(own, sampler=EntropyBound(), stopping=Never(), processors=())
+        self._begun = torch.tensor(ids, dtype=torch.int64)
+        self._pinned = self._begun
+
+    def prepare(self) -> RowStart:
+        if self._start is None:
+            noise = self.noise
+            numbers = noise.seed, noise.canvas, noise.attempt
+            self._start = RowStart(self._pinned, *numbers, [1.0], True, False, commits=self.length)
+        return self._start
+
+
+class Key(NamedTuple):
+    """Which canvases stand in one batch."""
+
+    width: int
+    history: int  # depth of their histories
+
+
+SeatsState = tuple[int, int]
+"""Changes whenever a row becomes another canvas's, and whenever a step is written."""
+
+
+class Seats:
+    """A batch, and the canvases in its rows.
+
+    A canvas keeps its row until it is dropped, or until its row is needed: the rows of a step are
+    the first ones, so the last row moves to where one has left. A canvas that takes no part and for
+    which there is no room moves to a batch of its own.
+    """
+
+    def __init__(
+        self, key: Key, rows: int, hidden: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._key, self._hidden, self._dtype, self._device = key, hidden, dtype, device
+        self.batch = self._allocate(rows)
+        self._canvases: list[weakref.ref[Canvas] | None] = [None] * rows
+        self.version = 0  # changes whenever a row becomes another canvas's
+        self.steps = 0  # that have been written
+
+    @property
+    def state(self) -> SeatsState:
+        return self.version, self.steps
+
+    def take(self, groups: Sequence[Sequence[Canvas]]) -> list[Canvas]:
+        """Puts the canvases into the first rows, those of a group side by side, and returns them in
+        the order of their rows. A canvas that is in a row of its group stays there."""
+        count = sum(map(len, groups))
+        if count > self.batch.rows:
+            self._grow(count)
+        seated: list[Canvas] = []
+        coming: dict[int, Canvas] = {}  # by row
+        for group in groups:
+            rows = range(len(seated), len(seated) + len(group))
+            staying = {self._row(canvas): canvas for canvas in group if self._row(canvas) in rows}
+            arriving = (canvas for canvas in group if self._row(canvas) not in rows)
+            coming |= zip((row for row in rows if row not in staying), arriving, strict=True)
+            seated += [staying.get(row) or coming[row] for row in rows]
+        if coming:
+            self._arrange(coming, count)
+        self._pin(seated)
+        return seated
+
+    def _pin(self, seated: Sequence[Canvas]) -> None:
+        """Gives rows the pins that a constraint asks of the step to come."""
+        changed = [(row, canvas) for row, canvas in enumerate(seated) if canvas.has_new_pins]
+        if not changed:
+            return
+        self.batch.pin([row for row, _ in changed], [canvas.pinned for _, canvas in changed])
+        for _, canvas in changed:
+            canvas.has_new_pins = False
+
+    def _arrange(self, coming: Mapping[int, Canvas], count: int) -> None:
+        """Puts each canvas into its row, which is among the first `count`: at most one copy of all
+        that move, and one of all that begin."""
+        self.version += 1
+        starts = {row: canvas.prepare() for row, canvas in coming.items() if canvas.place is None}
+        moves = {source: row for row, c in coming.items() if (source := self._row(c)) is not None}
+        moves |= self._make_room(coming.keys() - moves.keys(), count, moves.keys())
+        if moves:
+            self.batch.move(list(moves), list(moves.values()))
+            moved = [self._at(source) for source in moves]
+            for source in moves:
+                self._canvases[source] = None
+            for canvas, row in zip(moved, moves.values(), strict=True):
+                self._seat(row, canvas)
+        for row, canvas in coming.items():
+            if canvas.place is not None and self._row(canvas) is None:
+                self.batch.copy_row(row, *canvas.place)
+                self._seat(row, canvas)
+        if starts:
+            new = [coming[row] for row in starts]
+            draw_first(new)
+            self.batch.begin(list(starts), list(starts.values()), [c.begun for c in new])
+            for row, canvas in zip(starts, new, strict=True):
+                self._seat(row, canvas)
+
+    def _make_room(
+        self, wanted: Collection[int], count: int, leaving: Collection[int]
+    ) -> dict[int, int]:
+        """Where the canvases go that stand in rows that others need: by row, a row after the first
+        `count`. Those for which there is none leave the batch. leaving: rows that become free."""
+        rows = range(count, self.batch.rows)
+        free = iter([row for row in rows if row in leaving or self._at(row) is None])
+        moves = {}
+        for row in wanted:
+            canvas = self._at(row)
+            if canvas is None:
+                continue
+            target = next(free, None)
+            if target is None:
+                self._leave(row, canvas)
+            else:
+                moves[row] = target
+        return moves
+
+    def _row(self, canvas: Canvas) -> int | None:
+        """The row of a canvas in this batch; None where it has none."""
+        place = canvas.place
+        return place[1] if place is not None and place[0] is self.batch else None
+
+    def _at(self, row: int) -> Canvas | None:
+        """The canvas in a row, if the canvas still uses it."""
+        reference = self._canvases[row]
+        canvas = None if reference is None else reference()
+        return canvas if canvas is not None and self._row(canvas) == row else None
+
+    def _seat(self, row: int, canvas: Canvas | None) -> None:
+        self._canvases[row] = None if canvas is None else weakref.ref(canvas)
+        if canvas is not None:
+            canvas.place = self.batch, row
+
+    def _leave(self, row: int, canvas: Canvas) -> None:
+        """The canvas of a row takes its state out of the batch."""
+        alone = self._allocate(1)
+        alone.copy_row(0, self.batch, row)
+        canvas.place = alone, 0
+        self._canvases[row] = None
+
+    def _grow(self, rows: int) -> None:
+        larger = self._allocate(max(rows, 2 * self.batch.rows))
+        larger.take_over(self.batch)
+        canvases = [self._at(row) for row in range(self.batch.rows)]
+        self.batch = larger
+        self._canvases = [None] * larger.rows
+        for row, canvas in enumerate(canvases):
+            self._seat(row, canvas)
+        self.version += 1
+
+    def _allocate(self, rows: int) -> StepBatch:
+        width, history = self._key.width, self._key.history
+        return StepBatch.allocate(rows, width, history, self._hidden, self._dtype, self._device)

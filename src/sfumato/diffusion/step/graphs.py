@@ -9,10 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, TypeVar
 
-from sfumato.diffusion.step.device_step import DeviceStep, ForwardStep
-from sfumato.diffusion.step.read_forward import ReadForward
 from sfumato.model.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
@@ -39,17 +37,34 @@ PAUSE = 256
 """Steps after a memory shortage before another is captured."""
 
 
-Step = DeviceStep | ForwardStep | ReadForward
+Room = Literal["steps", "reads"]
+"""Graphs of one room push out each other: no number of steps pushes out forwards of reads."""
+
+
+class Step(Protocol):
+    """A function that a graph can hold: it reads and writes tensors of fixed address alone."""
+
+    rows: int
+    width: int
+    room: Room
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether what it works on still exists."""
+        ...
+
+    def run(self) -> None:
+        """Does the work. Has run before it is captured, so that nothing is made for the first time
+        in the capture."""
+        ...
+
+
+Kind = TypeVar("Kind")
 
 
 def most_graphs(rows: int) -> int:
     """How many graphs of steps are kept where batches have room for so many rows."""
     return min(MOST, KINDS * rows)
-
-
-def _most_alike(step: Step, steps: int) -> int:
-    """How many graphs are kept of such as this one; steps: of those that are no reads."""
-    return READS if isinstance(step, ReadForward) else steps
 
 
 class GraphBackend(Protocol):
@@ -77,12 +92,12 @@ class _Record:
 class StepGraphs:
     """Steps, the last used ones, and the replays of those that have been captured.
 
-    Steps of canvases and forwards of reads have room apart: no number of the ones pushes out a
-    graph of the others."""
+    Steps of canvases and forwards of reads have rooms apart."""
 
     def __init__(self, backend: GraphBackend, rows: int) -> None:
         """rows: for how many batches have room."""
-        self._backend, self._most = backend, most_graphs(rows)
+        self._backend = backend
+        self._most: dict[Room, int] = {"steps": most_graphs(rows), "reads": READS}
         self._records: dict[Step, _Record] = {}  # the last used last
         self._pause = 0
 
@@ -91,9 +106,9 @@ class StepGraphs:
         """How many steps have a graph."""
         return sum(record.replay is not None for record in self._records.values())
 
-    def find(self, serves: Callable[[Step], bool]) -> Step | None:
-        """The step that serves."""
-        return next((step for step in self._records if serves(step)), None)
+    def kept(self, kind: type[Kind]) -> list[Kind]:
+        """The steps of a class, the last used last."""
+        return [step for step in self._records if isinstance(step, kind)]
 
     def add(self, step: Step) -> None:
         """Keeps a step, and drops those that have not been used for the longest time, such without
@@ -135,7 +150,7 @@ class StepGraphs:
             return False
         record = self._records[step]
         try:
-            record.replay = self._backend.capture(step.prepare_for_capture())
+            record.replay = self._backend.capture(step.run)
         except Exception as error:
             if is_out_of_memory(error):
                 self.release()
@@ -158,13 +173,9 @@ class StepGraphs:
         """Drops the graph that has not been used for the longest time of those that share room with
         a step's, where there are as many as are kept and the step is used later; whether there is
         room."""
-        alike = {
-            step: record
-            for step, record in self._records.items()
-            if isinstance(step, ReadForward) == isinstance(wanted, ReadForward)
-        }
+        alike = {step: record for step, record in self._records.items() if step.room == wanted.room}
         held = [step for step, record in alike.items() if record.replay is not None]
-        if len(held) < _most_alike(wanted, self._most):
+        if len(held) < self._most[wanted.room]:
             return True
         if next(step for step in alike if step in (wanted, held[0])) is wanted:
             return False

@@ -1,28 +1,198 @@
 """Samplers and stopping rules of one row, applied to all rows of a batch.
 
 Rows with equal rules are a group, and so are rows with built-in rules of one kind whose settings
-differ; `torch.vmap` lifts the rules over the rows of a group.  A rule that cannot be lifted,
-because it reads a tensor's value, is called row by row.  What a rule raises is the fault of its row
-alone; where memory runs out, the step as a whole has failed and may be tried again with fewer rows.
+differ: these become one rule whose settings are tensors, one for each row.  `torch.vmap` lifts the
+rules over the rows of a group.  A rule is tried once, on two rows without content on the host,
+before it meets a step: what happens in a step then says nothing of the rule.  A rule that cannot be
+lifted, because it reads a tensor's value, is called row by row.  What a rule raises is the fault of
+its row alone; where memory runs out, the step as a whole has failed and may be tried again with
+fewer rows.
+
+In a captured step the kinds of rules are fixed, and their settings stand in tensors.  A kind is a
+built-in sampler with a built-in stopping rule, whatever their settings; the two built-in stopping
+rules are one.  A third party's rule belongs to the kind as it is, and with it the number of steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.checks import check_returned
-from sfumato.diffusion.sampler import Sampler, StepView
+from sfumato.diffusion.sampler import EntropyBound, FixedCount, Sampler, StepView, Threshold
 from sfumato.diffusion.step.batch import StepBatch
-from sfumato.diffusion.step.batched_settings import alike, stacked, takes_tensors, with_settings
-from sfumato.diffusion.step.lifting import LiftProbe, tensors_of, view_of
-from sfumato.diffusion.stopping import Stopping
+from sfumato.diffusion.stopping import Never, StableAndConfident, Stopping
 from sfumato.model.head import HeadStats
 from sfumato.model.out_of_memory import is_out_of_memory
+from sfumato.model.to_device import to_device
+from sfumato.ops.online_softmax import TOP
+from sfumato.ops.rows import Settings
+
+Rule = TypeVar("Rule")
+
+SETTINGS: dict[type, tuple[str, ...]] = {
+    EntropyBound: ("bound",),
+    FixedCount: ("count",),
+    Threshold: ("top", "margin"),
+    StableAndConfident: ("stability", "confidence"),
+    Never: (),
+}
+"""The settings of rules that take each of them as a tensor [] too, and do not read `max_steps`."""
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two rules are one: rules of equal settings are, and a rule without an equality of its
+    own equals itself alone."""
+    if one is other:
+        return True
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:  # the equality of a third party's rule
+        return False
+
+
+def takes_tensors(rule: object) -> bool:
+    return type(rule) in SETTINGS
+
+
+def alike(one: object, other: object) -> bool:
+    """Whether one call serves both rules, `max_steps` aside."""
+    return same(one, other) or (type(one) is type(other) and takes_tensors(one))
+
+
+def stacked(rules: Sequence[object], device: torch.device) -> list[Tensor]:
+    """Each setting of rules that are alike, [rows]; none where the rules are one and the same."""
+    first = rules[0]
+    if all(same(first, rule) for rule in rules):
+        return []
+    columns = ([getattr(rule, name) for rule in rules] for name in SETTINGS[type(first)])
+    return [_tensor(values).to(device) for values in columns]
+
+
+def with_settings(rule: Rule, values: Sequence[Tensor]) -> Rule:
+    """The rule with these settings, unchecked; the rule itself where there are none."""
+    if not values:
+        return rule
+    changed = object.__new__(type(rule))
+    for name, value in zip(SETTINGS[type(rule)], values, strict=True):
+        object.__setattr__(changed, name, value)
+    return changed
+
+
+def _tensor(values: Sequence[float]) -> Tensor:
+    """Floats as float32, as torch takes a number beside float32 statistics."""
+    integral = all(isinstance(value, int) for value in values)
+    return torch.tensor(values, dtype=torch.int64 if integral else torch.float32)
+
+
+log = logging.getLogger(__name__)
+
+KEPT = 64
+"""Results of a `LiftProbe`: requests may bring rules without end."""
+
+
+class LiftProbe:
+    """Tries rules, and keeps the results of the last KEPT ones; one result serves rules that are
+    `alike`."""
+
+    def __init__(self) -> None:
+        self._results: list[tuple[object, bool]] = []
+
+    def lifts(self, canvas: Canvas, batch: StepBatch) -> bool:
+        """Whether both rules of a canvas can be lifted. Logs each that cannot, once."""
+        sampler, stopping, max_steps = (
+            canvas.config.sampler,
+            canvas.config.stopping,
+            canvas.config.max_steps,
+        )
+        assert sampler and stopping and max_steps
+
+        def of(rule: Sampler | Stopping, call: Callable[[StepView], Tensor]) -> bool:
+            # What needs logits is given its rows one by one in any case.
+            if getattr(rule, "needs_logits", False):
+                return False
+            for known, result in self._results:
+                if alike(known, rule):
+                    return result
+            result = _lifts(rule, lambda *values: call(view_of(values, max_steps)), canvas, batch)
+            self._results = [*self._results[1 - KEPT :], (rule, result)]
+            return result
+
+        # A list: both are tried, so that both are logged.
+        return all([of(sampler, sampler.accept), of(stopping, stopping.done)])
+
+
+def _lifts(rule: object, call: Callable[..., Tensor], canvas: Canvas, batch: StepBatch) -> bool:
+    try:
+        with torch.device("cpu"), torch.no_grad():
+            torch.vmap(call)(*_empty_rows(canvas, batch))
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        log.warning(
+            "%s cannot run on several rows at once and runs row by row: %s",
+            type(rule).__name__,
+            str(error).splitlines()[0] if str(error) else type(error).__name__,
+        )
+        return False
+    return True
+
+
+def _empty_rows(canvas: Canvas, batch: StepBatch) -> list[Tensor]:
+    """Two rows on the host, in the shapes and dtypes of a step."""
+    rows = StepBatch.allocate(
+        2,
+        canvas.length,
+        batch.history.shape[1],
+        batch.soft.shape[2],
+        batch.soft.dtype,
+        torch.device("cpu"),
+    )
+    top_ids = rows.tokens.new_zeros(2, canvas.length, min(TOP, canvas.vocab_size))
+    stats = HeadStats(
+        rows.tokens,
+        rows.tokens,
+        torch.zeros(2, canvas.length),
+        top_ids,
+        torch.zeros(top_ids.shape),
+        rows.soft,
+    )
+    pinned = rows.pinned < 0
+    view = StepView(rows.step + 1, 0, rows.tokens, stats, rows.history, pinned, rows.unchanged)
+    return tensors_of(view, canvas.length)
+
+
+def tensors_of(view: StepView, length: int) -> list[Tensor]:
+    """The tensors of a view of rows, cut to the canvas's length, in the order of `view_of`."""
+    stats = view.stats
+    by_position = (
+        view.tokens,
+        stats.argmax,
+        stats.drawn,
+        stats.entropy,
+        stats.top_ids,
+        stats.top_probs,
+        stats.soft,
+        view.pinned,
+    )
+    cut = by_position if view.pinned.shape[1] == length else [t[:, :length] for t in by_position]
+    return [view.step, view.unchanged, view.history[..., :length], *cut]
+
+
+def view_of(values: Sequence[Tensor], max_steps: int) -> StepView:
+    """The view whose tensors these are."""
+    step, unchanged, history, tokens, argmax, drawn, entropy, top_ids, top_probs, soft, pinned = (
+        values
+    )
+    stats = HeadStats(argmax, drawn, entropy, top_ids, top_probs, soft)
+    return StepView(step, max_steps, tokens, stats, history, pinned, unchanged)
 
 
 @dataclass(frozen=True)
@@ -103,44 +273,56 @@ class Decision:
     errors: dict[int, Exception]  # by row: what its rules raised
 
 
-def apply_rules(
-    groups: Sequence[RuleGroup], view: StepView, extra: Mapping[int, HeadStats]
-) -> Decision:
-    """Applies the rules. Raises where memory runs out.
+class Rules(Protocol):
+    """The rules of all rows of a batch."""
 
-    view: of all rows, each tensor with a leading axis [R]; its max_steps does not count. extra: of
-    rows whose statistics hold more than the batch's (scores, more than TOP tokens), their own; the
-    rules of these rows are called row by row.
-    """
-    rows, width = view.pinned.shape
-    if len(groups) == 1 and rows > 1 and not extra and groups[0].length == width:
-        results = _lifted(groups[0], view)
-        if results is not None:
-            return Decision(*results, {})
-    accepted = torch.zeros_like(view.pinned)
-    stop = torch.zeros_like(view.pinned[:, 0])
-    errors: dict[int, Exception] = {}
-    for group in groups:
-        single: Sequence[int] = [row for row in group.rows if row in extra]
-        # All rows of the group are lifted, so that the shapes do not depend on which are single.
-        results = _lifted(group, view) if len(group.rows) - len(single) > 1 else None
-        if results is None:
-            single = group.rows
-        elif group.index is None:
-            accepted[:, : group.length], stop[:] = results
-        else:
-            accepted[:, : group.length].index_copy_(0, group.index, results[0])
-            stop.index_copy_(0, group.index, results[1])
-        for row in single:
-            rules = group.rules[group.rows.index(row)]
-            try:
-                one = _row(view, row, group.length, rules.max_steps, extra.get(row))
-                accepted[row, : group.length], stop[row] = _apply(rules, one)
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise
-                errors[row] = error
-    return Decision(accepted, stop, errors)
+    def decide(self, view: StepView, extra: Mapping[int, HeadStats]) -> Decision:
+        """Applies the rules. Raises where memory runs out.
+
+        view: of all rows, each tensor with a leading axis [R]; its max_steps does not count.
+        extra: of rows whose statistics hold more than the batch's (scores, more than TOP tokens),
+        their own."""
+        ...
+
+
+@dataclass(frozen=True)
+class GroupedRules:
+    """Rules of rows whatever they are; those of rows with statistics of their own are called row by
+    row."""
+
+    groups: tuple[RuleGroup, ...]
+
+    def decide(self, view: StepView, extra: Mapping[int, HeadStats]) -> Decision:
+        """See `Rules`."""
+        rows, width = view.pinned.shape
+        if len(self.groups) == 1 and rows > 1 and not extra and self.groups[0].length == width:
+            results = _lifted(self.groups[0], view)
+            if results is not None:
+                return Decision(*results, {})
+        accepted = torch.zeros_like(view.pinned)
+        stop = torch.zeros_like(view.pinned[:, 0])
+        errors: dict[int, Exception] = {}
+        for group in self.groups:
+            single: Sequence[int] = [row for row in group.rows if row in extra]
+            # All rows of the group are lifted: the shapes do not depend on which are single.
+            results = _lifted(group, view) if len(group.rows) - len(single) > 1 else None
+            if results is None:
+                single = group.rows
+            elif group.index is None:
+                accepted[:, : group.length], stop[:] = results
+            else:
+                accepted[:, : group.length].index_copy_(0, group.index, results[0])
+                stop.index_copy_(0, group.index, results[1])
+            for row in single:
+                rules = group.rules[group.rows.index(row)]
+                try:
+                    one = _row(view, row, group.length, rules.max_steps, extra.get(row))
+                    accepted[row, : group.length], stop[row] = _apply(rules, one)
+                except Exception as error:
+                    if is_out_of_memory(error):
+                        raise
+                    errors[row] = error
+        return Decision(accepted, stop, errors)
 
 
 def _apply(rules: RowRules, view: StepView) -> tuple[Tensor, Tensor]:
@@ -201,3 +383,113 @@ def lift(
 
     accepted, stop = torch.vmap(of_one)(tensors, settings)
     return accepted, stop
+
+
+WHOLE = {"count", "stability"}
+"""Settings that are whole numbers; the others are float32."""
+
+NEVER = {"stability": 0, "confidence": float("-inf")}
+"""The settings with which `StableAndConfident` is `Never`: no mean entropy is less."""
+
+KERNEL_KIND = EntropyBound, StableAndConfident
+"""The one kind of which `settings` tells."""
+
+
+class StaticRules:
+    """The rules of R rows of width W, at fixed addresses."""
+
+    def __init__(self, kinds: Sequence[RowRules], rows: int, device: torch.device) -> None:
+        """kinds: rules of which no two are alike."""
+        self.kinds = tuple(kinds)
+        self._columns = [_columns(kind) for kind in self.kinds]
+        names = [name for columns in self._columns for names in columns for name in names]
+        # The row's kind comes first.
+        self._integers = torch.zeros(
+            1 + sum(name in WHOLE for name in names), rows, dtype=torch.int64, device=device
+        )
+        self._floats = torch.zeros(sum(name not in WHOLE for name in names), rows, device=device)
+
+    @classmethod
+    def kinds_of(cls, rules: Sequence[RowRules]) -> list[RowRules]:
+        """The first rules of each kind."""
+        kinds: list[RowRules] = []
+        for each in map(_general, rules):
+            if not any(each.alike(kind) for kind in kinds):
+                kinds.append(each)
+        return kinds
+
+    @property
+    def settings(self) -> Settings | None:
+        """Those of all rows where `EntropyBound` decides in each with a built-in stopping rule."""
+        if [(type(kind.sampler), type(kind.stopping)) for kind in self.kinds] != [KERNEL_KIND]:
+            return None
+        return Settings(self._floats[0], self._integers[1], self._floats[1])
+
+    def serves(self, kinds: Sequence[RowRules]) -> bool:
+        """Whether these are its kinds, in any order."""
+        return len(kinds) == len(self.kinds) and all(
+            any(kind.alike(own) for own in self.kinds) for kind in kinds
+        )
+
+    def write(self, rules: Sequence[RowRules | None]) -> None:
+        """Takes over the rules of the rows; None for a row whose rules do not count."""
+        numbers = [self._kind(each) for each in rules]
+        integers, floats = [numbers], []  # type: tuple[list[list[int]], list[list[float]]]
+        for index, (kind, columns) in enumerate(zip(self.kinds, self._columns, strict=True)):
+            # Rows of other kinds take this kind's own settings: results of theirs do not count.
+            own = [
+                each if each is not None and number == index else kind
+                for each, number in zip(rules, numbers, strict=True)
+            ]
+            for part, names in zip(("sampler", "stopping"), columns, strict=True):
+                for name in names:
+                    values = [_setting(getattr(each, part), name) for each in own]
+                    (integers if name in WHOLE else floats).append(values)
+        device = self._integers.device
+        self._integers.copy_(to_device(torch.tensor(integers, dtype=torch.int64), device))
+        if floats:
+            self._floats.copy_(to_device(torch.tensor(floats, dtype=torch.float32), device))
+
+    def _kind(self, rules: RowRules | None) -> int:
+        if rules is None:
+            return 0
+        general = _general(rules)
+        return next(index for index, kind in enumerate(self.kinds) if general.alike(kind))
+
+    def decide(
+        self, view: StepView, extra: Mapping[int, HeadStats] = MappingProxyType({})
+    ) -> Decision:
+        """What the rules say. Every kind is applied to all rows, and each row has its own's.
+        extra: nothing, as no row of a captured step has statistics of its own."""
+        assert not extra
+        tensors = tensors_of(view, view.pinned.shape[1])
+        (row_kind, *integers), floats = self._integers.unbind(), list(self._floats.unbind())
+        accepted = torch.zeros_like(view.pinned)
+        stop = torch.zeros_like(view.pinned[:, 0])
+        for index, (kind, columns) in enumerate(zip(self.kinds, self._columns, strict=True)):
+            settings: list[list[Tensor]] = [
+                [(integers if name in WHOLE else floats).pop(0) for name in names]
+                for names in columns
+            ]
+            own_accepted, own_stop = lift(kind, (settings[0], settings[1]), tensors)
+            mine = row_kind == index
+            accepted = torch.where(mine[:, None], own_accepted, accepted)
+            stop = torch.where(mine, own_stop, stop)
+        return Decision(accepted, stop, {})
+
+
+def _general(rules: RowRules) -> RowRules:
+    """The rules with a stopping rule of which `Never` is a case, in place of `Never`."""
+    if type(rules.stopping) is not Never:
+        return rules
+    return replace(rules, stopping=StableAndConfident())
+
+
+def _setting(rule: object, name: str) -> Any:
+    return NEVER[name] if type(rule) is Never else getattr(rule, name)
+
+
+def _columns(kind: RowRules) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the settings that are tensors, of sampler and stopping rule; a third party's
+    rule has none."""
+    return SETTINGS.get(type(kind.sampler), ()), SETTINGS.get(type(kind.stopping), ())

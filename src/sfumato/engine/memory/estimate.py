@@ -17,7 +17,7 @@ import torch
 from sfumato import ops
 from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.step.batch import WIDTHS, StepBatch, width_for
-from sfumato.diffusion.step.read_forwards import most_rows, room_tokens
+from sfumato.diffusion.step.reads import most_rows, room_tokens
 from sfumato.engine.engine_config import TURN, EngineConfig
 from sfumato.engine.memory import kernel_memory
 from sfumato.engine.memory.device_overhead import held_bytes, overhead_bytes

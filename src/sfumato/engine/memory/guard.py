@@ -105,9 +105,11 @@ def check(
     usable = int(budget.nbytes * (1 - margin))
     if need > usable:
         raise EngineError(
+            None,
             f"{what} needs {_size(need)}, and of {_size(budget.nbytes)} ({budget.source}) a margin "
-            f"of {margin:.0%} leaves {_size(usable)}; lower --slots, --context or "
-            f"--snapshot-memory, or free some memory{advice(need - usable)}"
+            f"of {margin:.0%} leaves {_size(usable)}",
+            "lower --slots, --context or --snapshot-memory, or free some "
+            f"memory{advice(need - usable)}",
         )
     return usable - need
 

@@ -18,13 +18,13 @@ from itertools import zip_longest
 
 import numpy as np
 
-from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
 from sfumato.engine.memory.guard import MemoryGuard
 from sfumato.model.cache import Slot, Snapshot, snapshot_bytes
 from sfumato.model.network import Network
 from sfumato.model.out_of_memory import is_out_of_memory
+from sfumato.refused import TooLarge
 
 Lacks = Callable[[Sequence[int], int | None], str | None]
 """Why larger slots of so many positions, all of them together, do not go beside what was allocated
@@ -282,9 +282,10 @@ class SlotPool:
         """Refuses what no slot can ever hold."""
         if self._strict:
             raise TooLarge(
-                f"the request exceeds the available context size: it needs a context of {need:,} "
-                f"tokens and slots have {self._context:,}; raise --context, ask for fewer "
-                "tokens, or allow larger slots (strict is set)",
+                None,
+                "the request exceeds the available context size: it needs a context of "
+                f"{need:,} tokens and slots have {self._context:,}",
+                "raise --context, ask for fewer tokens, or allow larger slots (strict is set)",
                 context=self._context,
             )
         if (lack := self._lacks([need], None)) is not None:
@@ -292,9 +293,11 @@ class SlotPool:
 
     def _too_large(self, need: int, lack: str | None) -> TooLarge:
         return TooLarge(
-            f"the request exceeds the available context size: it needs a context of {need:,} "
-            f"tokens, slots have {self._context:,}; a larger one {lack or 'finds no room'}; lower "
-            "--slots, --context or --snapshot-memory, or ask for fewer tokens",
+            None,
+            "the request exceeds the available context size: it needs a context of "
+            f"{need:,} tokens, slots have {self._context:,}; a larger one "
+            f"{lack or 'finds no room'}",
+            "lower --slots, --context or --snapshot-memory, or ask for fewer tokens",
             context=self._context,
         )
 
@@ -432,6 +435,8 @@ def make_pool(network: Network, config: EngineConfig, guard: MemoryGuard) -> Slo
         if not is_out_of_memory(error):
             raise
         raise EngineError(
+            None,
             f"the memory does not hold {c.slots} slots of {c.context:,} tokens "
-            f"({guard.prediction.slots:,} bytes); lower --slots or --context"
+            f"({guard.prediction.slots:,} bytes)",
+            "lower --slots or --context",
         ) from error

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 
 from sfumato.api import Model
 from sfumato.diffusion.constraints.read import PIECE
-from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.circuit import Circuit
 from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.engine_config import EngineConfig
@@ -32,6 +31,7 @@ from sfumato.engine.request import (
     make_prompt,
 )
 from sfumato.engine.row import Row
+from sfumato.refused import Refused, TooLarge
 from sfumato.tasks.works import Prompt
 
 
@@ -104,8 +104,9 @@ class Submission:
         longest = claim.beside
         if longest > PIECE and (lack := self._lacks([longest], None)) is not None:
             raise TooLarge(
-                f"questions: the longest has {longest:,} tokens, and what is kept of them {lack}; "
-                "shorten it, or lower --slots or --context"
+                "questions",
+                f"the longest has {longest:,} tokens, and what is kept of them {lack}",
+                "shorten it, or lower --slots or --context",
             )
 
     def _put(self, request: AnyRequest, job: Job, handle: AnyHandle, since: float) -> None:
@@ -132,6 +133,8 @@ class Submission:
             kind, message = explain(error)
             own_fault = self._has_died() and isinstance(error, EngineDead)
             self._report(request, Failed("internal" if own_fault else kind, message))
+            if isinstance(error, Refused):
+                error.recorded = request.id
             raise
 
     def waiting(self) -> int:

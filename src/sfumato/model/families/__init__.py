@@ -21,7 +21,7 @@ from sfumato.model.families.family import (
 from sfumato.ops.cpu.mapped_files import watch
 from sfumato.weights.checkpoint import Checkpoint, open_with
 from sfumato.weights.errors import CheckpointError, quoted
-from sfumato.weights.locate import Kind
+from sfumato.weights.files.locate import Kind
 from sfumato.weights.names import TensorNames
 
 __all__ = [

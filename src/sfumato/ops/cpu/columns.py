@@ -13,8 +13,7 @@ from torch import Tensor
 
 from sfumato.ops.cpu import library
 from sfumato.ops.cpu.panels import PackedTensor
-from sfumato.ops.reference import Weight
-from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.formats import QuantizedTensor, Weight
 
 KIND = 8  # SF_SIGNED_BYTES of csrc/sfumato.h
 
@@ -48,4 +47,4 @@ def pack_columns(weight: QuantizedTensor, spare: Tensor | None = None) -> Packed
         *("sf_pack_columns", kernels.level, weight.format.ggml_type, data.data_ptr()),
         *(rows, columns, out.data_ptr()),
     )
-    return PackedTensor(out, KIND, weight.format.name, (columns, rows), "int8")
+    return PackedTensor(out, KIND, weight.format, (columns, rows), "int8")

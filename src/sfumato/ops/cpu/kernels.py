@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from sfumato.ops.cpu import library
-from sfumato.ops.cpu.panels import PackedTensor
+from sfumato.ops.cpu.panels import PackedTensor, knows
 from sfumato.ops.online_softmax import BLOCK, TOP, Bans, SoftmaxState
-from sfumato.ops.registry import BLOCKS, PANELS, twin
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.ops.registry import PANELS, twin
+from sfumato.weights.formats import BLOCKS, QuantizedTensor
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """What activations may be, by their number in the library."""
@@ -80,7 +80,7 @@ def experts(
 
 @twin(
     *("dense", "cpu", BLOCKS),
-    serves=lambda weight, *_: library.kernels is not None and weight.format.name in BLOCK_FORMATS,
+    serves=lambda weight, *_: library.kernels is not None and knows(weight.format),
     refusal=library.refusal,
     note="quantized weights",
 )

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from sfumato.ops.cpu import library
-from sfumato.ops.reference import Weight
-from sfumato.ops.registry import PANELS, register_form
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.ops.registry import PANELS
+from sfumato.weights.formats import BLOCKS, FORMATS, Format, QuantizedTensor, Stored, Weight
+from sfumato.weights.formats.weight import in_steps_of_1
 
 ACTIVATIONS = ("int8", "bf16")
 """What the other factor of a product is rounded to, by its number in the library: int8 in blocks of
@@ -30,46 +31,32 @@ that, so that an error under it is hidden. Of normal numbers it is 5e-3 and 1.6e
 
 SMALL = 1 << 16  # elements; a smaller bfloat16 matrix is multiplied as quickly by torch
 
-_TYPES = {name: block.ggml_type for name, block in BLOCK_FORMATS.items()} | {"BF16": 30}
 
-
-@dataclass(frozen=True)
-class PackedTensor:
+@dataclass(frozen=True, repr=False)
+class PackedTensor(Stored):
     """A matrix in panels, or several of one size, stacked.
 
     data: uint8 [*shape[:-2], bytes of one matrix]; kind: the panels' number in the library;
-    format: of the blocks that were packed, or "BF16"; shape: in elements.
+    format: of what was packed; shape: in elements.
     """
 
     data: Tensor
     kind: int
-    format: str
+    format: Format
     shape: tuple[int, ...]
     activations: str
+    form = PANELS
 
     @property
     def mode(self) -> int:
         """The activations' number in the library."""
         return ACTIVATIONS.index(self.activations)
 
-    @property
-    def device(self) -> torch.device:
-        return self.data.device
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the panels."""
-        return self.data.numel()
-
-    def __getitem__(self, index: int | slice) -> PackedTensor:
-        """A matrix, or a range (step 1) of them, without a copy.
-
-        Raises IndexError for a matrix out of range, ValueError for a step and for a single matrix.
-        """
+    def __getitem__(self, index: int | slice, /) -> PackedTensor:
+        """A matrix, or a range (step 1) of them, without a copy."""
         if len(self.shape) < 3:
             raise ValueError("the rows of a packed matrix do not lie apart: dequantize first")
-        if isinstance(index, slice) and index.step not in (None, 1):
-            raise ValueError(f"matrices are taken in steps of 1, not {index.step}")
+        in_steps_of_1(index, "matrices")
         data = self.data[index]
         shape = (*data.shape[:-1], *self.shape[-2:])
         return PackedTensor(data, self.kind, self.format, shape, self.activations)
@@ -87,10 +74,7 @@ class PackedTensor:
         return out.to(dtype)
 
     def __repr__(self) -> str:
-        return f"PackedTensor({self.format}, {self.shape}, {self.activations})"
-
-
-register_form(PackedTensor, PANELS)
+        return f"PackedTensor({self.format.name}, {self.shape}, {self.activations})"
 
 
 def packs(format: str, shape: tuple[int, ...], device: torch.device) -> bool:
@@ -101,12 +85,15 @@ def packs(format: str, shape: tuple[int, ...], device: torch.device) -> bool:
         return False
     if format == "BF16":
         return kernels.bf16 and math.prod(shape) >= SMALL
-    return format in BLOCK_FORMATS
+    return knows(FORMATS[format])
 
 
-def pack(
-    weight: Tensor | QuantizedTensor, activations: str, is_dense: bool | None = None
-) -> Tensor | QuantizedTensor | PackedTensor:
+def knows(format: Format) -> bool:
+    """Whether the library, which is there, unpacks the blocks of a format."""
+    return format.form == BLOCKS and _kind(format) >= 0
+
+
+def pack(weight: Weight, activations: str, is_dense: bool | None = None) -> Weight:
     """The weight in panels where that serves (see `packs`), else the same.
 
     `activations` are for the products with blocks; those with bfloat16 take bfloat16, and so do
@@ -120,7 +107,7 @@ def pack(
         raise ValueError(f"activations: {activations!r} is none of {', '.join(ACTIVATIONS)}")
     if isinstance(weight, QuantizedTensor):
         data, format = weight.data, weight.format.name
-    elif weight.dtype == torch.bfloat16:
+    elif isinstance(weight, Tensor) and weight.dtype == torch.bfloat16:
         data, format, activations = weight, "BF16", "bf16"
     else:
         return weight
@@ -138,10 +125,10 @@ def panels(data: Tensor, format: str, shape: tuple[int, ...], activations: str) 
     out = torch.empty(*shape[:-2], packed_bytes(format, shape[-2:]), dtype=torch.uint8)
     kernels = library.loaded()
     kernels.run(
-        *("sf_pack", kernels.level, _TYPES[format], data.data_ptr()),
+        *("sf_pack", kernels.level, FORMATS[format].ggml_type, data.data_ptr()),
         *(matrices, rows, columns, out.data_ptr()),
     )
-    return PackedTensor(out, _kind(format), format, shape, activations)
+    return PackedTensor(out, _kind(FORMATS[format]), FORMATS[format], shape, activations)
 
 
 def rounding(weight: Weight, dtype: torch.dtype) -> float:
@@ -158,14 +145,17 @@ def rounding(weight: Weight, dtype: torch.dtype) -> float:
 def packed_bytes(format: str, shape: tuple[int, ...]) -> int:
     """Bytes of the panels of such a weight."""
     matrices, rows, columns = _sizes(shape)
-    each: int = library.loaded().code.sf_panel_bytes(_kind(format), rows, columns)
+    each: int = library.loaded().code.sf_panel_bytes(_kind(FORMATS[format]), rows, columns)
     assert each >= 0, f"{format} {shape}: cannot be packed"
     return matrices * each
 
 
-def _kind(format: str) -> int:
-    kind: int = library.loaded().code.sf_kind(_TYPES[format])
-    assert kind >= 0, f"{format}: the library does not know it"
+@cache
+def _kind(format: Format) -> int:
+    """The number of the panels of a format; negative where the library does not know it."""
+    if format.ggml_type is None:
+        return -1
+    kind: int = library.loaded().code.sf_kind(format.ggml_type)
     return kind
 
 

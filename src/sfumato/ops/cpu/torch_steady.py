@@ -16,9 +16,9 @@ from torch import Tensor
 from sfumato.ops import reference
 from sfumato.ops.attention_reference import KEYS, Causal, attention, joined
 from sfumato.ops.online_softmax import Bans, SoftmaxState, scored, take
-from sfumato.ops.reference import ROWS, Weight
+from sfumato.ops.reference import ROWS
 from sfumato.ops.registry import TORCH, choose, form_of, twin
-from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.formats import Weight
 
 LARGE_TILE, EXPERT_TILE = 256, 16
 """Rows of every product with a large weight, and with a large one of an expert; ROWS with a small
@@ -43,9 +43,8 @@ the C library keeps their memory for the next ones."""
 
 def _dense(weight: Weight, dtype: torch.dtype, spare: Tensor | None = None) -> Tensor:
     """The weight in floats; spare: memory that may be taken for them."""
-    device = getattr(weight, "device", torch.device("cpu"))
     given = weight, dtype, spare
-    floats: Tensor = choose("dense", device, form_of(weight), *given)(*given)
+    floats: Tensor = choose("dense", weight.device, form_of(weight), *given)(*given)
     return floats
 
 
@@ -77,10 +76,10 @@ def geglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 @twin("embed", "cpu", backend=TORCH)
-def embed(ids: Tensor, weight: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:
+def embed(ids: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
     """See `ops.embed`."""
-    if isinstance(weight, QuantizedTensor):
-        rows = _dense(weight.index_select(ids.reshape(-1)), dtype)
+    if not isinstance(weight, Tensor):
+        rows = _dense(weight.index_select(0, ids.reshape(-1)), dtype)
         return rows.view(*ids.shape, weight.shape[-1])
     return reference.embed.reference(ids, weight, dtype)
 
@@ -164,7 +163,7 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: We
 
 
 @twin("own_scores", "cpu", backend=TORCH)
-def own_scores(hidden: Tensor, weight: Tensor | QuantizedTensor, ids: Tensor) -> Tensor:
+def own_scores(hidden: Tensor, weight: Weight, ids: Tensor) -> Tensor:
     """See `ops.own_scores`. Gathers at most GATHERED rows at a time."""
     if len(ids) == 1:  # torch multiplies one pair of matrices otherwise than several
         return own_scores(hidden.expand(2, -1), weight, ids.expand(2, -1))[:1]
@@ -178,12 +177,12 @@ def own_scores(hidden: Tensor, weight: Tensor | QuantizedTensor, ids: Tensor) ->
     return out
 
 
-def _gathered(weight: Tensor | QuantizedTensor, ids: Tensor, room: Tensor) -> Tensor:
+def _gathered(weight: Weight, ids: Tensor, room: Tensor) -> Tensor:
     """Rows of the embedding: ids int64 [n] → [n, hidden] in the dtype of `room` [n or more,
     hidden], and there if that can be."""
     spare = room[: len(ids)]
     if not isinstance(weight, Tensor):
-        return _dense(weight.index_select(ids), spare.dtype, spare)
+        return _dense(weight.index_select(0, ids), spare.dtype, spare)
     if weight.dtype == spare.dtype:
         return torch.index_select(weight, 0, ids, out=spare)
     return weight.index_select(0, ids).to(spare.dtype)

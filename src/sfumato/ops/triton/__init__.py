@@ -36,7 +36,7 @@ from sfumato.ops.triton.scaled import KINDS, scaled_name, scaled_names
 from sfumato.ops.triton.scaled import OPERATIONS as SCALED_OPERATIONS
 from sfumato.ops.triton.self_test import KernelTwin
 from sfumato.ops.triton.tiles import slower
-from sfumato.weights.scaled import ScaledTensor
+from sfumato.weights.formats import ScaledTensor
 
 __all__ = ["prepare", "serves_planes", "serves_scaled", "serving", "twins"]
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.tiles import tile_for
 from sfumato.ops.triton.weights import product
-from sfumato.weights.scaled import CODES, LEAST, MOST, Kind, ScaledTensor
+from sfumato.weights.formats import CODES, LEAST, MOST, Kind, ScaledTensor
 
 FP8_CODES = tl.constexpr(0)
 INT8_CODES = tl.constexpr(1)

@@ -29,7 +29,7 @@ from sfumato.ops.triton.interpreter import patch_once
 from sfumato.ops.triton.planes import LAYOUTS
 from sfumato.ops.triton.targets import has_copy_engine
 from sfumato.ops.triton.tiles import Tile
-from sfumato.weights.blocks import KNOWN_FORMATS
+from sfumato.weights.formats import FORMATS
 
 MODULES = (
     *("attention", "cache_write", "experts", "head", "heads", "linear", "listed", "noise"),
@@ -96,7 +96,7 @@ class Kernel:
         return [name.removesuffix(": ") for name in names if self._divides(name)]
 
     def _divides(self, name: str) -> bool:
-        block = KNOWN_FORMATS[name.partition(": ")[0]].block_size
+        block = FORMATS[name.partition(": ")[0]].block_size
         return bool(self.columns) and self.as_variant(name).sizes[self.columns] % block == 0
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 
 from sfumato.ops.triton.targets import architecture
-from sfumato.weights.scaled import MOST, Kind, ScaledTensor
+from sfumato.weights.formats import MOST, Kind, ScaledTensor
 
 KINDS: tuple[Kind, ...] = ("FP8", "INT8")
 OPERATIONS = ("experts", "linear")

@@ -37,8 +37,8 @@ from sfumato.ops.triton.self_test import (
 )
 from sfumato.ops.triton.tiles import tile_for
 from sfumato.ops.triton.weights import as_descriptor
-from sfumato.weights.scaled import Kind, ScaledTensor
-from sfumato.weights.scaled import round_rows as rounded
+from sfumato.weights.formats import Kind, ScaledTensor
+from sfumato.weights.formats import round_rows as rounded
 
 
 @triton.jit(do_not_specialize=["tokens"])

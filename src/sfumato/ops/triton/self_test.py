@@ -21,40 +21,13 @@ from sfumato.ops.triton.kernel import installed, interpreting, runs_nothing
 from sfumato.ops.triton.planes import LAYOUTS, PlaneTensor, to_planes
 from sfumato.ops.triton.targets import architecture
 from sfumato.ops.triton.tiles import slower
-from sfumato.weights.blocks import KNOWN_FORMATS, QuantizedTensor
+from sfumato.weights.formats import FORMATS, QuantizedTensor
 
 if TYPE_CHECKING:
     from sfumato.ops.triton.noted import Noted
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-_HALVES = dict.fromkeys(KNOWN_FORMATS, (0,)) | {
-    **dict.fromkeys(("Q5_1", "Q4_K", "Q5_K"), (0, 2)),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q6_K": (208,),
-    "NVFP4": (),
-}
-"""At which bytes of a block its float16 numbers stand, or its bfloat16 one."""
-_SIZES = {
-    "Q4_0": 0.2,
-    "Q5_0": 0.1,
-    "Q5_1": 0.1,
-    "Q8_0": 0.013,
-    "Q2_K": 0.09,
-    "Q3_K": 0.024,
-    "Q4_K": 0.004,
-    "Q5_K": 0.002,
-    "Q6_K": 0.0007,
-    "IQ3_XXS": 0.008,
-    "IQ3_S": 0.007,
-    "IQ4_NL": 0.015,
-    "IQ4_XS": 0.0008,
-    "NVFP4": 0.35,
-    "INT4": 0.2,
-}
-"""What they are for random codes that make numbers of about 1."""
 
 LOSS = "; a row's bits then depend on the other rows"
 """What an operation loses where torch's products serve it, which choose their sums by the shape."""
@@ -253,25 +226,24 @@ def random_like(
 def random_planes(device: torch.device, format: str, *shape: int) -> PlaneTensor:
     """A weight in planes of any codes, whose numbers are about columns^-½; the same in every
     process."""
-    block = KNOWN_FORMATS[format]
-    width = shape[-1] // block.block_size * block.block_bytes
+    block, layout = FORMATS[format], LAYOUTS[format]
     random = torch.Generator().manual_seed(shape[0])
+    width, size = block.row_width(shape[-1]), layout.unit * shape[-1] ** -0.5
     data = torch.randint(256, (*shape[:-1], width), generator=random, dtype=torch.uint8)
-    blocks, wide = data.view(-1, block.block_bytes), LAYOUTS[format].wide
-    if format == "NVFP4":  # scales of groups from 0.5 to 1.9, and one for the matrix
+    blocks = data.view(-1, block.block_bytes)
+    if layout.floats:  # scales of groups from 0.5 to 1.9, and one for the matrix
         blocks[:, 4:8] = 0x30 + blocks[:, 4:8] % 16
-        own = torch.tensor([_SIZES[format] * shape[-1] ** -0.5])
-        blocks[:, :4] = own.view(torch.uint8)
-    for at in _HALVES[format]:
-        halves = (0.5 + torch.rand(len(blocks), 1, generator=random)) * _SIZES[format]
-        halves = (halves * shape[-1] ** -0.5).to(torch.bfloat16 if wide else torch.float16)
+        blocks[:, :4] = torch.tensor([size]).view(torch.uint8)
+    for at in layout.halves:
+        halves = (0.5 + torch.rand(len(blocks), 1, generator=random)) * size
+        halves = halves.to(torch.bfloat16 if layout.wide else torch.float16)
         blocks[:, at : at + 2] = halves.view(torch.uint8)
     return to_planes(QuantizedTensor(data.to(device), block, shape))
 
 
 def whole_blocks(format: str, columns: int) -> int:
     """Columns, rounded up to whole blocks of a format."""
-    size = KNOWN_FORMATS[format].block_size
+    size = FORMATS[format].block_size
     return -(-columns // size) * size
 
 

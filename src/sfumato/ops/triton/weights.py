@@ -11,13 +11,13 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from sfumato.weights.blocks import FP4_VALUES, IQ4_VALUES
+from sfumato.weights.formats.iq4_nl import IQ4_VALUES
+from sfumato.weights.formats.nvfp4 import FP4_VALUES
 
 BF16 = tl.constexpr(0)
 """Numbers as they are, in the weight's dtype. Any other FORMAT is the number of a layout of planes;
 see `planes.Layout`."""
 SUPER = tl.constexpr(256)  # as in `planes`
-_GRID_BYTES = tl.constexpr(1024)  # of the grid of IQ3_XXS; that of IQ3_S has twice as many
 _E2M1 = tl.constexpr(sum(int(2 * size) << 4 * at for at, size in enumerate(FP4_VALUES)))
 _BYTES = np.array(IQ4_VALUES, np.int8).view(np.int64)
 _TABLE_LOW, _TABLE_HIGH = (tl.constexpr(int(word)) for word in _BYTES)
@@ -79,10 +79,8 @@ def plane_rows(
     TWO_LEVELS: tl.constexpr = FORMAT // 32 % 2
     MINIMA: tl.constexpr = FORMAT // 64 % 2
     TABLE: tl.constexpr = FORMAT // 128 % 2
-    if FORMAT // 512 % 2:
-        return _float_rows(weight, at, known, column, rows, COLUMNS, OUT, IN)
     if FORMAT // 256 % 2:
-        return _grid_rows(weight, at, known, column, rows, COLUMNS, OUT, IN, BITS)
+        return _float_rows(weight, at, known, column, rows, COLUMNS, OUT, IN)
     many = tl.cast(rows, tl.int64)
     if BITS == 8:
         stored = _plane(weight, at, known, column, COLUMNS, IN, tl.uint8)
@@ -117,7 +115,7 @@ def plane_rows(
             base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
             value = value - spread(base.to(tl.float32) * least, OUT, IN)
     else:
-        scale = _scales(scales, at, known, group, GROUPS, IN // GROUP, FORMAT // 1024)
+        scale = _scales(scales, at, known, group, GROUPS, IN // GROUP, FORMAT // 512)
         value = spread(scale, OUT, IN) * value
         if MINIMA:
             minima = scales + many * (GROUPS * 2)
@@ -140,44 +138,6 @@ def _float_rows(
     scale = e4m3_value(_plane(scales, at, known, column // 16, GROUPS, IN // 16, tl.uint8))
     own = _plane(scales + many * GROUPS, at, known, column * 0, 1, 1, tl.float32)
     return spread(scale * own, OUT, IN) * value
-
-
-@triton.jit
-def _grid_rows(
-    weight: tl.tensor, at: tl.tensor, known: tl.tensor, column: tl.tensor, rows: tl.tensor,
-    COLUMNS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, BITS: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """As `plane_rows`, of planes behind a grid of 256 places (BITS 2) or of 512 (BITS 3)."""
-    many = tl.cast(rows, tl.int64)
-    FOURS: tl.constexpr = COLUMNS // 4
-    low = weight + _GRID_BYTES * (BITS - 1)
-    place = _plane(low, at, known, column // 4, FOURS, IN // 4, tl.uint8).to(tl.int32)
-    rest = low + many * FOURS
-    GROUPS: tl.constexpr = COLUMNS // 32
-    group = column // 32
-    if BITS == 2:
-        word = _plane(rest, at, known, group, GROUPS, IN // 32, tl.int32)
-        factor = 0.25 + 0.5 * ((word >> 28) & 15).to(tl.float32)
-        seven = (word[:, :, None] >> (tl.arange(0, 4) * 7)[None, None, :]) & 127
-        parity = seven ^ (seven >> 4)
-        parity = parity ^ (parity >> 2)
-        parity = (parity ^ (parity >> 1)) & 1
-        signs = tl.reshape(seven | (parity << 7), (OUT, IN // 8))
-        bases = rest + many * (GROUPS * 4)
-    else:
-        place |= _small(rest, at, known, column // 4, FOURS, IN // 4, 1) << 8
-        behind = rest + many * GROUPS
-        signs = _plane(behind, at, known, column // 8, COLUMNS // 8, IN // 8, tl.uint8)
-        behind += many * (COLUMNS // 8)
-        factor = 1.0 + 2.0 * _small(behind, at, known, group, GROUPS, IN // 32, 4).to(tl.float32)
-        bases = behind + many * (GROUPS // 2)
-    # Four bytes of the grid, which stays in the cache nearest to the cores.
-    four = tl.load(weight.to(tl.pointer_type(tl.int32)) + place)
-    shifts = tl.arange(0, 4) * 8
-    value = tl.reshape((four[:, :, None] >> shifts[None, None, :]) & 255, (OUT, IN))
-    base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
-    scaled = spread(base.to(tl.float32) * factor, OUT, IN) * value.to(tl.float32)
-    return tl.where(_parted(signs, 1, OUT, IN) != 0, -scaled, scaled)
 
 
 @triton.jit

@@ -4,21 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, WithJsonSchema
 
 from sfumato.diffusion.constraints.filled import Alternative, FilledHole
 from sfumato.diffusion.constraints.hole import Hole, Part, check_parts
 from sfumato.engine import Finished, Request, Settled
-from sfumato.server.dialects.shared import openai_objects
-from sfumato.server.dialects.shared.grammars import grammar_of
-from sfumato.server.dialects.shared.openai_messages import conversation
-from sfumato.server.dialects.shared.sampling import request_fields, seeds_of
+from sfumato.options import exclusions
+from sfumato.refused import Refused
+from sfumato.server.chat import objects
+from sfumato.server.chat.call import ChatCall, requests_of
+from sfumato.server.chat.grammars import grammar_of
+from sfumato.server.dialects.openai_chat import conversation
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
-from sfumato.server.http.errors import bad_request
 from sfumato.server.http.inflight import CollectedReply
+from sfumato.server.http.request_body import leaves_out
 from sfumato.server.http.wire import SSE
-from sfumato.server.schemas.fill import FillBody
+from sfumato.server.schemas import json_schemas
+from sfumato.server.schemas.body import First, Ids, Objects
+from sfumato.server.schemas.generation import Sampling
 from sfumato.server.service import Service
+
+_Parts = Annotated[list[str | dict[str, Any]], First]
+
+
+class FillBody(Sampling):
+    """A text with holes, which are filled."""
+
+    parts: Annotated[_Parts, WithJsonSchema(json_schemas.PARTS)] = Field(
+        description='Texts and holes: {"tokens": 6}, {"at_most": 8} or {"choices": ["a", "b"]}.'
+    )
+    messages: Annotated[Objects | None, WithJsonSchema(json_schemas.MESSAGES_OR_NULL)] = Field(
+        None, min_length=1, description="A conversation that the text is the complete reply to."
+    )
+    prompt: Annotated[
+        str | Annotated[Ids, Field(min_length=1)] | None,
+        WithJsonSchema(json_schemas.PROMPT_OR_NULL),
+    ] = Field(None, description="What comes before the text, as it is; not with messages.")
+    model: Annotated[str | None, Field(description="Ignored: one model is loaded.")] = None
+    user: str | None = Field(None, max_length=512, description="Written to the audit log.")
+
 
 PATH = "/v1/fill"
 _HOLE = ("tokens", "at_most", "choices")
@@ -33,42 +59,34 @@ _OF_REPLIES: dict[str, tuple[Any, ...]] = {
 
 
 def parse(service: Service, body: FillBody) -> list[Request]:
-    """Raises ApiError."""
+    """Raises Refused."""
+    given: dict[str, object] = {"parts": True, "grammar": (grammar := grammar_of(body))}
     for name, neutral in _OF_REPLIES.items():
         value = getattr(body, name)
-        if value is not None and value not in neutral:
-            raise bad_request(f"{name}: a fill has the length that its holes have", name)
-    if body.messages is not None and body.prompt is not None:
-        raise bad_request("messages, prompt: give at most one of them", "prompt")
-    if (grammar := grammar_of(body)) is not None:
-        raise bad_request(
-            f"{grammar.field}: does not go together with holes; give a hole choices", grammar.field
-        )
-    parts = parts_of(body.parts)
-    fields = request_fields(body, service.model, PATH)
+        given[name] = value is not None and value not in neutral
+    given |= {"messages": body.messages is not None, "prompt": body.prompt is not None}
+    if (refused := exclusions.refusal(exclusions.FILL, given)) is not None:
+        raise refused if grammar is None else refused.renamed({"grammar": grammar.field})
+    parts, messages, prompts = parts_of(body.parts), None, None
     if body.messages is not None:
-        fields["messages"] = conversation(body, service.settings)
+        ignored = leaves_out(body, service.settings)
+        messages = conversation(body.messages, service.settings, ignored)
     else:
-        ids = service.raw_prompt(body.prompt or "", PATH, body.user)
-        if not ids:
-            raise bad_request(
-                "prompt: is empty, and this model has no token to begin with", "prompt"
-            )
-        fields["ids"] = ids
-    seed = seeds_of(body.seed, 1)[0]
-    return [Request(parts=parts, seed=seed, user=body.user, **fields)]
+        prompts = [service.raw_prompt(body.prompt or "", PATH, body.user)]
+        if not prompts[0]:
+            raise Refused("prompt", "is empty, and this model has no token to begin with")
+    holes = {"parts": parts}
+    call = ChatCall(PATH, body, messages, continues=False, holes=holes, user=body.user)
+    return requests_of(service, call, prompts)
 
 
 def parts_of(given: Sequence[str | Mapping[str, Any]]) -> tuple[Part, ...]:
-    """Texts and holes. Raises ApiError."""
+    """Texts and holes. Raises Refused."""
     parts = [
         part if isinstance(part, str) else _hole(part, f"parts[{place}]")
         for place, part in enumerate(given)
     ]
-    try:
-        return check_parts(parts)
-    except ValueError as error:
-        raise bad_request(str(error), "parts") from None
+    return check_parts(parts)
 
 
 def _hole(given: Mapping[str, Any], where: str) -> Hole:
@@ -76,20 +94,20 @@ def _hole(given: Mapping[str, Any], where: str) -> Hole:
     unknown = [name for name in fields if name not in _HOLE]
     if unknown:
         name = f"{where}.{unknown[0][:100]}"
-        raise bad_request(f"{name}: unknown; a hole has tokens, at_most or choices", name)
+        raise Refused(name, "unknown", "a hole has tokens, at_most or choices")
     if len(fields) != 1:
         text = (
             f'a hole has exactly one of {", ".join(_HOLE)}, as {{"tokens": 6}}; got {len(fields)}'
         )
-        raise bad_request(f"{where}: {text}", where)
+        raise Refused(where, text)
     for name, value in fields.items():
         if isinstance(value, float) and value.is_integer():
             text = f"whole numbers are written without a decimal point, and not as {value!r}"
-            raise bad_request(f"{where}.{name}: {text}", f"{where}.{name}")
+            raise Refused(f"{where}.{name}", text)
     try:
         return Hole(**fields)
     except ValueError as error:
-        raise bad_request(f"{where}: {error}", where) from None
+        raise Refused(where, str(error)) from None
 
 
 class FillRenderer(Renderer):
@@ -97,7 +115,7 @@ class FillRenderer(Renderer):
 
     def __init__(self, service: Service, body: FillBody, requests: Sequence[Request]) -> None:
         self._service, self._id = service, requests[0].id
-        self._notes = openai_objects.notes(body)
+        self._notes = objects.notes(body)
 
     def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
         (collected,) = replies
@@ -113,7 +131,7 @@ class FillRenderer(Renderer):
         yield self._body(end)
 
     def _head(self) -> Frame:
-        return openai_objects.head("fill", "fill", self._id, self._service.name)
+        return objects.head("fill", "fill", self._id, self._service.name)
 
     def _body(self, end: Finished) -> Frame:
         filled = end.reply.filled
@@ -122,8 +140,8 @@ class FillRenderer(Renderer):
             **self._head(),
             "text": filled.text,
             "holes": [_filled_hole(hole) for hole in filled.holes],
-            "usage": openai_objects.usage([end.account]),
-            **openai_objects.figures([end], [*self._notes, *end.reply.warnings]),
+            "usage": objects.usage([end.account]),
+            **objects.figures([end], [*self._notes, *end.reply.warnings]),
         }
 
 

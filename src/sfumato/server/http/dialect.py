@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from sfumato.engine import Account, Finished, Request, Settled
-from sfumato.server.http.errors import OPENAI_ERRORS, ApiError, ErrorForm
+from sfumato.server.http.errors import OPENAI_ERRORS, ApiError, ErrorForm, Wording
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.wire import SSE, Wire
-from sfumato.server.http.wording import Wording
 from sfumato.server.schemas.body import Body
 from sfumato.server.service import Service
 
@@ -91,7 +90,9 @@ class Dialect(Generic[B]):
     errors: ErrorForm = OPENAI_ERRORS
     # Seconds after its first text at which a reply ends with what it has; None: it goes on.
     writing_s: Callable[[B], float | None] = lambda body: None
-    wording: Wording = ()  # the engine's names of fields, where the body has others
+    wording: Wording = field(
+        default_factory=dict
+    )  # the engine's names of fields, where the body has others
     # The answer to a body that asks for no reply; None where it asks for one.
     at_once: Callable[[Service, B], Frame | None] = lambda service, body: None
     aliases: tuple[str, ...] = ()  # further paths, which the API description leaves out

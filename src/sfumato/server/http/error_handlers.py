@@ -9,6 +9,7 @@ from fastapi.exceptions import StarletteHTTPException as HTTPException
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
+from sfumato.refused import Refused
 from sfumato.server.http.errors import ApiError, internal
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,10 @@ def add_handlers(app: FastAPI) -> None:
     async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         return error.response(request.scope)
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Refused)
+        return ApiError.of(error).response(request.scope)
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -46,6 +51,7 @@ def add_handlers(app: FastAPI) -> None:
         return internal().response(request.scope)
 
     app.add_exception_handler(ApiError, api_error)
+    app.add_exception_handler(Refused, refused)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(Exception, bug)
 

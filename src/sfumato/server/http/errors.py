@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +18,7 @@ from fastapi.responses import JSONResponse, Response
 from sfumato.engine import DecisionRequest, EngineDead, Failed, NotReady, QueueFull, TooLarge
 from sfumato.engine import Request as EngineRequest
 from sfumato.engine.request import new_id
+from sfumato.refused import Refused
 
 RETRY_AFTER_S = 2
 CLIENT_GONE = 499  # as nginx writes it; there is no client to read it
@@ -23,8 +26,7 @@ CLIENT_GONE = 499  # as nginx writes it; there is no client to read it
 REFUSAL = "sfumato.refusal"  # the ApiError of its answer
 ERROR_FORM = "sfumato.error_form"  # the `ErrorForm` of its path's dialect
 
-_FIELD = re.compile(r"([A-Za-z_][\w.\[\]]*)(?:, [A-Za-z_]\w*)*: ")
-_PROMPT = ("prompt", "ids", "text")  # names of the prompt in messages of the engine
+_PROMPT = ("prompt", "ids", "text")  # names of the prompt in errors of the engine
 _PATH = re.compile(r"(?<![\w/.:])/(?:[^\s/'\",;]+/)+([^\s/'\",;]*)")
 _STATUS = {
     "invalid": 400,
@@ -76,6 +78,10 @@ class WrongField:
     kind: str  # pydantic's word: "missing", "string_type" …
 
 
+Wording = Mapping[str, str]
+"""What a body calls the fields of the engine, as `Refused.renamed` takes it."""
+
+
 class ApiError(Exception):
     """An answer other than 200."""
 
@@ -94,6 +100,35 @@ class ApiError(Exception):
         self.headers, self.more = headers or {}, more or {}
         self.recorded = False  # the engine has counted it, and the audit log has it
         self.field: WrongField | None = None
+        self.refused: Refused | None = None  # what the message was made of
+
+    def __str__(self) -> str:
+        return self.message
+
+    @classmethod
+    def of(cls, refused: Refused) -> ApiError:
+        """The answer to what is refused. What exceeds the context has OpenAI's code, and
+        llama-server's type and numbers."""
+        answer = cls(400, "", code=refused.code)
+        answer._say(refused)
+        if refused.recorded is not None:
+            answer.recorded, answer.headers["X-Request-Id"] = True, refused.recorded
+        if isinstance(refused, TooLarge):
+            answer.more = {
+                "type": "exceed_context_size_error",
+                "n_prompt_tokens": refused.prompt_tokens,
+                "n_ctx": refused.context,
+            }
+        return answer
+
+    def rename(self, names: Wording) -> None:
+        """Gives the fields the names of the body."""
+        if self.refused is not None:
+            self._say(self.refused.renamed(names))
+
+    def _say(self, refused: Refused) -> None:
+        self.refused, self.param = refused, refused.field
+        self.message = without_paths(str(refused))
 
     def response(self, scope: MutableMapping[str, Any]) -> Response:
         """The answer to the request of that ASGI scope, as its dialect renders errors."""
@@ -147,43 +182,34 @@ def without_paths(text: str) -> str:
     return _PATH.sub(r"\1", text)
 
 
-def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    return ApiError(400, message, param, code)
+@contextmanager
+def in_the_words_of(wording: Wording) -> Iterator[None]:
+    """What is refused within becomes an ApiError, with the names that the body's fields have."""
+    try:
+        yield
+    except Refused as error:
+        raise ApiError.of(error.renamed(wording)) from None
+    except ApiError as error:
+        error.rename(wording)
+        raise
 
 
-def from_value_error(
-    error: ValueError, request: EngineRequest | DecisionRequest | None = None
-) -> ApiError:
-    """The answer to an error of a check, whose message begins with the field's name. request: the
-    request that was checked, whose prompt may stand in a field of another name."""
-    message = without_paths(str(error))
-    field = _FIELD.match(message)
-    name = field[1] if field else None
-    if name in _PROMPT and isinstance(request, EngineRequest):
-        prompt = "prompt" if request.messages is None else "messages"
-        name, message = prompt, prompt + message[len(name) :]
-    if isinstance(error, TooLarge):
-        answer = too_large(message, name, error.prompt_tokens, error.context)
-    else:
-        answer = bad_request(message, name)
-    if request is not None:
-        answer.recorded = True
-        answer.headers["X-Request-Id"] = request.id
-    return answer
-
-
-def too_large(message: str, param: str | None, prompt: int | None, context: int | None) -> ApiError:
-    """The answer to what exceeds the context: OpenAI's code, llama-server's type and numbers."""
-    numbers = {"n_prompt_tokens": prompt, "n_ctx": context}
-    more = {"type": "exceed_context_size_error", **numbers}
-    return ApiError(400, message, param, "context_length_exceeded", more=more)
+def of_prompt(refused: Refused, request: EngineRequest | DecisionRequest) -> Refused:
+    """The same in the words of a body: what the engine calls prompt, ids or text stands in the
+    field that the request was made of."""
+    if not isinstance(request, EngineRequest):
+        return refused
+    prompt = "prompt" if request.messages is None else "messages"
+    return refused.renamed(dict.fromkeys(_PROMPT, prompt))
 
 
 def from_refusal(error: Exception, request: EngineRequest | DecisionRequest) -> ApiError:
     """The answer to an error of `EngineClient.submit` or `decide`. Raises the error again where
     these do not promise it."""
     if isinstance(error, ValueError):
-        return from_value_error(error, request)
+        refused = copy(error) if isinstance(error, Refused) else Refused(None, str(error))
+        refused.recorded = request.id
+        return ApiError.of(of_prompt(refused, request))
     seconds = RETRY_AFTER_S
     if isinstance(error, QueueFull):
         status, code = 429, "queue_full"
@@ -205,17 +231,19 @@ def dead(error: EngineDead) -> ApiError:
 
 def from_failed(failed: Failed) -> ApiError:
     """The answer to a request that failed."""
-    status, message = _STATUS[failed.kind], without_paths(failed.message)
+    status = _STATUS[failed.kind]
     if status == 400:
-        field = _FIELD.match(message)
-        name = field[1] if field else None
-        if failed.kind == "too_large":
+        kind = TooLarge if failed.kind == "too_large" else Refused
+        refused = failed.refused or kind(None, failed.message)
+        answer = ApiError.of(refused)
+        if isinstance(refused, TooLarge):
             prompt = failed.account.prompt_tokens if failed.account else None
-            answer = too_large(message, name, prompt, failed.context)
+            answer.more["n_prompt_tokens"] = prompt
         else:
-            answer = bad_request(message, name, failed.kind)
+            answer.code = failed.kind
     else:
         headers = _retry() if status in (429, 503) else None
+        message = without_paths(failed.message)
         answer = ApiError(status, message, code=failed.kind, headers=headers)
     answer.recorded = True
     return answer

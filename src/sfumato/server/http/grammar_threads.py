@@ -1,7 +1,8 @@
 """Threads of their own for requests whose grammars are compiled at submission.
 
-A compilation may take up to a second.  Streams take their frames from the server's shared threads,
-which compilations must not occupy, nor may those that wait.
+A compilation takes up to a second, as trials have shown that come before.  Streams take their
+frames from the server's shared threads, which compilations must not occupy, nor may those that
+wait.
 """
 
 from __future__ import annotations

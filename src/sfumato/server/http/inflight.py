@@ -1,8 +1,8 @@
 """Requests of one HTTP call while the engine works on them: events from its thread to the loop.
 
 Of many requests only some are in the engine at a time; the next one follows when one has ended. The
-caller that starts requests cancels them when its client has disconnected.
-"""
+caller that starts requests cancels them when its client has disconnected. A client may limit how
+long a reply is written (`WritingLimit`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,13 +23,14 @@ from sfumato.engine.failures import explain
 from sfumato.server.http import grammar_threads
 from sfumato.server.http.errors import CLIENT_GONE, ApiError, from_failed, from_refusal
 from sfumato.server.http.security import OWNER
-from sfumato.server.http.writing_limit import WritingLimit
 
 T = TypeVar("T")
 
 MOST_DRAFTS = 4  # of a request, waiting for a client that reads slowly; the newest are kept
 _NOT_BEGUN = Failed("cancelled", "the request was cancelled before it began")
+
 _GONE = Failed("cancelled", "the client has disconnected")
+
 RETRY_S = 0.1  # how often a full queue is tried again, and a deadline looked at
 
 
@@ -136,7 +137,7 @@ class InFlight:
     async def _try_grammars(self, http: HttpRequest) -> None:
         """Waits until each grammar has been tried. Ends that when the client disconnects, or when
         the requests' time is over."""
-        gone = asyncio.create_task(disconnect(http))
+        leaving = asyncio.create_task(disconnect(http))
         sources = {request.grammar for request in self._requests if request.grammar is not None}
         try:
             for source in sources:
@@ -145,18 +146,18 @@ class InFlight:
                 try:
                     while not trial.done():
                         await asyncio.wait(
-                            {trial, gone}, timeout=RETRY_S, return_when=asyncio.FIRST_COMPLETED
+                            {trial, leaving}, timeout=RETRY_S, return_when=asyncio.FIRST_COMPLETED
                         )
-                        self._check_wanted(gone)
+                        self._check_wanted(leaving)
                     trial.result()
                 finally:
                     trial.cancel()
         finally:
-            gone.cancel()
+            leaving.cancel()
 
-    def _check_wanted(self, gone: asyncio.Task[None]) -> None:
+    def _check_wanted(self, leaving: asyncio.Task[None]) -> None:
         """Raises _Ended where the client has disconnected, or the requests' time is over."""
-        if gone.done():
+        if leaving.done():
             raise _Ended(_GONE)
         if late := self._engine.late(self._requests[0]):
             raise _Ended(Failed("timeout", late))
@@ -309,7 +310,7 @@ async def _collect_all(running: InFlight, settled: bool) -> list[CollectedReply]
 
 
 def client_of(http: HttpRequest) -> str:
-    """Who takes turns with others: whoever has the key, or else the address."""
+    """Who takes turns with others: the holder of the key, or else the address."""
     owner: str = http.scope.get(OWNER, "")
     return owner or (http.client.host if http.client else "")
 
@@ -318,3 +319,39 @@ async def disconnect(http: HttpRequest) -> None:
     """Ends when the client has disconnected."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
+
+
+class WritingLimit:
+    """Of all replies to one HTTP request. As in llama-server, the time counts from a reply's first
+    text, and a reply without a line break goes on. Used in the event loop alone."""
+
+    def __init__(self, seconds: float, cancel: Callable[[int], None]) -> None:
+        """cancel: called with the number of a reply whose time is over."""
+        self._seconds, self._cancel = seconds, cancel
+        self._loop = asyncio.get_running_loop()
+        self._begun: dict[int, float] = {}  # when a reply's first canvas settled, by the loop
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._over: set[int] = set()
+
+    def is_over(self, number: int) -> bool:
+        return number in self._over
+
+    def watched(self, number: int, event: Event) -> Event:
+        """The event; the end of a reply whose time was over says that the reply was cut."""
+        if isinstance(event, Settled):
+            begun = self._begun.setdefault(number, self._loop.time())
+            if "\n" in event.text and number not in self._timers:
+                until = begun + self._seconds
+                self._timers[number] = self._loop.call_at(until, self._end, number)
+        elif isinstance(event, Finished | Failed):
+            if number in self._timers:
+                self._timers[number].cancel()
+            if number not in self._over or isinstance(event, Failed):
+                return event
+            if event.reply.stop_reason == "cancelled":
+                return replace(event, reply=replace(event.reply, stop_reason="max_tokens"))
+        return event
+
+    def _end(self, number: int) -> None:
+        self._over.add(number)
+        self._cancel(number)

@@ -1,19 +1,53 @@
-"""The server's log on standard error: a line each, of text or JSON, with its time and level.
+"""The server's log on standard error: a line each, of text or JSON, with its time and level; and a
+limit for lines that repeat, so that no client can fill a log.
 
-Knows no requests.
-"""
+Knows no requests."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
+import threading
+import time
+from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from sfumato.server.http.ratelimit import RateLimit
+BURST = 10  # of one kind at once
+EVERY_S = 10.0  # one more each
+
+
+class RateLimit:
+    """A token bucket for each kind of event. The number of kinds must be bounded: each is kept."""
+
+    def __init__(
+        self,
+        burst: int = BURST,
+        every_s: float = EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._burst, self._every_s, self._clock = burst, every_s, clock
+        self._kinds: dict[Hashable, tuple[float, float]] = {}  # tokens, as of when
+        self._held_back: dict[Hashable, int] = {}
+        self._lock = threading.Lock()
+
+    def passes(self, kind: Hashable) -> int | None:
+        """None where the event is over the limit; else how many were since the last one."""
+        with self._lock:
+            now = self._clock()
+            tokens, then = self._kinds.get(kind, (float(self._burst), now))
+            tokens = min(float(self._burst), tokens + (now - then) / self._every_s)
+            if tokens < 1:
+                self._kinds[kind] = tokens, now
+                self._held_back[kind] = self._held_back.get(kind, 0) + 1
+                return None
+            self._kinds[kind] = tokens - 1, now
+            return self._held_back.pop(kind, 0)
+
 
 FORMATS = ("text", "json")
+
 # Loggers whose records a client can cause over and over.
 REPEATED = ("uvicorn.error", "sfumato.server.http.error_handlers")
 

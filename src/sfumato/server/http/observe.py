@@ -13,9 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sfumato.server.http.errors import CLIENT_GONE, REFUSAL, ApiError
-from sfumato.server.http.paths import canonical
-from sfumato.server.http.ratelimit import RateLimit
-from sfumato.server.http.security import App, Message, Receive, Scope, Send
+from sfumato.server.http.logs import RateLimit
+from sfumato.server.http.security import App, Message, Receive, Scope, Send, canonical
 from sfumato.server.metrics import Metrics
 
 log = logging.getLogger(__name__)

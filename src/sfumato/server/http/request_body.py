@@ -1,14 +1,19 @@
 """From the bytes of a body to its model, with errors that name the field.
 
 The cost of a body is bounded before it is decoded: `admission` bounds bytes, `jsonscan` values. A
-body is decoded and validated in a thread, and validation stops at the first error. Unknown fields
-are refused or, where the server is lenient, left out.
-"""
+body may arrive compressed with zstd, and is bounded by what comes out of it. A body is decoded and
+validated in a thread, and validation stops at the first error. Unknown fields are refused or, where
+the server is lenient, left out.
+
+The zstd library is Python's own `compression.zstd`, before 3.14 as `backports.zstd`, by the same
+author and with the same names. Its decompressor gives as many bytes as it is asked for, so that a
+body of a few bytes that stands for gigabytes takes no more memory than a body may have."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import lru_cache
 from typing import Any, TypeVar, get_args
@@ -19,13 +24,80 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import from_json
 
+from sfumato.refused import Refused
 from sfumato.server.http.admission import SMALL, Admission, Arrival, ThreadLimit, arriving
-from sfumato.server.http.content_encoding import ExpandsTooFar, expanded, is_zstd
-from sfumato.server.http.errors import CLIENT_GONE, ApiError, WrongField, bad_request
+from sfumato.server.http.errors import CLIENT_GONE, ApiError, WrongField
 from sfumato.server.http.security import OWNER, BodyTooLarge
 from sfumato.server.schemas.body import UNKNOWN_FIELD, Body, Unknown
 from sfumato.server.service import Service
-from sfumato.text.jsonscan import JsonTooLarge, extent, values_of
+from sfumato.server.settings import ServerSettings
+from sfumato.text.jsonscan import JsonTooDeep, JsonTooLarge, extent, values_of
+
+MOST_WINDOW = 23  # log2 of bytes that a frame may refer back to: RFC 9659 allows 8 MiB over HTTP
+_SUPPORTED = {"": False, "identity": False, "zstd": True}
+
+
+class ExpandsTooFar(ValueError):
+    """There is more than the limit. declared: bytes, as the frame says; None where it does not."""
+
+    def __init__(self, declared: int | None) -> None:
+        super().__init__("more bytes than the limit" if declared is None else f"{declared:,} bytes")
+        self.declared = declared
+
+
+def is_zstd(encoding: str) -> bool:
+    """Whether a Content-Encoding is zstd. Raises ApiError for one that is not supported."""
+    name = encoding.strip().lower()
+    if name not in _SUPPORTED:
+        raise ApiError(
+            415,
+            f"Content-Encoding: {name[:40]!r} is not supported; send the body as it is, or "
+            "compressed with zstd",
+            code="unsupported_encoding",
+            headers={"Accept-Encoding": "zstd"},
+        )
+    return _SUPPORTED[name]
+
+
+def expanded(data: bytes | bytearray, most: int) -> bytearray:
+    """The bytes of one zstd frame. Raises ExpandsTooFar where they are more than `most`, after so
+    many of them at most; ApiError for what is no such frame."""
+    # Only servers whose clients compress need it.
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+
+    try:
+        declared = zstd.get_frame_info(data).decompressed_size
+        if declared is not None and declared > most:
+            raise ExpandsTooFar(declared)
+        options = {int(zstd.DecompressionParameter.window_log_max): MOST_WINDOW}
+        decompressor = zstd.ZstdDecompressor(options=options)
+        content = bytearray()
+        given: bytes | bytearray = data
+        while not decompressor.eof and len(content) <= most:
+            part = decompressor.decompress(given, most + 1 - len(content))
+            given = b""
+            content += part
+            if not part and decompressor.needs_input:
+                raise _broken("the body's zstd data is cut short")
+    except zstd.ZstdError as error:
+        raise _broken(
+            f"the body is not zstd, as its Content-Encoding says: {str(error)[:200]}"
+        ) from None
+    if len(content) > most:
+        raise ExpandsTooFar(None)
+    if decompressor.unused_data:
+        raise _broken("the body is more than one zstd frame; send one")
+    return content
+
+
+def _broken(message: str) -> ApiError:
+    error = ApiError.of(Refused(None, message, code="bad_encoding"))
+    error.field = WrongField((), message, "bad_encoding")
+    return error
+
 
 Model = TypeVar("Model", bound=Body)
 
@@ -176,21 +248,22 @@ def parse(data: bytearray, most_values: int, names_repeat: bool = True) -> dict[
     try:
         counts = extent(data, most_values)
     except JsonTooLarge as error:
-        hint = "" if "nested" in str(error) else "; send less, or raise --max-values"
-        raise bad_request(f"the body {error}{hint}", code="body_too_complex") from None
+        hint = "" if isinstance(error, JsonTooDeep) else "send less, or raise --max-values"
+        raise Refused(None, f"the body {error}", hint, "body_too_complex") from None
     try:
         if data.startswith(_BOM):
             del data[: len(_BOM)]
         value = from_json(data, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
         hint = "; NaN and Infinity are no numbers in JSON" if _has_no_number(data) else ""
-        raise bad_request(f"the body is not JSON: {str(error)[:200]}{hint}") from None
+        raise Refused(None, f"the body is not JSON: {str(error)[:200]}{hint}") from None
     if not isinstance(value, dict):
-        raise bad_request("the body must be a JSON object")
+        raise Refused(None, "the body must be a JSON object")
     if not names_repeat and values_of(value) != counts.values:
-        raise bad_request(
-            "an object of the body has the same name twice; give each question, option and field "
-            "a name of its own",
+        raise Refused(
+            None,
+            "an object of the body has the same name twice",
+            "give each question, option and field a name of its own",
             code="repeated_name",
         )
     return value
@@ -204,11 +277,7 @@ def validated(value: dict[str, Any], model: type[Model], lenient: bool) -> Model
     """The body's model. Raises ApiError."""
     unknown = Unknown(_unknown(value, model))
     if unknown.count and not lenient:
-        raise bad_request(
-            f"{unknown}: {UNKNOWN_FIELD}",
-            unknown.named[0],
-            "unknown_field",
-        )
+        raise unknown.refused()
     try:
         body = model.model_validate(_known(value, model))
     except ValidationError as error:
@@ -268,11 +337,10 @@ def refusal(loc: Sequence[int | str], message: str, kind: str, name: str | None 
     path does not say it."""
     name = name or _name(loc)
     text = message.removeprefix("Value error, ")
-    if kind == "value_error":  # from `only`
-        error = bad_request(f"{name}: {text}", name, "unsupported")
-    else:
+    code = {"value_error": "unsupported", "missing": "missing"}.get(kind)  # the first: of `only`
+    if kind != "value_error":
         text = text[:1].lower() + text[1:]
-        error = bad_request(f"{name}: {text}", name, kind if kind == "missing" else None)
+    error = ApiError.of(Refused(name, text, code=code))
     parts = tuple(part if isinstance(part, int) else part[:100] for part in loc)
     error.field = WrongField(parts, text, kind)
     return error
@@ -289,3 +357,21 @@ def _name(loc: Sequence[int | str]) -> str:
         elif part not in _TYPE_NAMES and "[" not in part and "-" not in part:
             name += f".{part[:100]}"
     return name
+
+
+def leaves_out(body: Body, settings: ServerSettings) -> Unknown | None:
+    """What records the names of unknown fields; None where the server refuses them."""
+    return body.ignored if settings.lenient else None
+
+
+def check_fields(
+    value: Mapping[str, Any], known: Collection[str], where: str, ignored: Unknown | None
+) -> None:
+    """Looks for fields of an object that are not known, and not null. ignored: gets their names;
+    None: they are refused. Raises Refused."""
+    unknown = sorted(name for name in value if name not in known and value[name] is not None)
+    names = [f"{where}.{name[:100]}" for name in unknown]
+    if ignored is not None:
+        ignored.add(names)
+    elif names:
+        raise Refused(names[0], UNKNOWN_FIELD, code="unknown_field")

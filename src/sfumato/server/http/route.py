@@ -9,9 +9,10 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
 from sfumato.engine import Request
-from sfumato.server.http import answer, inflight, request_body, stream
+from sfumato.server.http import inflight, request_body, stream
 from sfumato.server.http.dialect import Dialect, Frame
-from sfumato.server.http.wording import in_the_words_of
+from sfumato.server.http.errors import in_the_words_of
+from sfumato.server.http.wire import json_response
 from sfumato.server.schemas.body import Body
 from sfumato.server.service import Service
 
@@ -19,7 +20,7 @@ B = TypeVar("B", bound=Body)
 
 
 async def reply(dialect: Dialect[B], service: Service, http: HttpRequest) -> Response:
-    """Raises ApiError."""
+    """Raises Refused."""
     with in_the_words_of(dialect.wording):
         return await _reply(dialect, service, http)
 
@@ -36,7 +37,7 @@ async def _reply(dialect: Dialect[B], service: Service, http: HttpRequest) -> Re
         if fields is not None:
             if dialect.streams(body):
                 return Response(dialect.wire.encode(fields), media_type=dialect.wire.media_type)
-            return answer.response(fields, {})
+            return json_response(fields, {})
     body = request_body.without_large_fields(body)
     renderer = dialect.renderer(service, body, requests)
     running = await inflight.start(service.engine, requests, http, dialect.writing_s(body))
@@ -45,4 +46,4 @@ async def _reply(dialect: Dialect[B], service: Service, http: HttpRequest) -> Re
         return stream.response(service, running, renderer, dialect)
     replies = await inflight.collect(http, running, renderer.keeps_settled)
     headers = inflight.headers_of(running, dialect.errors.request_id)
-    return await run_in_threadpool(lambda: answer.response(renderer.body(replies), headers))
+    return await run_in_threadpool(lambda: json_response(renderer.body(replies), headers))

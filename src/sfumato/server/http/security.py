@@ -1,4 +1,5 @@
-"""The gate in front of every route: host, origin, key, size of the body, and response headers.
+"""The gate in front of every route: path, host, origin, key, size of the body, and response
+headers.
 
 Plain ASGI, so that a stream passes through unbuffered and a disconnect reaches its route.
 """
@@ -17,8 +18,20 @@ from urllib.parse import SplitResult, urlsplit
 from fastapi.datastructures import Headers
 
 from sfumato.server.http.errors import ERROR_FORM, OPENAI_ERRORS, ApiError, ErrorForm
-from sfumato.server.http.paths import canonical
 from sfumato.server.settings import ServerSettings
+
+# Of OpenAI's API, which has them in /v1.
+_SHORT = ("/chat/completions", "/completions", "/decisions", "/models", "/responses")
+_SHORT_PREFIXES = ("/chat/completions/", "/models/", "/responses/")
+
+
+def canonical(path: str) -> str:
+    """The path as routes have it."""
+    # No route and no file has a line end, and what stands for a name in a route matches none.
+    path = path.replace("\n", "\ufffd").rstrip("/") or "/"
+    short = path in _SHORT or path.startswith(_SHORT_PREFIXES)
+    return f"/v1{path}" if short else path
+
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]

@@ -1,6 +1,7 @@
 """A reply as a stream: frames of a `Renderer`, drafts, keep-alives, and errors on the way.
 
-What frames look like is the renderer's business, and how they are written the `Wire`'s.
+What frames look like is the renderer's business, and how they are written the `Wire`'s. The web
+page is sent more of a canvas: drafts on the way, and what the canvas settled to.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ from typing import Any
 
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
+from torch import Tensor
 
 from sfumato.engine import Account, Draft, Event, Failed, Finished, Settled
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
-from sfumato.server.http.draft_frames import draft_frame, settled_frame
 from sfumato.server.http.errors import ApiError, from_failed, internal
 from sfumato.server.http.inflight import InFlight, headers_of
 from sfumato.server.http.security import Receive, Scope, Send
-from sfumato.server.http.wording import reword
 from sfumato.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class _Frames:
         return map(self.wire.encode, frames)
 
     def _failed(self, error: ApiError) -> Iterable[Frame]:
-        reword(error, self._dialect.wording)
+        error.rename(self._dialect.wording)
         return self._renderer.failed(error, self._dialect.errors.body(error))
 
     def _of(self, number: int, event: Event) -> Iterable[Frame]:
@@ -154,3 +154,44 @@ class _Frames:
         elif isinstance(event, Finished):
             self._accounts[number] = event.account
             yield from renderer.finished(number, event)
+
+
+def draft_frame(service: Service, number: int, draft: Draft) -> dict[str, Any]:
+    """One step. Probabilities and entropies (nats) are rounded: they are for display."""
+    ids = draft.token_ids.tolist()
+    top_ids, top_probs = draft.top_ids.tolist(), _rounded(draft.top_probs)
+    noise = {} if draft.noise is None else {"noise": service.token_texts(draft.noise.tolist())}
+    pinned = {} if draft.pinned is None else {"pinned": draft.pinned.tolist()}
+    return {
+        "index": number,
+        "canvas": draft.canvas,
+        "step": draft.step,
+        "max_steps": draft.max_steps,
+        "token_ids": ids,
+        "tokens": service.token_texts(ids),
+        "text": draft.text,
+        "entropy": _rounded(draft.entropy),
+        "accepted": draft.accepted.tolist(),
+        "top": [
+            list(zip(tokens, probs, strict=True))
+            for tokens, probs in zip(top_ids, top_probs, strict=True)
+        ],
+        **noise,
+        **pinned,
+    }
+
+
+def _rounded(values: Tensor) -> Any:
+    """Lists of the values, to four digits."""
+    return values.double().mul(1e4).round().div(1e4).tolist()
+
+
+def settled_frame(service: Service, number: int, settled: Settled, steps: int) -> dict[str, Any]:
+    return {
+        "index": number,
+        "canvas": settled.canvas,
+        "convergence": settled.convergence,
+        "token_ids": settled.token_ids,
+        "tokens": service.token_texts(settled.token_ids),
+        "steps": steps,
+    }

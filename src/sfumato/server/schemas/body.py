@@ -1,13 +1,19 @@
-"""The base of all bodies: strict, with a bounded list of unknown fields. Knows no field."""
+"""The base of all bodies: strict, with a bounded list of unknown fields; and fields that have no
+effect.
+
+Knows no field.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 from pydantic_core import PydanticCustomError
 
+from sfumato.refused import Refused
 from sfumato.server.schemas import json_schemas
 
 # Only the first wrong item of a list is reported: an error for each of millions takes gigabytes.
@@ -51,6 +57,13 @@ class Unknown:
         more = self.count - len(self.named)
         return ", ".join(self.named) + (f" and {more:,} more" if more else "")
 
+    def refused(self) -> Refused:
+        """The error of a server that leaves none of them out."""
+        more = self.count - len(self.named)
+        *first, last = self.named
+        fields = (*first, f"{last} and {more:,} more" if more else last)
+        return Refused(fields, UNKNOWN_FIELD, code="unknown_field")
+
 
 class Body(BaseModel):
     """Strict: no unknown field that is not null, no text for a number, no NaN."""
@@ -85,6 +98,32 @@ class Body(BaseModel):
         """Whose body it is: a digest of the API key, or empty."""
         return self._owner
 
-    def arrived(self, since: float, owner: str) -> None:
+    def arrived(self, since: float | None, owner: str) -> None:
         """Sets `since` and `owner`."""
         self._since, self._owner = since, owner
+
+
+Ignored = Annotated[Any, Field(description="Accepted and ignored.")]
+AtTheEnd = Annotated[Any, Field(description="Accepted and ignored: the last piece has them.")]
+
+
+class Only(AfterValidator):
+    """Null and the `neutral` values pass; anything else is refused with `why`."""
+
+    def __init__(self, *neutral: Any, why: str) -> None:
+        values = (None, *neutral)
+
+        def check(value: Any) -> Any:
+            for good in values:
+                if value == good and isinstance(value, bool) == isinstance(good, bool):
+                    return value
+            raise ValueError(why)
+
+        super().__init__(check)
+        shown = " or ".join(json.dumps(value) for value in neutral) or "null"
+        schema = {"enum": list(values), "description": f"Refused unless {shown}: {why}."}
+        object.__setattr__(self, "schema", schema)  # an AfterValidator is frozen
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> dict[str, Any]:
+        schema: dict[str, Any] = self.__dict__["schema"]
+        return schema

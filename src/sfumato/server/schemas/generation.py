@@ -1,23 +1,159 @@
-"""The fields that bodies share which ask for a reply: sampling, lengths, messages, tools.
+"""The fields that bodies share which ask for a reply: sampling, grammars, lengths, messages, tools.
 
 A field is honoured, or refused but for the values that ask for nothing (`Only`), or ignored
-(`Ignored`). What the description cannot say stands in rules.py. Ranges that depend on the model are
-the engine's business.
+(`Ignored`). All routes that generate take the fields of `Neutral` and `Grammars`, and a body has
+one grammar at most. What the description cannot say stands in openapi.py. Ranges that depend on the
+model are the engine's business.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema
 
+from sfumato.diffusion.constraints.grammar_source import LONGEST_SOURCE, MOST_CHOICES
+from sfumato.diffusion.sampler_config import MOST_NAMED
 from sfumato.options.limits import MOST_TOKENS
 from sfumato.server.schemas import json_schemas
-from sfumato.server.schemas.body import Body, Objects, Texts, at_most
-from sfumato.server.schemas.grammars import Grammars
-from sfumato.server.schemas.neutral import AtTheEnd, Ignored, Neutral
-from sfumato.server.schemas.settings import within
-from sfumato.server.schemas.vllm import NamedTokens, VllmXargs
+from sfumato.server.schemas.body import (
+    AtTheEnd,
+    Body,
+    First,
+    Ignored,
+    Objects,
+    Only,
+    Texts,
+    at_most,
+)
+from sfumato.server.schemas.json_schemas import NULL, Schema, either, within
+
+_TOP_P = "is not supported; use top_p"
+_CANVAS = "is a field of /v1/completions and /v1/chat/completions"
+_PENALTY = "penalties are not supported: the tokens of a canvas are drawn together"
+
+
+class Neutral(BaseModel):
+    """Fields that clients send to every route that generates, at values that ask for nothing."""
+
+    # vLLM's
+    min_p: Annotated[Any, Only(0, why=_TOP_P)] = None
+    repetition_penalty: Annotated[Any, Only(1, why=_PENALTY)] = None
+    length_penalty: Annotated[Any, Only(1, why="there is no beam search here")] = None
+    use_beam_search: Annotated[Any, Only(False, why="there is no beam search here")] = None
+    best_of: Annotated[Any, Only(1, why="is not supported; ask for n replies and choose")] = None
+    skip_special_tokens: Annotated[
+        Any, Only(True, why="markers are never part of a reply's text")
+    ] = None
+    frequency_penalty: Annotated[Any, Only(0, why=_PENALTY)] = None
+    presence_penalty: Annotated[Any, Only(0, why=_PENALTY)] = None
+    vllm_xargs: Annotated[Any, Only({}, why=_CANVAS)] = None
+    logprob_token_ids: Annotated[Any, Only([], why=_CANVAS)] = None
+    return_tokens_as_token_ids: Annotated[Any, Only(False, why=_CANVAS)] = None
+    prompt_logprobs: Annotated[Any, Only(why="is a field of /v1/completions")] = None
+    # llama-server's
+    cache_prompt: Ignored = None
+    id_slot: Ignored = None
+    timings_per_token: AtTheEnd = None
+    return_progress: bool | None = Field(
+        None,
+        description="Send how far the prompt is encoded: streams of chats, responses, /completion.",
+    )
+
+
+_OBJECT: Schema = {"type": "object"}
+_SCHEMA = either(_OBJECT, {"type": "boolean"})
+JsonSchema = Annotated[dict[str, Any] | bool, WithJsonSchema(_SCHEMA)]
+SchemaOrText = Annotated[
+    dict[str, Any] | bool | str | None,
+    WithJsonSchema(either(*_SCHEMA["anyOf"], {"type": "string"}, NULL)),
+]
+Grammar = Annotated[str, Field(max_length=LONGEST_SOURCE)]
+Choices = Annotated[list[str], First, Field(min_length=1, max_length=MOST_CHOICES)]
+_WHITE_SPACE = "cannot be set: white space is bounded here"
+
+
+class NamedSchema(Body):
+    """OpenAI's `json_schema`."""
+
+    name: str | None = Field(None, description="Accepted and ignored.")
+    description: Ignored = None
+    schema_: JsonSchema | None = Field(None, alias="schema", description="None: any object.")
+    strict: bool | None = Field(None, description="The schema is held whether or not it is true.")
+
+
+class ResponseFormat(Body):
+    """What the reply has to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+    schema_: JsonSchema | None = Field(
+        None, alias="schema", description="Of a json_object, as llama-server has it."
+    )
+
+
+class StructuredOutputs(Body):
+    """vLLM's; one of them."""
+
+    json_: SchemaOrText = Field(None, alias="json", description="A JSON schema, or its text.")
+    regex: Grammar | None = None
+    choice: Choices | None = None
+    grammar: Grammar | None = Field(None, description="GBNF or Lark.")
+    json_object: bool | None = None
+    disable_any_whitespace: Annotated[Any, Only(False, why=_WHITE_SPACE)] = None
+    disable_additional_properties: Annotated[
+        Any, Only(False, why="is not supported; set additionalProperties in the schema")
+    ] = None
+    disable_fallback: Ignored = None
+    whitespace_pattern: Annotated[Any, Only(why=_WHITE_SPACE)] = None
+    structural_tag: Annotated[Any, Only(why="is not supported; use tools with strict")] = None
+
+
+class Grammars(BaseModel):
+    """Fields of every body that asks for a reply."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaOrText = Field(None, description="The same as structured_outputs.json.")
+    guided_regex: Grammar | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Grammar | None = None
+    guided_decoding_backend: Ignored = None
+    guided_whitespace_pattern: Annotated[Any, Only(why=_WHITE_SPACE)] = None
+    json_schema: JsonSchema | None = Field(None, description="As llama-server has it.")
+    grammar: Grammar | None = Field(None, description="GBNF or Lark; an empty one is none.")
+
+
+LONGEST_CANVAS = 4096
+"""Tokens and positions in a body at most, before the checkpoint's canvas length is looked at."""
+
+Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_Canvas = Annotated[list[Token], First, Field(max_length=LONGEST_CANVAS)]
+_CONSTRAINED = "is not supported; leave it out: the probabilities are the same"
+NamedTokens = Annotated[list[Token], First, Field(max_length=MOST_NAMED)]
+
+
+class VllmXargs(Body):
+    """What vLLM's `vllm_xargs` has for diffusion models."""
+
+    diffusion_seed_canvas: _Canvas | None = Field(
+        None, description="What the first canvas begins as: a token for each of its positions."
+    )
+    diffusion_pinned: _Canvas | None = Field(
+        None, description="Positions that keep their token of the seed canvas at every step."
+    )
+    diffusion_canvas_length: int | None = Field(
+        None, ge=1, le=LONGEST_CANVAS, description="The same as canvas_length."
+    )
+    diffusion_max_steps: int | None = Field(
+        None, ge=1, le=MOST_TOKENS, description="Steps per canvas at most; the server's if fewer."
+    )
+    diffusion_read_only: bool | Literal[0, 1] | None = Field(
+        None,
+        description="Read the canvas and write no reply: the most probable token of each "
+        "position after the last step, log probabilities at temperature 1.",
+    )
+    diffusion_constrained: Annotated[Any, Only(False, 0, why=_CONSTRAINED)] = None
 
 
 class Sampling(Neutral, Grammars, Body):

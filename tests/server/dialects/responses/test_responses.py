@@ -23,9 +23,9 @@ from tests.support.fake_engine import FakeEngine
 from sfumato.api import Model
 from sfumato.engine import Engine, EngineConfig, Failed
 from sfumato.server.app import ServerSettings, create_app
+from sfumato.server.dialects.responses.body import ResponsesBody
 from sfumato.server.dialects.responses.parsing import parse
 from sfumato.server.dialects.responses.renderer import ResponsesRenderer
-from sfumato.server.schemas.responses import ResponsesBody
 from sfumato.server.service import Service
 
 QUOTE = '<|"|>'

@@ -1,23 +1,70 @@
-"""Anthropic's messages and content blocks as messages of the chat template.
+"""Anthropic's messages, content blocks and tools as those of the chat template.
 
 Tool calls and their results become what OpenAI's API has, which the text side checks. Errors name
-blocks by their place in the body. Knows no sampling.
-"""
+blocks by their place in the body. Knows no sampling."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sfumato.server.dialects.shared.unknown_fields import check_fields
-from sfumato.server.http.errors import ApiError, bad_request
-from sfumato.server.schemas.anthropic import AnthropicPrompt
+from sfumato.refused import Refused
+from sfumato.server.dialects.anthropic.forms import AnthropicPrompt, ToolChoice
+from sfumato.server.http.errors import Wording
+from sfumato.server.http.request_body import check_fields
 from sfumato.server.schemas.body import Unknown
 from sfumato.server.settings import ServerSettings
-from sfumato.text.messages import MessageError, tool_name
+from sfumato.text.messages import tool_name
+
+_KNOWN = {
+    *("name", "description", "input_schema", "strict", "type", "cache_control"),
+    # Without an effect here.
+    *("input_examples", "eager_input_streaming", "allowed_callers", "defer_loading"),
+}
+WORDING: Wording = {
+    "tools[].function.parameters": "tools[].input_schema",
+    **{f"tools[].function.{name}": f"tools[].{name}" for name in ("name", "description", "strict")},
+}
+
+
+def tools_of(given: list[dict[str, Any]] | None, ignored: Unknown | None) -> list[dict[str, Any]]:
+    """ignored: records what a lenient server leaves out; None where unknown fields are refused.
+    Raises Refused."""
+    return [_tool(tool, f"tools[{i}]", ignored) for i, tool in enumerate(given or ())]
+
+
+def _tool(tool: Mapping[str, Any], where: str, ignored: Unknown | None) -> dict[str, Any]:
+    kind = tool.get("type")
+    if kind not in (None, "custom"):
+        raise Refused(
+            f"{where}.type",
+            "only tools with an input_schema are supported",
+            "nothing runs here beside the model",
+            code="unsupported",
+        )
+    check_fields(tool, _KNOWN, where, ignored)
+    schema = tool.get("input_schema")
+    if not isinstance(schema, Mapping):
+        raise Refused(f"{where}.input_schema", "must be a JSON schema object")
+    function: dict[str, Any] = {"name": tool.get("name"), "parameters": schema}
+    for name in ("description", "strict"):
+        if tool.get(name) is not None:
+            function[name] = tool[name]
+    return {"type": "function", "function": function}
+
+
+def choice_of(choice: ToolChoice | None) -> str | dict[str, Any] | None:
+    """Raises Refused."""
+    if choice is None:
+        return None
+    if choice.type != "tool":
+        return "required" if choice.type == "any" else choice.type
+    if choice.name is None:
+        raise Refused("tool_choice.name", "is missing", code="missing")
+    return {"type": "function", "function": {"name": choice.name}}
+
 
 BILLING = "x-anthropic-billing-header:"
 """Begins a block of the system prompt that an agent makes anew for each request. Within the prompt
@@ -39,7 +86,6 @@ _UNSUPPORTED = {
     "document": "documents are not supported; send their text",
     "search_result": "search results are not supported; send their text",
 }
-_INDEX = re.compile(r"messages\[(\d+)\](\.tool_call_id|\.role)?")
 
 
 @dataclass
@@ -64,30 +110,28 @@ class Conversation:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Gives an ApiError that is raised within the body's places."""
+        """Gives an Refused that is raised within the body's places."""
         try:
             yield
-        except ApiError as error:
-            match = _INDEX.match(error.message)
-            if match and int(match[1]) < len(self.places):
-                name = self.places[int(match[1])]
-                name += ".tool_use_id" if match[2] == ".tool_call_id" else ""
-                error.message = name + error.message[match.end() :]
-                if error.param is not None:
-                    error.param = _INDEX.sub(lambda _: name, error.param, count=1)
-            raise
+        except Refused as error:
+            names = dict[str, str]()
+            for number, place in enumerate(self.places):
+                message = f"messages[{number}]"
+                names |= {message: place, f"{message}.role": place}
+                names[f"{message}.tool_call_id"] = f"{place}.tool_use_id"
+            raise error.renamed(names) from None
 
 
 def conversation(
     body: AnthropicPrompt, settings: ServerSettings, ignored: Unknown | None
 ) -> Conversation:
     """ignored: records what a lenient server leaves out; None where unknown fields are refused.
-    Raises ApiError."""
+    Raises Refused."""
     if len(body.messages) > settings.max_messages:
-        raise bad_request(
-            f"messages: {len(body.messages)} of them, and this server takes "
-            f"{settings.max_messages}; leave out old ones, or raise --max-messages",
+        raise Refused(
             "messages",
+            f"{len(body.messages)} of them, and this server takes {settings.max_messages}",
+            "leave out old ones, or raise --max-messages",
         )
     reader = _Reader(ignored)
     made = Conversation()
@@ -118,7 +162,7 @@ class _Reader:
     def add(self, message: Mapping[str, Any], where: str, made: Conversation) -> None:
         role = message.get("role")
         if not isinstance(role, str) or role not in _ROLES:
-            raise bad_request(f"{where}.role: must be user, assistant or system", f"{where}.role")
+            raise Refused(f"{where}.role", "must be user, assistant or system")
         check_fields(message, ("role", "content"), where, self._ignored)
         content, where = message.get("content"), f"{where}.content"
         if role == "system":
@@ -145,23 +189,23 @@ class _Reader:
     def _blocks(
         self, content: Any, where: str, kinds: Sequence[str]
     ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Blocks of those kinds, each with its place. Raises ApiError."""
+        """Blocks of those kinds, each with its place. Raises Refused."""
         if not isinstance(content, list):
-            raise bad_request(f"{where}: must be text or a list of content blocks", where)
+            raise Refused(where, "must be text or a list of content blocks")
         for number, block in enumerate(content):
             here = f"{where}[{number}]"
             kind = block.get("type") if isinstance(block, Mapping) else None
             if isinstance(kind, str) and kind in _UNSUPPORTED:
-                raise bad_request(f"{here}: {_UNSUPPORTED[kind]}", here, "unsupported")
+                raise Refused(here, _UNSUPPORTED[kind], code="unsupported")
             if not isinstance(kind, str) or kind not in kinds:
-                raise bad_request(f"{here}.type: must be {' or '.join(kinds)}", f"{here}.type")
+                raise Refused(f"{here}.type", f"must be {' or '.join(kinds)}")
             check_fields(block, _KEYS[kind] | {"type", "cache_control"}, here, self._ignored)
             _check_texts(block, kind, here)
             yield here, block
 
 
 def _check_texts(block: Mapping[str, Any], kind: str, where: str) -> None:
-    """Raises ApiError."""
+    """Raises Refused."""
     texts = {
         "text": ("text",),
         "thinking": ("thinking",),
@@ -170,15 +214,12 @@ def _check_texts(block: Mapping[str, Any], kind: str, where: str) -> None:
     }
     for name in texts.get(kind, ()):
         if not isinstance(block.get(name), str):
-            raise bad_request(f"{where}.{name}: must be text", f"{where}.{name}")
+            raise Refused(f"{where}.{name}", "must be text")
     if kind != "tool_use":
         return
     if not isinstance(block.get("input"), Mapping):
-        raise bad_request(f"{where}.input: must be an object", f"{where}.input")
-    try:
-        tool_name(block["name"], f"{where}.name")
-    except MessageError as error:
-        raise bad_request(str(error), f"{where}.name") from None
+        raise Refused(f"{where}.input", "must be an object")
+    tool_name(block["name"], f"{where}.name")
 
 
 def _of_assistant(blocks: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:

@@ -1,99 +1,266 @@
-"""Anthropic's messages: POST /v1/messages becomes a request; and a prompt's tokens are counted."""
+"""Anthropic's messages: POST /v1/messages becomes a request, and its reply one message or the
+events of a stream. A prompt's tokens are counted, and the model is shown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import base64
+import hashlib
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from sfumato.api import Reply
 from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
-from sfumato.engine import Request
-from sfumato.server.dialects.anthropic.conversation import conversation
-from sfumato.server.dialects.anthropic.errors import ANTHROPIC_ERRORS
-from sfumato.server.dialects.anthropic.renderer import WIRE, MessagesRenderer
-from sfumato.server.dialects.anthropic.tools import WORDING, choice_of, tools_of
-from sfumato.server.dialects.shared.encoded_only import encoded_only
-from sfumato.server.dialects.shared.ends import reply_ends
-from sfumato.server.dialects.shared.grammars import grammar_of
-from sfumato.server.dialects.shared.openai_messages import continuation
-from sfumato.server.dialects.shared.openai_tools import tool_use
-from sfumato.server.dialects.shared.sampling import request_fields, seeds_of, stops_of
-from sfumato.server.dialects.shared.thinking import Thinking, thinking_of
-from sfumato.server.dialects.shared.unknown_fields import leaves_out
-from sfumato.server.http.dialect import Dialect
-from sfumato.server.http.errors import bad_request
-from sfumato.server.schemas.anthropic import CountBody, MessagesBody
+from sfumato.engine import Account, Finished, Request
+from sfumato.refused import Refused
+from sfumato.server.chat.call import (
+    ChatCall,
+    Thinking,
+    requests_of,
+)
+from sfumato.server.chat.deltas import DeltaRenderer
+from sfumato.server.chat.logprobs import Entry
+from sfumato.server.chat.objects import thinks, written_at
+from sfumato.server.dialects.anthropic.conversation import (
+    WORDING,
+    choice_of,
+    conversation,
+    tools_of,
+)
+from sfumato.server.dialects.anthropic.forms import ANTHROPIC_ERRORS, CountBody, MessagesBody
+from sfumato.server.http.dialect import Dialect, Frame
+from sfumato.server.http.inflight import CollectedReply
+from sfumato.server.http.request_body import leaves_out
+from sfumato.server.http.wire import Wire, named_event
 from sfumato.server.service import Service
+from sfumato.text.reply import ToolCall
+
+_NO = {"supported": False}
+_YES = {"supported": True}
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+
+
+def anthropic_card(service: Service) -> dict[str, Any]:
+    """Fields beside OpenAI's."""
+    model = service.model
+    can_think = {"supported": thinks(model.template.markers)}
+    return {
+        "type": "model",
+        "display_name": service.name,
+        "created_at": written_at(service).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": service.context,
+        "max_tokens": service.context,
+        "capabilities": {
+            "batch": _NO,
+            "citations": _NO,
+            "code_execution": _NO,
+            "context_management": _NO,
+            "effort": can_think | dict.fromkeys(_EFFORTS, can_think),
+            "image_input": _NO,
+            "pdf_input": _NO,
+            "server_tools": _NO | {"code_execution": _NO, "web_search": _NO},
+            "structured_outputs": _YES,
+            "thinking": can_think
+            | {
+                "types": {
+                    "adaptive": can_think,
+                    "between_tools": _YES,
+                    "disabled": _YES,
+                    "enabled": can_think,
+                }
+            },
+        },
+    }
+
+
+WIRE = Wire("text/event-stream", named_event, keepalive=named_event({"type": "ping"}))
+
+
+class MessagesRenderer(DeltaRenderer):
+    """One message: thinking, text and calls are its blocks."""
+
+    def __init__(self, service: Service, body: MessagesBody, requests: Sequence[Request]) -> None:
+        super().__init__(service, requests, body)
+        (self._request,) = requests
+        self._is_cut = body.max_tokens > self._request.max_tokens  # by the context
+        self._hides_thought = body.thinking is not None and body.thinking.display == "omitted"
+        self._thought = hashlib.sha256()  # of what was thought in the block that is open
+        self._open: str | None = None  # the kind of that block
+        self._blocks = 0  # begun so far
+
+    def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
+        (collected,) = replies
+        end = collected.finished
+        blocks: list[Frame] = []
+        if (thought := end.reply.thought) is not None:
+            shown = "" if self._hides_thought else thought
+            digest = hashlib.sha256(thought.encode())
+            blocks.append({"type": "thinking", "thinking": shown, "signature": _signature(digest)})
+        if end.reply.text:
+            blocks.append({"type": "text", "text": end.reply.text})
+        blocks += [_call(call, call.arguments) for call in end.reply.tool_calls]
+        return self._message(blocks, self._usage(end.account), end.reply) | self.warned(end.reply)
+
+    def extra(self, fields: Frame) -> Frame:
+        return {"type": next(iter(fields))} | fields
+
+    def begin(self, number: int) -> Iterable[Frame]:
+        assert self._request.made
+        usage = _usage(len(self._request.made.ids), 0, 0)
+        yield {"type": "message_start", "message": self._message([], usage)}
+        yield {"type": "ping"}
+
+    def thought(self, number: int, piece: str) -> Iterable[Frame]:
+        yield from self._enter("thinking", {"thinking": "", "signature": ""})
+        self._thought.update(piece.encode())
+        if not self._hides_thought:
+            yield self._delta({"type": "thinking_delta", "thinking": piece})
+
+    def text(self, number: int, piece: str, tokens: list[Entry] | None) -> Iterable[Frame]:
+        yield from self._enter("text", {"text": ""})
+        yield self._delta({"type": "text_delta", "text": piece})
+
+    def call(
+        self, number: int, at: int, call: ToolCall, arguments: Sequence[str]
+    ) -> Iterable[Frame]:
+        yield from self._close()
+        yield self._begin_block(_call(call, {}))
+        for piece in arguments:
+            yield self._delta({"type": "input_json_delta", "partial_json": piece})
+        self._open = "tool_use"
+        yield from self._close()
+
+    def end(self, number: int, end: Finished) -> Iterable[Frame]:
+        yield from self._close()
+        yield {
+            "type": "message_delta",
+            "delta": self._stop(end.reply),
+            "usage": self._usage(end.account),
+            **self.warned(end.reply),
+        }
+        yield {"type": "message_stop"}
+
+    def _enter(self, kind: str, empty: Frame) -> Iterator[Frame]:
+        """Begins a block of a kind where none is open."""
+        if self._open != kind:
+            yield from self._close()
+            self._open = kind
+            yield self._begin_block({"type": kind, **empty})
+
+    def _begin_block(self, block: Frame) -> Frame:
+        self._blocks += 1
+        return {"type": "content_block_start", "index": self._blocks - 1, "content_block": block}
+
+    def _close(self) -> Iterator[Frame]:
+        if self._open == "thinking":
+            yield self._delta({"type": "signature_delta", "signature": _signature(self._thought)})
+            self._thought = hashlib.sha256()
+        if self._open is not None:
+            yield {"type": "content_block_stop", "index": self._blocks - 1}
+        self._open = None
+
+    def _delta(self, delta: Frame) -> Frame:
+        return {"type": "content_block_delta", "index": self._blocks - 1, "delta": delta}
+
+    def _message(self, blocks: list[Frame], usage: Frame, reply: Reply | None = None) -> Frame:
+        return {
+            "id": f"msg_{self._request.id.removeprefix('req-')}",
+            "type": "message",
+            "role": "assistant",
+            "model": self.service.name,
+            "content": blocks,
+            **self._stop(reply),
+            "usage": usage,
+        }
+
+    def _stop(self, reply: Reply | None) -> Frame:
+        """Why the reply has ended; null before."""
+        stop = reply.stop if reply is not None else None
+        return {
+            "stop_reason": None if reply is None else self._reason(reply),
+            "stop_sequence": stop,
+        }
+
+    def _reason(self, reply: Reply) -> str:
+        if reply.stop_reason == "max_tokens":
+            return "model_context_window_exceeded" if self._is_cut else "max_tokens"
+        if reply.tool_calls:
+            return "tool_use"
+        return "end_turn" if reply.stop is None else "stop_sequence"
+
+    def _usage(self, account: Account) -> Frame:
+        usage = _usage(account.prompt_tokens, account.cached_tokens, account.output_tokens)
+        return usage | {"output_tokens_details": {"thinking_tokens": account.thought_tokens}}
+
+
+def _usage(prompt: int, cached: int, written: int) -> Frame:
+    """Tokens; those of the prompt that were in the cache count by themselves."""
+    return {
+        "input_tokens": prompt - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": written,
+        "service_tier": "standard",
+    }
+
+
+def _call(call: ToolCall, arguments: Mapping[str, Any]) -> Frame:
+    return {
+        "type": "tool_use",
+        "id": f"toolu_{secrets.token_hex(12)}",
+        "name": call.name,
+        "input": dict(arguments),
+    }
+
+
+def _signature(digest: Any) -> str:
+    """Clients send a thought back with its signature. Nothing is checked by it: past thoughts never
+    go back to the model."""
+    return base64.b64encode(digest.digest()).decode()
+
 
 PATH = "/v1/messages"
 COUNT_PATH = f"{PATH}/count_tokens"
 
 
 def parse(service: Service, body: MessagesBody) -> list[Request]:
-    """Raises ApiError."""
-    model = service.model
+    """Raises Refused."""
     ignored = leaves_out(body, service.settings)
     talk = conversation(body, service.settings, ignored)
-    tools = tools_of(body.tools, ignored)
-    choice, is_single = body.tool_choice, False
-    if choice is not None:
-        is_single = bool(choice.disable_parallel_tool_use)
-    use = tool_use(tools, choice_of(choice), model)
+    choice, stops = body.tool_choice, [body.stop] if isinstance(body.stop, str) else body.stop
+    stops = [*(stops or ()), *(body.stop_sequences or ())]
+    call = ChatCall(
+        PATH,
+        body.model_copy(update={"stop": stops}),
+        talk.messages,
+        tools=tools_of(body.tools, ignored),
+        tool_choice=choice_of(choice),
+        is_single=choice is not None and bool(choice.disable_parallel_tool_use),
+        forms=lambda: _formats(body),
+        thinking=_thinking(body),
+        limit=body.max_tokens,
+        is_most=True,
+        user=body.metadata.user_id if body.metadata else None,
+    )
     with talk.named():
-        messages, continued = continuation(
-            talk.messages, None, None, service.engine.check_length, model.template.markers
-        )
-        thinking, budget = _thinking(body, continued is not None)
-        fields = request_fields(body, model, PATH, use.banned)
-        fields |= {"max_thinking_tokens": budget, "stop": _stops(body)}
-        fields |= reply_ends(
-            use, model, is_single, grammar_of(body, lambda: _formats(body)), fields
-        )
-        if continued is not None:  # the reply may be complete already
-            fields["retry_empty"] = body.retry_empty is True
-        one = Request(
-            messages=messages,
-            continued=continued,
-            thinking=thinking,
-            tools=use.tools,
-            opening=use.opening,
-            user=body.metadata.user_id if body.metadata else None,
-            **fields,
-        )
-        prompt = service.prompt(one)
-    one = replace(one, made=prompt, seed=seeds_of(body.seed, 1)[0])
-    if body.max_tokens == 0:
-        return [encoded_only(one)]
-    most = service.at_most(body.max_tokens, len(prompt.ids), body.canvas_length)
-    return [replace(one, max_tokens=most)]
+        return requests_of(service, call)
 
 
-def _thinking(body: MessagesBody, continued: bool) -> tuple[bool, int | None]:
-    """Raises ApiError."""
+def _thinking(body: MessagesBody) -> Thinking:
+    """Raises Refused."""
     config = body.thinking
     kind = "disabled" if config is None else config.type
     budget = None
     if config is not None and kind == "enabled":
         budget = config.budget_tokens
         if budget is None:
-            raise bad_request(
-                "thinking.budget_tokens: is missing", "thinking.budget_tokens", "missing"
-            )
+            raise Refused("thinking.budget_tokens", "is missing", code="missing")
         if 0 < body.max_tokens <= budget:
-            raise bad_request(
-                "thinking.budget_tokens: must be less than max_tokens", "thinking.budget_tokens"
-            )
+            raise Refused("thinking.budget_tokens", "must be less than max_tokens")
     effort = body.output_config.effort if body.output_config and kind == "adaptive" else None
     most = budget if body.max_thinking_tokens is None else body.max_thinking_tokens
-    enabled = kind in ("enabled", "adaptive")
-    given = Thinking(effort, enabled, most, "thinking", "thinking")
-    return thinking_of(given, continued)
-
-
-def _stops(body: MessagesBody) -> list[str] | None:
-    """Raises ApiError."""
-    given = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    return stops_of([*given, *(body.stop_sequences or ())]) or None
+    return Thinking(effort, kind in ("enabled", "adaptive"), most, "thinking", "thinking")
 
 
 def _formats(body: MessagesBody) -> Iterator[GrammarSource]:
@@ -105,7 +272,7 @@ def _formats(body: MessagesBody) -> Iterator[GrammarSource]:
 
 
 def count(service: Service, body: CountBody) -> dict[str, Any]:
-    """The answer of the other route. Raises ApiError."""
+    """The answer of the other route. Raises Refused."""
     fields = {name: value for name, value in body if name in MessagesBody.model_fields}
     # Of a prompt alone, no limit is looked at.
     counted = MessagesBody.model_construct(**fields | {"max_tokens": 0})
@@ -125,5 +292,5 @@ MESSAGES = Dialect(
     streams=lambda body: bool(body.stream),
     wire=WIRE,
     errors=ANTHROPIC_ERRORS,
-    wording=(*WORDING, ("stop", "stop_sequences")),
+    wording={**WORDING, "stop": "stop_sequences"},
 )

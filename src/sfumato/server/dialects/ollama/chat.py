@@ -2,33 +2,312 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from sfumato.server.dialects.ollama.errors import OLLAMA_ERRORS
-from sfumato.server.dialects.ollama.parsing import (
-    CHAT_PATH,
-    GENERATE_PATH,
-    parse_chat,
-    parse_generate,
-    streams,
+from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
+from sfumato.engine import Account, Finished, Request
+from sfumato.options import exclusions
+from sfumato.refused import Refused
+from sfumato.server.chat import objects
+from sfumato.server.chat.call import (
+    ChatCall,
+    Thinking,
+    requests_of,
 )
-from sfumato.server.dialects.ollama.renderer import WIRE, GenerateRenderer, OllamaRenderer
-from sfumato.server.dialects.ollama.times import now
-from sfumato.server.http.dialect import Dialect
-from sfumato.server.http.wording import Wording
-from sfumato.server.schemas.ollama import (
+from sfumato.server.chat.deltas import DeltaRenderer
+from sfumato.server.chat.logprobs import Entry, TokenLog, log_of
+from sfumato.server.chat.prompts import insertion
+from sfumato.server.dialects.ollama.forms import (
+    LEVELS,
+    OLLAMA_ERRORS,
     OllamaChatBody,
     OllamaGenerateBody,
     OllamaGeneration,
     OllamaOptions,
+    nanoseconds,
+    now,
 )
+from sfumato.server.http.dialect import Dialect, Frame
+from sfumato.server.http.errors import Wording
+from sfumato.server.http.inflight import CollectedReply
+from sfumato.server.http.request_body import check_fields, leaves_out
+from sfumato.server.http.wire import Wire, line
+from sfumato.server.schemas.body import Unknown
 from sfumato.server.service import Service
+from sfumato.server.settings import ServerSettings
+from sfumato.text.reply import ToolCall
 
-_WORDING: Wording = (
-    ("max_tokens", "options.num_predict"),
-    (f"({'|'.join(OllamaOptions.model_fields)})", r"options.\1"),
-)
+_KEYS = {
+    "system": {"content"},
+    "user": {"content"},
+    "assistant": {"content", "thinking", "tool_calls"},
+    "tool": {"content", "tool_name", "name", "tool_call_id"},
+}
+
+
+def conversation(
+    given: Sequence[Mapping[str, Any]], settings: ServerSettings, ignored: Unknown | None
+) -> list[dict[str, Any]]:
+    """ignored: records what a lenient server leaves out; None where unknown fields are refused.
+    Raises Refused."""
+    if len(given) > settings.max_messages:
+        raise Refused(
+            "messages",
+            f"{len(given)} of them, and this server takes {settings.max_messages}",
+            "leave out old ones, or raise --max-messages",
+        )
+    messages: list[dict[str, Any]] = []
+    for number, message in enumerate(given):
+        messages.append(_message(message, f"messages[{number}]", ignored, messages))
+    return messages
+
+
+def _message(
+    message: Mapping[str, Any],
+    where: str,
+    ignored: Unknown | None,
+    before: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """ignored: None where unknown fields are refused."""
+    role = message.get("role")
+    role = "system" if role == "developer" else role
+    if not isinstance(role, str) or role not in _KEYS:
+        raise Refused(f"{where}.role", "must be one of system, user, assistant, tool")
+    if message.get("images") not in (None, []):
+        name = f"{where}.images"
+        raise Refused(name, "images are not supported yet", code="unsupported")
+    known = _KEYS[role] | {"role", "images"}
+    check_fields(message, known, where, ignored)
+    if not isinstance(message.get("content"), str | None):
+        raise Refused(f"{where}.content", "must be text")
+    clean: dict[str, Any] = {"role": role, "content": message.get("content")}
+    if role == "assistant":
+        clean["content"] = clean["content"] or ""
+        if message.get("tool_calls") is not None:
+            clean["tool_calls"] = message["tool_calls"]
+    elif role == "tool":
+        called = message.get("tool_name") or message.get("name")
+        if message.get("tool_call_id") is not None and _have_ids(before):
+            clean["tool_call_id"] = message["tool_call_id"]
+        if called is None and "tool_call_id" not in clean:
+            called = _called(before)
+        clean["name"] = called
+    return clean
+
+
+def _have_ids(before: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last calls have ids: LiteLLM leaves them out of calls and sends them in results,
+    where they then say nothing."""
+    turns = (message for message in reversed(before) if message["role"] != "tool")
+    last = next(turns, None)
+    calls = None if last is None else last.get("tool_calls")
+    if not isinstance(calls, list):
+        return True  # no calls: what the id is worth is not known here
+    return any(isinstance(call, Mapping) and call.get("id") is not None for call in calls)
+
+
+def _called(before: Sequence[Mapping[str, Any]]) -> str | None:
+    """The name of the first call that has no result yet: clients may leave out which call a result
+    belongs to, and send results in the order of the calls."""
+    results = 0
+    for message in reversed(before):
+        if message["role"] != "tool":
+            break
+        results += 1
+    calls = before[-1 - results].get("tool_calls") if len(before) > results else None
+    if not isinstance(calls, list) or len(calls) <= results:
+        return None
+    function = calls[results].get("function") if isinstance(calls[results], Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
+CHAT_PATH = "/api/chat"
+GENERATE_PATH = "/api/generate"
+
+
+def parse_chat(service: Service, body: OllamaChatBody) -> list[Request]:
+    """Raises Refused."""
+    ignored = leaves_out(body, service.settings)
+    messages = conversation(body.messages or (), service.settings, ignored)
+    return requests_of(service, _call(body, CHAT_PATH, messages=messages, tools=body.tools))
+
+
+def parse_generate(service: Service, body: OllamaGenerateBody) -> list[Request]:
+    """Raises Refused."""
+    if body.context:
+        raise Refused(
+            "context", "is not supported", "send the conversation as messages to /api/chat"
+        )
+    prompt, suffix = body.prompt or "", body.suffix or ""
+    if not (suffix or body.raw):
+        system = [{"role": "system", "content": body.system}] if body.system else []
+        messages = [*system, {"role": "user", "content": prompt}]
+        return requests_of(service, _call(body, GENERATE_PATH, messages=messages))
+    given = {name: getattr(body, name) for name in ("system", "raw", "suffix")}
+    exclusions.check(exclusions.OLLAMA, given)
+    ids = service.raw_prompt(prompt, GENERATE_PATH, special=bool(body.raw))
+    if not ids:
+        raise Refused("prompt", "is empty, and this model has no token to begin with")
+    call = _call(body, GENERATE_PATH)
+    if suffix:
+        given = {"suffix": True, "format": body.format, "logprobs": body.logprobs}
+        exclusions.check(exclusions.OLLAMA, given)
+        hole = insertion(service, call.drawn, suffix, call.limit, "suffix", GENERATE_PATH)
+        call = replace(call, holes=hole)
+    return requests_of(service, call, [ids])
+
+
+def _call(body: OllamaGeneration, endpoint: str, **prompt: Any) -> ChatCall:
+    """Raises Refused."""
+    if body.top_logprobs and not body.logprobs:
+        raise Refused("top_logprobs", "needs logprobs to be true")
+    options, limit = options_of(body), None
+    if options.num_predict is not None and options.num_predict > 0:  # others: what fits
+        limit = options.num_predict
+    return ChatCall(
+        endpoint,
+        options,
+        forms=lambda: _format(body.format),
+        thinking=_thinking(body, options),
+        logprobs=bool(body.logprobs),
+        alternatives=body.top_logprobs,
+        limit=limit,
+        is_most=True,
+        **prompt,
+    )
+
+
+def options_of(body: OllamaGeneration) -> OllamaOptions:
+    """The options, with the body's own fields of sending and when it had arrived."""
+    given = body.options or OllamaOptions.model_validate({})
+    sending = {"stream": streams(body), "stream_drafts": body.stream_drafts}
+    options = given.model_copy(update=sending)
+    options.arrived(body.since, body.owner)
+    return options
+
+
+def streams(body: OllamaGeneration) -> bool:
+    """Whether the reply is streamed: by default it is."""
+    return body.stream is not False
+
+
+def _thinking(body: OllamaGeneration, options: OllamaOptions) -> Thinking:
+    """Raises Refused."""
+    think = body.think
+    if isinstance(think, str) and think in LEVELS:
+        return Thinking(think, None, options.max_thinking_tokens, "think", "think")
+    if not isinstance(think, bool | None):
+        raise Refused("think", f"must be true, false or one of {', '.join(LEVELS)}")
+    return Thinking(None, bool(think), options.max_thinking_tokens, "think", "think")
+
+
+def _format(given: Any) -> Iterator[GrammarSource]:
+    """Raises ValueError."""
+    if given is None or given == "":
+        return
+    if given == "json":
+        given = {"type": "object"}
+    if not isinstance(given, dict):
+        raise Refused("format", 'must be "json" or a JSON schema object')
+    yield schema_source(given, "format")
+
+
+# JSON may begin with a space, and clients would read an empty line as a broken object.
+WIRE = Wire("application/x-ndjson", line, keepalive=" ")
+
+
+class OllamaRenderer(DeltaRenderer):
+    """Text and thought in pieces, each in an object of its own; the last one says done."""
+
+    def __init__(
+        self, service: Service, body: OllamaGeneration, requests: Sequence[Request]
+    ) -> None:
+        def log(request: Request) -> TokenLog | None:
+            top = body.top_logprobs or 0
+            return log_of(service, top, request, by_id=False) if body.logprobs else None
+
+        super().__init__(service, requests, body, body.options, log=log)
+
+    def content(
+        self, text: str, thought: str = "", calls: Sequence[ToolCall] = (), at: int = 0
+    ) -> Frame:
+        """What a part of a reply stands in. at: how many calls there were before."""
+        message: Frame = {"role": "assistant", "content": text}
+        if thought:
+            message["thinking"] = thought
+        if calls:
+            message["tool_calls"] = [
+                _call_object(call, place) for place, call in enumerate(calls, at)
+            ]
+        return {"message": message}
+
+    def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
+        (collected,) = replies
+        reply, entries = collected.finished.reply, self.entries(0, collected)
+        shown = self.content(reply.text, reply.thought or "", reply.tool_calls)
+        logs = {} if entries is None else {"logprobs": entries}
+        return self._part(shown | self._end(collected.finished) | logs)
+
+    def extra(self, fields: Frame) -> Frame:
+        return self._part(self.content("") | {"done": False} | fields)
+
+    def thought(self, number: int, piece: str) -> Iterable[Frame]:
+        yield self.extra(self.content("", piece))
+
+    def text(self, number: int, piece: str, tokens: list[Entry] | None) -> Iterable[Frame]:
+        logs = {} if tokens is None else {"logprobs": tokens}
+        yield self.extra(self.content(piece) | logs)
+
+    def calls(self, number: int, at: int, calls: Sequence[ToolCall]) -> Iterable[Frame]:
+        yield self.extra(self.content("", "", calls, at))
+
+    def end(self, number: int, end: Finished) -> Iterable[Frame]:
+        yield self._part(self.content("") | self._end(end))
+
+    def _part(self, fields: Frame) -> Frame:
+        return {"model": self.service.name, "created_at": now(), **fields}
+
+    def _end(self, end: Finished) -> Frame:
+        reason = "length" if end.reply.stop_reason == "max_tokens" else "stop"
+        done = {"done": True, "done_reason": reason} | durations_of(end.account)
+        return done | self.warned(end.reply)
+
+
+class GenerateRenderer(OllamaRenderer):
+    """The same as a completion."""
+
+    def content(
+        self, text: str, thought: str = "", calls: Sequence[ToolCall] = (), at: int = 0
+    ) -> Frame:
+        return {"response": text} | ({"thinking": thought} if thought else {})
+
+
+def durations_of(account: Account) -> Frame:
+    """Tokens, and times in nanoseconds; nothing is loaded for a request."""
+    return {
+        "total_duration": nanoseconds(account.total_s),
+        "load_duration": 0,
+        "prompt_eval_count": account.prompt_tokens,
+        "prompt_eval_duration": nanoseconds(account.prefill_s),
+        "eval_count": account.output_tokens,
+        "eval_duration": nanoseconds(account.denoise_s + account.commit_s),
+    }
+
+
+def _call_object(call: ToolCall, index: int) -> Frame:
+    return {
+        "id": objects.new_id("call"),
+        "function": {"index": index, "name": call.name, "arguments": dict(call.arguments)},
+    }
+
+
+_WORDING: Wording = {
+    **{name: f"options.{name}" for name in OllamaOptions.model_fields},
+    "max_tokens": "options.num_predict",
+}
 
 
 def _loaded(service: Service, body: OllamaGeneration, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,6 +359,6 @@ OLLAMA_GENERATE = Dialect(
     streams=streams,
     wire=WIRE,
     errors=OLLAMA_ERRORS,
-    wording=(("messages", "prompt"), *_WORDING),
+    wording={"messages": "prompt", **_WORDING},
     at_once=_without_prompt,
 )

@@ -6,30 +6,36 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from sfumato.server.dialects.ollama.times import shown
-from sfumato.server.dialects.shared.model_facts import thinks, written_at
-from sfumato.server.dialects.shared.openai_tools import call_token
-from sfumato.server.http.errors import ApiError, bad_request
-from sfumato.server.schemas.ollama import OllamaShowBody
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from sfumato.refused import Refused
+from sfumato.server.chat.call import call_token
+from sfumato.server.chat.objects import thinks, written_at
+from sfumato.server.dialects.ollama.forms import OLLAMA_ERRORS, OllamaShowBody, shown
+from sfumato.server.http import request_body
+from sfumato.server.http.errors import ApiError
+from sfumato.server.openapi import fails, takes
 from sfumato.server.service import Service
 
 VERSION = "0.12.6"
 """Of Ollama, whose API this is: clients ask for a version that has what they need."""
+
 NEVER = "2318-01-01T00:00:00Z"  # when the model is unloaded, as Ollama writes it
 _LATEST = ":latest"
 
 
-def version() -> dict[str, Any]:
+def _version() -> dict[str, Any]:
     return {"version": VERSION}
 
 
-def tags(service: Service) -> dict[str, Any]:
+def _tags(service: Service) -> dict[str, Any]:
     """The model under each of its names."""
     names = (service.name, *service.settings.aliases)
     return {"models": [_listed(service, name) for name in names]}
 
 
-def running(service: Service) -> dict[str, Any]:
+def _running(service: Service) -> dict[str, Any]:
     """The model, which is always loaded."""
     nbytes = service.engine.used_memory()
     on_device = 0 if service.model.device == "cpu" else nbytes or 0
@@ -42,11 +48,11 @@ def running(service: Service) -> dict[str, Any]:
     return {"models": [_listed(service, service.name) | more]}
 
 
-def show(service: Service, body: OllamaShowBody) -> dict[str, Any]:
+def _show(service: Service, body: OllamaShowBody) -> dict[str, Any]:
     """Raises ApiError."""
     name = body.model or body.name
     if not name:
-        raise bad_request("model: is missing", "model", "missing")
+        raise Refused("model", "is missing", code="missing")
     if name.removesuffix(_LATEST) not in (service.name, *service.settings.aliases):
         raise ApiError(404, f"model {name[:200]!r} not found; this is {service.name!r}", "model")
     model, kind = service.model, _kind(service)
@@ -118,3 +124,37 @@ def _digest(service: Service) -> str:
     model = service.model
     text = f"{model.name} {model.written} {model.nbytes}"
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+TAG = "Ollama"
+
+
+def add_routes(app: FastAPI, service: Service) -> None:
+    """Adds them to the application."""
+    answers = fails(forms=[OLLAMA_ERRORS])
+
+    @app.head("/api/version", include_in_schema=False)
+    @app.get("/api/version", tags=[TAG], responses=answers)
+    async def version() -> dict[str, Any]:
+        """The version of Ollama whose API this is."""
+        return _version()
+
+    @app.head("/api/tags", include_in_schema=False)
+    @app.get("/api/tags", tags=[TAG], responses=answers)
+    async def tags() -> dict[str, Any]:
+        """The model under each of its names."""
+        return _tags(service)
+
+    @app.get("/api/ps", tags=[TAG], responses=answers)
+    async def running() -> dict[str, Any]:
+        """The model, which is always loaded."""
+        return _running(service)
+
+    description = takes(OllamaShowBody, forms=[OLLAMA_ERRORS])
+    description["responses"] |= fails(404, forms=[OLLAMA_ERRORS])
+
+    @app.post("/api/show", tags=[TAG], **description)
+    async def show(request: Request) -> Response:
+        """The model's properties and what it can do."""
+        async with request_body.read(service, request, OllamaShowBody) as body:
+            return JSONResponse(_show(service, body))

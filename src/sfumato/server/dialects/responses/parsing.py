@@ -1,79 +1,115 @@
-"""The body of a response becomes the engine's request."""
+"""The body of a response becomes the engine's request, and `RequestEcho`: what the response
+repeats.
+
+The body loses its lists and longer texts before the reply is written. The echo lives as long as the
+reply is written, so its bytes are bounded here: nothing else counts them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
-from sfumato.engine import Request, new_id
-from sfumato.server.dialects.responses import tools
-from sfumato.server.dialects.responses.conversation import Message, conversation, latest_turns
-from sfumato.server.dialects.responses.items import items_of
-from sfumato.server.dialects.responses.references import References
-from sfumato.server.dialects.responses.request_echo import (
-    MOST_WAITING,
-    RequestEcho,
-    bounded,
-    is_short,
+from sfumato.engine import Request
+from sfumato.refused import Refused
+from sfumato.server.chat.call import (
+    ChatCall,
+    Thinking,
+    requests_of,
+    thinking_of,
+    tool_use,
 )
-from sfumato.server.dialects.shared.ends import reply_ends
-from sfumato.server.dialects.shared.grammars import grammar_of
-from sfumato.server.dialects.shared.openai_tools import ToolUse, ignored_tools, tool_use
-from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
-from sfumato.server.dialects.shared.thinking import Thinking, thinking_of
-from sfumato.server.dialects.shared.unknown_fields import leaves_out
-from sfumato.server.http.errors import ApiError, bad_request
+from sfumato.server.dialects.responses.body import ENCRYPTED, LOGPROBS, ResponsesBody
+from sfumato.server.dialects.responses.input import (
+    Message,
+    References,
+    conversation,
+    items_of,
+    latest_turns,
+    nested,
+    nested_choice,
+    shown_choice,
+    shown_tools,
+)
+from sfumato.server.http.request_body import leaves_out
 from sfumato.server.response_store import Item, Missing
-from sfumato.server.schemas.responses import ENCRYPTED, LOGPROBS, ResponsesBody
 from sfumato.server.service import Service
 from sfumato.text.prompt import prompt_ids
 
+MOST_ECHOED = 2**18  # characters of the tools, and again of the schema
+MOST_WAITING = 2**20  # of an input that was cut, and waits for the end of its reply to be kept
+
+
+@dataclass(frozen=True)
+class RequestEcho:
+    owner: str
+    items: tuple[Item, ...]  # of the body's own input, where the response is kept
+    fields: dict[str, Any]  # of the response
+    logprobs: bool
+    encrypted: bool  # whether thoughts have an encrypted content
+    notes: tuple[str, ...]  # for `warnings`
+
+
+def is_short(values: Iterable[Any], most: int = MOST_ECHOED) -> bool:
+    """Whether values of JSON come to at most so many characters."""
+    count = 0
+    for value in values:
+        count += len(json.dumps(value, ensure_ascii=False))
+        if count > most:
+            return False
+    return True
+
+
+def bounded(fields: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """The fields, in which long tools are none and a long schema is an empty one; notes: gets a
+    line for each."""
+    if not is_short(fields["tools"]):
+        fields = fields | {"tools": []}
+        notes.append("tools: too long to be repeated in the response")
+    text = fields["text"]
+    if not is_short([text["format"].get("schema")]):
+        fields = fields | {"text": text | {"format": text["format"] | {"schema": {}}}}
+        notes.append("text.format.schema: too long to be repeated in the response")
+    return fields
+
+
 PATH = "/v1/responses"
-WORDING = (
-    (r"messages", "input"),
-    (r"(tools\[\d+\])\.function", r"\1"),
-    (r"max_tokens", "max_output_tokens"),
-)
+WORDING = {
+    "messages": "input",
+    "tools[].function": "tools[]",
+    "max_tokens": "max_output_tokens",
+}
 """What the engine's and chat's checks name, and this body calls otherwise."""
 
 _OBJECT = {"type": "object"}
 
 
 def parse(service: Service, body: ResponsesBody) -> list[Request]:
-    """The one request. Raises ApiError."""
+    """The one request. Raises Refused."""
     if body.stream_options is not None and not body.stream:
-        raise bad_request("stream_options: only with stream", "stream_options")
-    ignored = leaves_out(body, service.settings)
+        raise Refused("stream_options", "only with stream")
     before, placed = _items(service, body)
     own = [item for _, item in placed]
     earlier = [("previous_response_id", item) for item in before]
     talk = conversation(body.instructions, [*earlier, *placed])
-    messages = talk.messages
-    choice = tools.nested_choice(body.tool_choice)
-    use = tool_use(tools.nested(body.tools, ignored), choice, service.model)
-    one = _request(service, body, messages, use)
-    notes = [*ignored_tools(use.tools, service.model)]
-    if body.truncation == "auto":
-        kept = _truncated(service, body, one)
-        if len(kept) < len(messages):
-            notes.append(f"input: the oldest {len(messages) - len(kept)} messages are left out")
-            talk = talk.without(len(messages) - len(kept))
-        one = replace(one, messages=kept)
+    call = _call(service, body, talk.messages)
+    notes: list[str] = []
+    kept = len(talk.messages)
+    if body.truncation == "auto" and (over := kept - _fitting(service, call)):
+        notes.append(f"input: the oldest {over} messages are left out")
+        talk = talk.without(over)
+        call = replace(call, messages=talk.messages)
     with talk.named():
-        prompt = service.prompt(one)
-    assert one.sampler
-    canvas = one.sampler.canvas_length
-    length = service.limit(body.max_output_tokens, len(prompt.ids), canvas)
-    check_size(service.model, [length], body.top_logprobs, "max_tokens, top_logprobs")
-    body.keep(_echo(service, body, own, len(talk.messages) < len(messages), notes))
-    seed = seeds_of(body.seed, 1)[0]
-    return [replace(one, id=new_id(), made=prompt, max_tokens=length, seed=seed)]
+        requests = requests_of(service, call)
+    body.keep(_echo(service, body, own, len(talk.messages) < kept, notes))
+    return requests
 
 
 def _items(service: Service, body: ResponsesBody) -> tuple[list[Item], list[tuple[str, Item]]]:
-    """The items of the responses before, and the body's own with their places. Raises ApiError."""
+    """The items of the responses before, and the body's own with their places. Raises Refused."""
     most, store = service.settings.max_messages, service.responses
     if not isinstance(body.input, str) and len(body.input) > most:
         raise _too_many(len(body.input), most)
@@ -84,53 +120,51 @@ def _items(service: Service, body: ResponsesBody) -> tuple[list[Item], list[tupl
     try:
         for entry in store.chain(body.owner, body.previous_response_id, most):
             if entry.status == "in_progress":
-                raise bad_request(
-                    "previous_response_id: that response is still being made; wait for its end, or "
-                    "cancel it",
+                raise Refused(
                     "previous_response_id",
+                    "that response is still being made",
+                    "wait for its end, or cancel it",
                 )
             referred.count(len(entry.items) + len(entry.output))
             before += [*entry.inputs, *entry.outputs]
             if len(before) + len(own) > most:
                 raise _too_many(len(before) + len(own), most)
     except Missing as missing:
-        raise bad_request(
-            f"previous_response_id: there is no response {str(missing.args[0])[:128]!r} here; it "
-            "was not kept (store), or was forgotten (--response-store); send the whole "
-            "conversation as input",
+        raise Refused(
             "previous_response_id",
-            "previous_response_not_found",
+            f"there is no response {str(missing.args[0])[:128]!r} here",
+            "it was not kept (store), or was forgotten (--response-store); send the whole "
+            "conversation as input",
+            code="previous_response_not_found",
         ) from None
     return [item for item in before if item["type"] != "reasoning"], own
 
 
-def _too_many(count: int, most: int) -> ApiError:
-    return bad_request(
-        f"input: {count} items with those of the responses before, and this server takes {most}; "
-        "leave out old ones, or raise --max-messages",
+def _too_many(count: int, most: int) -> Refused:
+    return Refused(
         "input",
+        f"{count} items with those of the responses before, and this server takes {most}",
+        "leave out old ones, or raise --max-messages",
     )
 
 
-def _request(
-    service: Service, body: ResponsesBody, messages: Sequence[Message], use: ToolUse
-) -> Request:
-    """All but the seed and the length. Raises ApiError."""
+def _call(service: Service, body: ResponsesBody, messages: list[Message]) -> ChatCall:
+    """Raises Refused."""
     effort = None if body.reasoning is None else body.reasoning.effort
-    given = Thinking(effort, most=body.max_thinking_tokens, effort_field="reasoning.effort")
-    thinking, budget = thinking_of(given)
-    fields = request_fields(body, service.model, PATH, use.banned, body.top_logprobs)
-    fields["max_thinking_tokens"] = budget
-    is_single = body.parallel_tool_calls is False
-    answer = grammar_of(body, lambda: _of_text(body))
-    fields |= reply_ends(use, service.model, is_single, answer, fields)
-    return Request(
-        messages=messages,
-        thinking=thinking,
-        tools=use.tools,
-        opening=use.opening,
+    return ChatCall(
+        PATH,
+        body,
+        messages,
+        continues=False,
+        tools=nested(body.tools, leaves_out(body, service.settings)),
+        tool_choice=nested_choice(body.tool_choice),
+        is_single=body.parallel_tool_calls is False,
+        forms=lambda: _of_text(body),
+        thinking=Thinking(effort, most=body.max_thinking_tokens, effort_field="reasoning.effort"),
+        alternatives=body.top_logprobs,
+        limit=body.max_output_tokens,
         user=body.user,
-        **fields,
+        sized=("max_tokens", "top_logprobs"),
     )
 
 
@@ -143,13 +177,13 @@ def _of_text(body: ResponsesBody) -> Iterator[GrammarSource]:
     yield schema_source(_OBJECT if schema is None else schema, "text.format.schema")
 
 
-def _truncated(service: Service, body: ResponsesBody, request: Request) -> Sequence[Message]:
-    """The messages that fit a slot together with the reply. Raises ApiError."""
-    assert request.sampler and request.messages is not None
-    model = service.model
-    canvas = request.sampler.canvas_length or model.config.canvas_length
-    given = body.max_output_tokens
-    room = canvas if given is None or given == -1 else given
+def _fitting(service: Service, call: ChatCall) -> int:
+    """How many of the messages fit a slot together with the reply. Raises Refused."""
+    model, messages = service.model, call.messages or []
+    thinking, _ = thinking_of(call.thinking)
+    tools = tool_use(call.tools, call.tool_choice, model).tools
+    canvas = call.drawn.canvas_length or model.config.canvas_length
+    room = canvas if call.limit is None or call.limit == -1 else call.limit
 
     def fits(messages: Sequence[Any]) -> bool:
         try:
@@ -157,15 +191,15 @@ def _truncated(service: Service, body: ResponsesBody, request: Request) -> Seque
                 model.template,
                 model.tokenizer,
                 messages,
-                thinking=request.thinking,
-                tools=request.tools,
+                thinking=thinking,
+                tools=tools,
                 check=lambda text: service.engine.check_length(text, "input"),
             )
         except ValueError:  # too long, or wrong, which is said where the prompt is made
             return False
         return len(ids) + room <= service.context
 
-    return latest_turns([dict(message) for message in request.messages], fits)
+    return len(latest_turns(messages, fits))
 
 
 def _echo(
@@ -198,8 +232,8 @@ def _echo(
         "store": is_kept,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": shown, "verbosity": "medium"},
-        "tool_choice": tools.shown_choice(body.tool_choice),
-        "tools": tools.shown(body.tools),
+        "tool_choice": shown_choice(body.tool_choice),
+        "tools": shown_tools(body.tools),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": body.truncation or "disabled",

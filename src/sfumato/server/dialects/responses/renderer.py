@@ -1,4 +1,7 @@
-"""A response as one body, and as the events of a stream; it is kept where it is to be."""
+"""A response as one body, and as the events of a stream; it is kept where it is to be.
+
+A thought is an item of its own, text is a message, and each call is an item. Items follow each
+other; where text comes behind a call, it is another message."""
 
 from __future__ import annotations
 
@@ -7,56 +10,175 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sfumato.engine import Account, Finished, Request, Settled
-from sfumato.server.dialects.responses.output import Event, Output
+from sfumato.engine import Account, Finished, Request
+from sfumato.server.chat import objects
+from sfumato.server.chat.deltas import DeltaRenderer
+from sfumato.server.chat.logprobs import Entry, Logged, TokenLog, log_of
+from sfumato.server.dialects.responses.body import ResponsesBody
+from sfumato.server.dialects.responses.input import new_id
 from sfumato.server.dialects.responses.parsing import PATH, WORDING, parse
-from sfumato.server.dialects.shared import openai_objects
-from sfumato.server.dialects.shared.logprobs import TokenLog, log_of
-from sfumato.server.dialects.shared.openai_tools import unknown_calls
-from sfumato.server.dialects.shared.prompt_progress import Progress, PromptProgress
-from sfumato.server.examples import warnings
-from sfumato.server.http.dialect import Dialect, Frame, Renderer
+from sfumato.server.http.dialect import Dialect, Frame
 from sfumato.server.http.errors import ApiError
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.wire import SSE, named_event
-from sfumato.server.schemas.responses import ResponsesBody
+from sfumato.server.response_store import Item
 from sfumato.server.service import Service
+from sfumato.text.reply import ToolCall
+
+Event = dict[str, Any]  # its type and fields, without the number in the stream
+
+_ENCRYPTED = "not-needed"
+"""As `encrypted_content`: no past thought returns to the model, so nothing has to be encrypted."""
+
+
+class Output:
+    """Takes a reply in parts, and gives the events of each."""
+
+    def __init__(self, logprobs: bool = False, encrypted: bool = False) -> None:
+        """logprobs: whether texts come with the log probabilities of their tokens; encrypted:
+        whether thoughts have an encrypted content."""
+        self.items: list[Item] = []  # the last one may be open
+        self._is_open = False
+        self._parts: list[str] = []  # of the open item's text
+        self._tokens: list[Entry] = []
+        self._logprobs, self._encrypted = logprobs, encrypted
+        self._held: list[Logged] = []  # white space, which alone makes no message beside calls
+
+    def thought(self, piece: str) -> Iterator[Event]:
+        if not self._is("reasoning"):
+            yield from self._close()
+            yield self._open({"id": new_id("rs"), "type": "reasoning", "summary": []})
+            yield self._event("reasoning_summary_part.added", summary_index=0, part=_summary(""))
+        self._parts.append(piece)
+        yield self._event("reasoning_summary_text.delta", summary_index=0, delta=piece)
+
+    def text(self, piece: str, tokens: Sequence[Entry]) -> Iterator[Event]:
+        """Text of the answer, which is made of these tokens."""
+        self._held.append((piece, list(tokens)))
+        if self._is("message") or piece.strip():
+            yield from self._release()
+
+    def call(self, call: ToolCall, arguments: Sequence[str]) -> Iterator[Event]:
+        yield from self._close()
+        item = {
+            "id": new_id("fc"),
+            "type": "function_call",
+            "status": "in_progress",
+            "arguments": "",
+            "call_id": new_id("call"),
+            "name": call.name,
+        }
+        yield self._open(item)
+        for piece in arguments:
+            self._parts.append(piece)
+            yield self._event("function_call_arguments.delta", delta=piece)
+        yield from self._close()
+
+    def end(self, complete: bool) -> Iterator[Event]:
+        """The reply has ended. complete: by itself, and at no limit."""
+        kinds = {item["type"] for item in self.items}
+        if (self._held or complete) and "message" not in kinds and "function_call" not in kinds:
+            yield from self._release()
+        yield from self._close("completed" if complete else "incomplete")
+
+    def _is(self, kind: str) -> bool:
+        return self._is_open and self.items[-1]["type"] == kind
+
+    def _release(self) -> Iterator[Event]:
+        """The held text, in a message."""
+        if not self._is("message"):
+            yield from self._close()
+            item = {"id": new_id("msg"), "type": "message", "status": "in_progress"}
+            yield self._open(item | {"role": "assistant", "content": []})
+            yield self._event("content_part.added", content_index=0, part=self._content("", []))
+        for text, tokens in self._held:
+            self._parts.append(text)
+            self._tokens += tokens
+            yield self._event(
+                "output_text.delta", content_index=0, delta=text, logprobs=list(tokens)
+            )
+        self._held = []
+
+    def _content(self, text: str, tokens: list[Entry]) -> Item:
+        content = {"type": "output_text", "text": text, "annotations": []}
+        return content | ({"logprobs": tokens} if self._logprobs else {})
+
+    def _open(self, item: Item) -> Event:
+        self.items.append(item)
+        self._is_open, self._parts, self._tokens = True, [], []
+        at = len(self.items) - 1
+        return {"type": "response.output_item.added", "output_index": at, "item": dict(item)}
+
+    def _close(self, status: str = "completed") -> Iterator[Event]:
+        """Ends the open item, if there is one."""
+        if not self._is_open:
+            return
+        item, text = self.items[-1], "".join(self._parts)
+        if item["type"] == "message":
+            part = self._content(text, self._tokens)
+            yield self._event("output_text.done", content_index=0, text=text, logprobs=self._tokens)
+            yield self._event("content_part.done", content_index=0, part=part)
+            item |= {"content": [part], "status": status}
+        elif item["type"] == "reasoning":
+            yield self._event("reasoning_summary_text.done", summary_index=0, text=text)
+            yield self._event("reasoning_summary_part.done", summary_index=0, part=_summary(text))
+            item["summary"] = [_summary(text)]
+            if self._encrypted:
+                item["encrypted_content"] = _ENCRYPTED
+        else:
+            yield self._event("function_call_arguments.done", name=item["name"], arguments=text)
+            item |= {"arguments": text, "status": "completed"}
+        self._is_open = False
+        at = len(self.items) - 1
+        yield {"type": "response.output_item.done", "output_index": at, "item": item}
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        """Of the open item."""
+        at = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+        return {"type": f"response.{kind}", **at, **fields}
+
+
+def _summary(text: str) -> Item:
+    return {"type": "summary_text", "text": text}
+
 
 _STATUS = {"max_tokens": "incomplete", "cancelled": "cancelled"}  # other replies are completed
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}  # others are errors of the server
 _NOT_KEPT = "store: the response was not kept: --response-store has no room, or it was deleted"
 
 
-class ResponsesRenderer(Renderer):
+class ResponsesRenderer(DeltaRenderer):
     """One reply, as items of an output."""
 
     def __init__(self, service: Service, body: ResponsesBody, requests: Sequence[Request]) -> None:
         echo = body.echo
         assert echo is not None
-        (self._request,) = requests
-        self._service, self._echo = service, replace(echo, items=())
+
+        def log(request: Request) -> TokenLog | None:
+            top = body.top_logprobs or 0
+            return log_of(service, top, request, by_id=False) if echo.logprobs else None
+
+        super().__init__(service, requests, body, log=log, progress=bool(body.return_progress))
+        self._echo = replace(echo, items=())
         self._items = echo.items  # until they are kept
         body.keep(self._echo)
-        self._notes = [*openai_objects.notes(body), *echo.notes]
+        self.notes += echo.notes
         # Where calls may stand between texts, items are in the order of a stream.
-        self.keeps_settled = echo.logprobs or bool(self._request.tools)
+        self.keeps_settled = echo.logprobs or bool(self.tools)
         self._output = Output(echo.logprobs, echo.encrypted)
-        self._log: TokenLog | None = None
-        if echo.logprobs:
-            self._log = log_of(service, body.top_logprobs or 0, self._request, by_id=False)
-        self._progress = PromptProgress(service, requests, bool(body.return_progress))
-        self._sent = {"thought": 0, "text": 0, "calls": 0}
         self._number = 0  # of the next event
         self._is_over = False  # whether the response has ended
-        self._base = _head(service, self._request) | echo.fields
+        self._base = _head(service, requests[0]) | echo.fields
 
     def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
         (collected,) = replies
+        end = collected.finished
         for settled in collected.settled:
-            _drain(self._settled(settled))
+            _drain(self.settled(0, settled))
         collected.settled.clear()
-        _drain(self._parts_of_end(collected.finished))
-        return self._kept(self._ended(collected.finished), begun=False)
+        _drain(self.rest(0, end.reply))
+        _drain(self._output.end(_status(end) == "completed"))
+        return self._kept(self._ended(end), begun=False)
 
     def extra(self, fields: Frame) -> Frame:
         """An event of our own, for those who ask for drafts."""
@@ -66,40 +188,43 @@ class ResponsesRenderer(Renderer):
     def begin(self, number: int) -> Iterable[Frame]:
         if self._base["store"]:
             items, self._items = self._items, ()
-            if not self._service.responses.add(self._echo.owner, self._base, items):
+            if not self.service.responses.add(self._echo.owner, self._base, items):
                 self._base = self._base | {"store": False}
-                self._notes.append(_NOT_KEPT)
+                self.notes.append(_NOT_KEPT)
         response = self._base
         yield self._numbered({"type": "response.created", "response": response})
         yield self._numbered({"type": "response.in_progress", "response": response})
 
-    @property
-    def watches_s(self) -> float | None:
-        return self._progress.watches_s
+    def reported(self, number: int, progress: dict[str, Any]) -> Frame:
+        """As llama-server has it: one more event `response.in_progress`."""
+        event = {"type": "response.in_progress", "response": self._base}
+        return self._numbered(event | {"prompt_progress": progress})
 
-    def waiting(self) -> Iterable[Frame]:
-        return self._reports(self._progress.news())
+    def thought(self, number: int, piece: str) -> Iterable[Frame]:
+        return map(self._numbered, self._output.thought(piece))
 
-    def _reports(self, news: Iterable[Progress]) -> Iterator[Frame]:
-        """Of the prompt, as llama-server has them: more events `response.in_progress`."""
-        for _, progress in news:
-            event = {"type": "response.in_progress", "response": self._base}
-            yield self._numbered(event | {"prompt_progress": progress})
+    def text(self, number: int, piece: str, tokens: list[Entry] | None) -> Iterable[Frame]:
+        return map(self._numbered, self._output.text(piece, tokens or ()))
 
-    def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
-        yield from self._reports(self._progress.rest(number))
-        yield from map(self._numbered, self._settled(settled))
+    def call(
+        self, number: int, at: int, call: ToolCall, arguments: Sequence[str]
+    ) -> Iterable[Frame]:
+        return map(self._numbered, self._output.call(call, arguments))
 
-    def finished(self, number: int, end: Finished) -> Iterable[Frame]:
-        yield from self._reports(self._progress.rest(number, end.account))
-        yield from map(self._numbered, self._end(end))
+    def end(self, number: int, end: Finished) -> Iterable[Frame]:
+        self._is_over = True
+        is_complete = _status(end) == "completed"
+        yield from map(self._numbered, self._output.end(is_complete))
+        kind = "response.completed" if is_complete else "response.incomplete"
+        response = self._kept(self._ended(end), begun=True)
+        yield self._numbered({"type": kind, "response": response})
 
     def left(self) -> None:
         """What is kept is cancelled, with what has settled."""
         if self._base["store"] and not self._is_over:
             _drain(self._output.end(complete=False))
             over = {"status": "cancelled", "output": self._output.items}
-            self._service.responses.update(self._echo.owner, self._base | over)
+            self.service.responses.update(self._echo.owner, self._base | over)
 
     def failed(self, error: ApiError, body: Frame) -> Iterable[Frame]:
         self._is_over = True
@@ -114,53 +239,9 @@ class ResponsesRenderer(Renderer):
             {"type": "response.failed", "response": self._kept(response, begun=True)}
         )
 
-    def _end(self, end: Finished) -> Iterator[Event]:
-        self._is_over = True
-        yield from self._parts_of_end(end)
-        is_complete = _status(end) == "completed"
-        kind = "response.completed" if is_complete else "response.incomplete"
-        yield {"type": kind, "response": self._kept(self._ended(end), begun=True)}
-
-    def _settled(self, settled: Settled) -> Iterator[Event]:
-        if self._log is not None:
-            self._log.add(settled)
-        return self._parts(settled.thought, settled.text, settled.tool_calls)
-
-    def _parts_of_end(self, end: Finished) -> Iterator[Event]:
-        """What no settled canvas has brought yet, and the end of the output."""
-        reply, sent = end.reply, self._sent
-        yield from self._parts(
-            (reply.thought or "")[sent["thought"] :],
-            reply.text[sent["text"] :],
-            reply.tool_calls[sent["calls"] :],
-            is_last=True,
-        )
-        yield from self._output.end(_status(end) == "completed")
-
-    def _parts(
-        self, thought: str, text: str, calls: Sequence[Any], is_last: bool = False
-    ) -> Iterator[Event]:
-        sent, output, log = self._sent, self._output, self._log
-        sent["thought"] += len(thought)
-        sent["text"] += len(text)
-        sent["calls"] += len(calls)
-        yield from output.thought(thought)
-        if log is None:
-            yield from output.text(text)
-        else:
-            for part, tokens in [*log.take(text), *(log.end() if is_last else ())]:
-                yield from output.logged(part, tokens)
-        for call in calls:
-            yield from output.call(call)
-
     def _ended(self, end: Finished) -> Frame:
         """The response without what is said of its keeping."""
-        reply, account, status = end.reply, end.account, _status(end)
-        notes = [
-            *self._notes,
-            *warnings(self._service.model.embedded, reply),
-            *unknown_calls(self._request.tools, reply),
-        ]
+        account, status = end.account, _status(end)
         now = int(time.time())
         return self._base | {
             "status": status,
@@ -170,14 +251,14 @@ class ResponsesRenderer(Renderer):
             ),
             "output": self._output.items,
             "usage": _usage(account),
-            "timings": openai_objects.timings(account),
-            **({"warnings": notes} if notes else {}),
+            "timings": objects.timings(account),
+            **self.warned(end.reply),
         }
 
     def _kept(self, response: Frame, begun: bool) -> Frame:
         """The response, kept where it is to be. begun: whether it was kept from its beginning, and
         may have been deleted since."""
-        store, owner = self._service.responses, self._echo.owner
+        store, owner = self.service.responses, self._echo.owner
         if not response["store"]:
             return response
         if begun:

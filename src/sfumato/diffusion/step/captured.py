@@ -1,0 +1,295 @@
+"""Steps, and forwards alone, as functions without arguments, which a graph can hold.
+
+A function reads and writes tensors of fixed address alone: the state of the rows, the cache of
+their pool, and what `prepare_for_replay` writes.  Its shapes depend on the number of rows and the
+width; everything else that differs between steps is a number in a tensor.  Rows whose numbers of
+tokens to commit are not 0 commit them; the others are denoised.
+
+`DeviceSteps` finds the function of some rows, writes what has changed in them, and replays or runs
+it.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sfumato.diffusion.canvas import Canvas
+from sfumato.diffusion.scoring import Scoring, ban_limits, kind_of
+from sfumato.diffusion.step.batch import Commit, Seats, StepBatch
+from sfumato.diffusion.step.graphs import GraphBackend, Room, StepGraphs
+from sfumato.diffusion.step.rules import LiftProbe, RowRules, StaticRules, takes_tensors
+from sfumato.diffusion.step.step import Part, evaluate, move_rows, row_words
+from sfumato.model.cache import KVPool, Slot
+from sfumato.model.network import Network
+from sfumato.model.segments import PartRows, RowPart
+from sfumato.model.to_device import to_device
+from sfumato.ops.online_softmax import TOP, Bans
+
+log = logging.getLogger(__name__)
+
+_Version = tuple[int, tuple[tuple[int, int], ...]]
+
+BANNED_AT_LEAST = 8
+"""Ids that a row of a step with bans may ban, times a power of two."""
+
+
+@dataclass(frozen=True)
+class StepKind:
+    """What the function of a step depends on, beside its addresses."""
+
+    rows: int
+    commits: bool  # whether some row commits
+    bans: int  # how many ids a row may ban; 0 where no row does
+    rules: tuple[RowRules, ...]  # of rows that are denoised, if there are any: one of each kind
+
+    @classmethod
+    def of(cls, canvases: Sequence[Canvas], vocab_size: int) -> StepKind:
+        denoised = [canvas for canvas in canvases if not isinstance(canvas, Commit)]
+        most = max((len(limits) for limits in ban_limits(denoised, vocab_size)), default=0)
+        bans = most and max(BANNED_AT_LEAST, 1 << (most - 1).bit_length())
+        rules = [RowRules.of(canvas) for canvas in denoised or canvases]
+        commits = len(denoised) < len(canvases)
+        return cls(len(canvases), commits, bans, tuple(StaticRules.kinds_of(rules)))
+
+
+class Forward:
+    """The forward alone of rows of one width whose slots are of one pool: of steps whose scores or
+    rules no graph can hold, and of reads. Moves no row on."""
+
+    def __init__(self, network: Network, pool: KVPool, inputs: ForwardInputs) -> None:
+        self.network, self.inputs = network, inputs
+        self.rows, self.width, self.room = inputs.rows, inputs.width, inputs.room
+        self._pool = weakref.ref(pool)
+
+    def is_in(self, pool: KVPool) -> bool:
+        """Whether its rows' slots are of this pool. False where that is gone."""
+        return self._pool() is pool
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its rows and their pool still exist."""
+        return self._pool() is not None and self.inputs.is_alive
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Leaves the hidden states [rows · width, hidden] in `inputs.hidden`."""
+        pool = self._pool()
+        assert pool is not None
+        tokens, soft, part = self.inputs.of(pool)
+        self.inputs.hidden.copy_(self.network.denoise_batch(tokens, soft, PartRows([part])))
+
+
+class ForwardInputs(Protocol):
+    """What a forward reads and where it leaves its results, at fixed addresses."""
+
+    rows: int
+    width: int
+    room: Room
+    hidden: Tensor  # [rows · width, hidden]
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its rows still exist."""
+        ...
+
+    def of(self, pool: KVPool) -> tuple[Tensor, Tensor, RowPart]:
+        """Tokens int64 [rows · width], their soft embeddings [rows · width, hidden], and what the
+        rows see."""
+        ...
+
+
+class BatchRows:
+    """The first rows of a batch, as a forward reads them."""
+
+    room: Room = "steps"
+
+    def __init__(
+        self, network: Network, batch: StepBatch, rows: int, hidden: Tensor | None
+    ) -> None:
+        """hidden [positions of the whole batch, hidden]: that of another forward of the batch,
+        which this one will overwrite."""
+        self._batch = weakref.ref(batch)
+        self._first = batch.first(rows)
+        self.rows, self.width = rows, batch.width
+        if hidden is None:
+            size = batch.rows * batch.width, network.config.hidden_size
+            hidden = torch.zeros(size, dtype=network.dtype, device=network.device)
+        self.batch_hidden = hidden
+        self.hidden = hidden[: rows * batch.width]
+
+    @property
+    def is_alive(self) -> bool:
+        return self._batch() is not None
+
+    def is_of(self, batch: StepBatch) -> bool:
+        """Whether its rows are those of this batch."""
+        return self._batch() is batch
+
+    def of(self, pool: KVPool) -> tuple[Tensor, Tensor, RowPart]:
+        rows = self._first
+        part = RowPart(pool, rows.slots, self.width, rows.length)
+        return rows.tokens.flatten(), rows.soft.flatten(0, 1), part
+
+
+class DeviceStep:
+    """The step of the first rows of a batch, whose slots are of one pool."""
+
+    room: Room = "steps"
+
+    def __init__(self, network: Network, batch: StepBatch, pool: KVPool, kind: StepKind) -> None:
+        self.network, self.kind = network, kind
+        self.rows, self.width = kind.rows, batch.width
+        self._pool, self._batch = weakref.ref(pool), weakref.ref(batch)
+        rows = batch.first(kind.rows)
+        device, width = network.device, batch.width
+        self._rules = StaticRules(kind.rules, kind.rows, device)
+        self._part = Part(rows, (), None, self._rules)
+        # Ids, then the number of first positions at which a row bans them.
+        self._bans = torch.zeros(2, kind.rows, kind.bans, dtype=torch.int64, device=device)
+        place = torch.arange(kind.rows * width, device=device)
+        self._row, self._place = place // width, place % width
+        words = row_words(width, min(TOP, network.config.vocab_size))
+        self.words = torch.zeros(kind.rows, words, dtype=torch.int32, device=device)
+
+    def serves(self, batch: StepBatch, pool: KVPool, kind: StepKind) -> bool:
+        """Whether this is the step of these rows. False where the pool is gone."""
+        mine = self.kind
+        return (
+            self.is_of(batch)
+            and self._pool() is pool
+            and (mine.rows, mine.commits, mine.bans) == (kind.rows, kind.commits, kind.bans)
+            and self._rules.serves(kind.rules)
+        )
+
+    def is_of(self, batch: StepBatch) -> bool:
+        """Whether its rows are those of this batch, rather than of one that was outgrown."""
+        return self._batch() is batch
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its batch and its pool still exist."""
+        return self._batch() is not None and self._pool() is not None
+
+    def prepare_for_replay(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> None:
+        """Writes what the rows' canvases ask for; canvases in the order of their rows, slots
+        likewise."""
+        self._part.batch.note(canvases, slots)
+        self._rules.write([None if isinstance(c, Commit) else RowRules.of(c) for c in canvases])
+        if self.kind.bans:
+            limits = ban_limits(canvases, self.network.config.vocab_size)
+            fill = [[0] * (self.kind.bans - len(row)) for row in limits]
+            ids = [[*row, *rest] for row, rest in zip(limits, fill, strict=True)]
+            first = [[*row.values(), *rest] for row, rest in zip(limits, fill, strict=True)]
+            self._bans.copy_(to_device(torch.tensor([ids, first]), self._bans.device))
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """The step: moves the rows on and leaves the packed words in `words`. Reads nothing on the
+        host. Where it raises, no row has moved on."""
+        batch, pool = self._part.batch, self._pool()
+        assert pool is not None
+        commits = batch.commits if self.kind.commits else None
+        seen = RowPart(pool, batch.slots, batch.width, batch.length, commits=commits)
+        ids, limits = self._bans.unbind()
+        bans = Bans(ids, limits, self._row, self._place) if self.kind.bans else None
+        scoring = Scoring.plain(self.network.config.vocab_size, bans)
+        # Rows that commit are done too: the step writes nothing of them.
+        done = batch.done[:, None].expand(-1, batch.width).flatten()
+        evaluated = evaluate(self.network, (self._part,), scoring, PartRows([seen]), done=done)
+        move_rows(batch, self._rules, evaluated.stats, evaluated.draws.fresh[0], self.words)
+
+
+class DeviceSteps:
+    """The steps of one denoiser."""
+
+    def __init__(
+        self, network: Network, backend: GraphBackend, rows: int, probe: LiftProbe
+    ) -> None:
+        """rows: for how many batches have room at first."""
+        self._network, self._probe = network, probe
+        self.graphs = StepGraphs(backend, rows)
+        self._prepared: dict[Seats, tuple[_Version, DeviceStep]] = {}
+        self._logged: set[str] = set()
+
+    def serve(self, canvases: Sequence[Canvas], slots: Sequence[Slot], batch: StepBatch) -> bool:
+        """Whether rows of one batch can have such a step. Logs what is in the way, once."""
+        obstacle = self._obstacle(canvases, slots, batch)
+        if obstacle is not None and obstacle not in self._logged:
+            self._logged.add(obstacle)
+            log.info("at most the forward of a step is captured where %s", obstacle)
+        return obstacle is None
+
+    def run(self, seats: Seats, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> DeviceStep:
+        """Runs the step of the canvases, in the order of their rows; its words hold the results.
+        Raises only where no row has moved on."""
+        step = self._step(seats, canvases, slots)
+        self.graphs.run(step)
+        return step
+
+    def hidden(self, batch: StepBatch, rows: int, pool: KVPool) -> Tensor:
+        """The hidden states of a batch's first rows, whose slots and lengths it notes, by a forward
+        that is captured by itself. They are overwritten by the next such forward."""
+        batch_hidden: Tensor | None = None
+        for step in self.graphs.kept(Forward):
+            inputs = step.inputs
+            if isinstance(inputs, BatchRows) and inputs.is_of(batch):
+                batch_hidden = inputs.batch_hidden
+                if step.is_in(pool) and inputs.rows == rows:
+                    break
+        else:
+            step = Forward(self._network, pool, BatchRows(self._network, batch, rows, batch_hidden))
+            self.graphs.add(step)
+        self.graphs.run(step)
+        return step.inputs.hidden
+
+    def forget(self) -> None:
+        """What was written for the last steps may have been overwritten."""
+        self._prepared.clear()
+
+    def _step(self, seats: Seats, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> DeviceStep:
+        """The step, prepared for these canvases."""
+        version = seats.version, tuple((id(slot.pool), slot.index) for slot in slots)
+        known, last = self._prepared.get(seats, (None, None))
+        if known == version and last is not None and last.is_of(seats.batch) and last.is_alive:
+            return last
+        kind = StepKind.of(canvases, self._network.config.vocab_size)
+        batch, pool = seats.batch, slots[0].pool
+        kept = self.graphs.kept(DeviceStep)
+        step = next((one for one in kept if one.serves(batch, pool, kind)), None)
+        if step is None:
+            step = DeviceStep(self._network, batch, pool, kind)
+            self.graphs.add(step)
+        self._prepared.pop(seats, None)
+        step.prepare_for_replay(canvases, slots)
+        self._prepared[seats] = version, step
+        return step
+
+    def _obstacle(
+        self, canvases: Sequence[Canvas], slots: Sequence[Slot], batch: StepBatch
+    ) -> str | None:
+        """Why rows cannot have a step of fixed shape; None where they can."""
+        if len({id(slot.pool) for slot in slots}) > 1:
+            return "rows have slots of several pools"
+        for canvas in canvases:
+            if isinstance(canvas, Commit):
+                continue
+            if canvas.guidance is not None and canvas.guidance.mask is not None:
+                return "a grammar masks a position"
+            if kind_of(canvas) != "plain":
+                return "a row changes its scores, keeps them, or names more tokens"
+            rules = canvas.config.sampler, canvas.config.stopping
+            if all(map(takes_tensors, rules)):
+                continue
+            names = " or ".join(type(rule).__name__ for rule in rules if not takes_tensors(rule))
+            if not self._probe.lifts(canvas, batch):
+                return f"{names} reads numbers on the host"
+            if canvas.length < batch.width:
+                return f"{names} meets a canvas that is shorter than its batch's width"
+        return None

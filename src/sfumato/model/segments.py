@@ -1,0 +1,436 @@
+"""Which keys the tokens of a forward see, by segments: prefixes in slots, questions beside them,
+and the tokens of the forward themselves.
+
+There are two layouts.  Tokens whose number differs from row to row are packed, and rows are
+attended one slot after another, free of padding and of masks between rows: prompts (`EncodeRows`),
+questions behind a slot (`QuestionRows`) and their canvases (`ReadCanvasRows`).  Rows of one width
+are padded and attended all at once, in shapes that no data changes (`PartRows`): canvases, canvases
+beside commits, and canvases behind questions that have places in a pool.  In both, no row's result
+depends on the other rows.
+
+Many reads see one slot without copies of it.  Each keeps the keys and values of its own tokens, in
+parts or in a pool, for as long as its canvases are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
+
+import torch
+from torch import Tensor
+
+from sfumato import ops
+from sfumato.model.cache import KVPool, Slot
+from sfumato.model.question_pool import QuestionPool, Span
+from sfumato.model.to_device import to_device
+from sfumato.ops.narrow_cache import is_narrow, stored_as, widened
+
+
+@dataclass(frozen=True)
+class EncodeRows:
+    """Causal attention that writes: packed tokens of several rows, `counts[i]` new ones that
+    follow the prefix of `slots[i]`. Each token sees that prefix and itself.
+
+    One row after another keeps attention free of padding and masks between rows, and makes a
+    row's result independent of the other rows.
+    """
+
+    slots: Sequence[Slot]
+    counts: Sequence[int]
+
+    def positions(self, device: torch.device) -> Tensor:
+        """int64 [tokens]: each token's position in its row."""
+        return torch.cat(
+            [
+                torch.arange(slot.length, slot.length + count, device=device)
+                for slot, count in zip(self.slots, self.counts, strict=True)
+            ]
+        )
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        outs = []
+        rows = zip(*(x.split(list(self.counts)) for x in (q, k, v)), strict=True)
+        for slot, (rq, rk, rv) in zip(self.slots, rows, strict=True):
+            rk, rv = rk.transpose(0, 1), rv.transpose(0, 1)
+            old_k, old_v, old_positions = slot.history(layer)
+            new = torch.arange(slot.length, slot.length + len(rq), device=q.device)
+            causal = ops.Causal(new, torch.cat((old_positions, new)), slot.window(layer))
+            # Where the cache is narrow, as later chunks will read them.
+            rk, rv = slot.narrowed(layer, rk), slot.narrowed(layer, rv)
+            outs.append(ops.attend(rq, (*old_k, rk), (*old_v, rv), causal))
+            slot.write(layer, rk, rv)
+        return torch.cat(outs)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Questions whose keys stand beside the slots of rows, in a pool."""
+
+    pool: QuestionPool
+    starts: Tensor  # int64 [rows]: where the question of each row begins in its pool
+    counts: Tensor  # int64 [rows]: how many tokens it has
+    used: Tensor  # int64 [1]: how many rows are read; those after them see their own tokens alone
+
+
+@dataclass(frozen=True)
+class RowPart:
+    """Rows of one width whose prefixes stand in one pool, and what each sees: its prefix, the
+    question beside that, if there are any, and its own tokens.
+
+    Its tensors may keep their addresses from step to step; a forward reads the lengths of the
+    prefixes from the pool.
+    """
+
+    pool: KVPool
+    slots: Tensor  # int64 [rows]; rows may share a slot where none commits
+    width: int  # positions of a row
+    lengths: Tensor | None = None
+    """int64 [rows]: how many of them, the first ones, take part; None: all."""
+    index: Tensor | None = None
+    """int64 [tokens], rising: which of the rows · width positions are among the packed tokens;
+    None: all. Every position that is left out lies beyond its row's length."""
+    commits: Tensor | None = None
+    """int64 [rows]: as many as `lengths` where the row commits its tokens, which then are in the
+    encode phase, see none after them, and go into the cache; 0 where it is denoised. None: no row
+    commits. Never beside an index or questions."""
+    beside: Beside | None = None
+
+    @property
+    def tokens(self) -> int:
+        """How many packed tokens the part has."""
+        return len(self.slots) * self.width if self.index is None else len(self.index)
+
+    def on(self, device: torch.device) -> RowPart:
+        """The part for a layer on another device; commits and questions never leave the pool's."""
+        assert self.commits is None and self.beside is None and self.lengths is not None
+        index = None if self.index is None else self.index.to(device)
+        return replace(
+            self, slots=self.slots.to(device), lengths=self.lengths.to(device), index=index
+        )
+
+
+class PartRows:
+    """Attention of the rows of some parts.
+
+    The packed tokens are those of the parts, one part after another.  One operation serves a
+    layer and part, whatever the number of rows.  On sliding layers every position of a canvas sees
+    the same last `window - 1` prefix positions, which is exactly what a slot stores, so no mask is
+    needed.  What rows commit is stored beyond their prefixes, whose lengths stay as they are: who
+    commits advances them afterwards.  Each forward needs a new object, since the object reads the
+    prefix lengths when it is made.
+    """
+
+    def __init__(self, parts: Sequence[RowPart]) -> None:
+        self.parts = tuple(parts)
+        self._sizes = [part.tokens for part in parts]
+        self._first = [_first(part) for part in parts]
+        self._held = [_held(part, first) for part, first in zip(parts, self._first, strict=True)]
+        self._elsewhere: dict[torch.device, list[tuple[RowPart, dict[int, Tensor]]]] = {}
+
+    def positions(self) -> Tensor:
+        """int64 [tokens]: each token's position in its row."""
+        return _joined([_positions(*each) for each in zip(self.parts, self._first, strict=True)])
+
+    @property
+    def encodes(self) -> Tensor | None:
+        """bool [tokens, 1]: which tokens are in the encode phase; None: none."""
+        if all(part.commits is None for part in self.parts):
+            return None
+        (part,) = self.parts
+        assert part.commits is not None
+        return (part.commits > 0)[:, None].expand(-1, part.width).reshape(-1, 1)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        split = zip(*(x.split(self._sizes) for x in (q, k, v)), strict=True)
+        outs = []
+        each = zip(self._on(q.device), self._first, split, strict=True)
+        for (part, held), first, tensors in each:
+            padded = (_padded(part, x) for x in tensors)
+            out = _attend(layer, part, first, held, *padded).flatten(0, 1)
+            outs.append(out if part.index is None else out.index_select(0, part.index))
+        return _joined(outs)
+
+    def _on(self, device: torch.device) -> list[tuple[RowPart, dict[int, Tensor]]]:
+        """Each part, and what layers hold of its rows, with their tensors on a layer's device."""
+        if all(part.slots.device == device for part in self.parts):
+            return list(zip(self.parts, self._held, strict=True))
+        if device not in self._elsewhere:
+            self._elsewhere[device] = [
+                (part.on(device), {size: x.to(device) for size, x in held.items()})
+                for part, held in zip(self.parts, self._held, strict=True)
+            ]
+        return self._elsewhere[device]
+
+
+def _attend(
+    layer: int,
+    part: RowPart,
+    first: Tensor,
+    held: dict[int, Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+) -> Tensor:
+    """Attention of one layer: q, k, v [rows, width, heads, d] → like q; first int64 [rows]: how
+    many positions each prefix has, held: how many of them a layer of a size holds."""
+    pool, slots, beside = part.pool, part.slots, part.beside
+    stored = pool.keys[layer], pool.values[layer]
+    window = pool.sliding_window if pool.layers[layer].sliding else None
+    if beside is not None:
+        own = beside.pool.keys[layer], beside.pool.values[layer], beside.starts, beside.counts
+        prefixes = ops.Prefixes(*stored, slots, first, window)
+        return ops.read_attention(q, k, v, prefixes, ops.Questions(*own, beside.pool.longest))
+    assert part.lengths is not None
+    if part.commits is None:
+        here = held[stored[0].shape[2]]
+        return ops.canvas_attention(q, k, v, *stored, slots, here, part.lengths)
+    rows = slots, first, part.lengths, part.commits
+    seen = _seen(part.commits, k, v, stored[0].dtype)
+    out = ops.phase_attention(q, *seen, *stored, *rows, window)
+    # A full layer has no place for positions past its capacity; who commits has asked for room.
+    for kept, new in zip(stored, (k, v), strict=True):
+        ops.write_cache(kept, new, slots, first, part.commits)
+    return out
+
+
+def _seen(commits: Tensor, k: Tensor, v: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor]:
+    """New keys and values as they are seen: in a narrow cache, who commits sees them as later
+    tokens will, as `EncodeRows` has it."""
+    if not is_narrow(stored):
+        return k, v
+    which = (commits > 0)[:, None, None, None]
+    rounded = (widened([stored_as(x, stored)], x.dtype)[0] for x in (k, v))
+    seen_k, seen_v = (torch.where(which, r, x) for r, x in zip(rounded, (k, v), strict=True))
+    return seen_k, seen_v
+
+
+def _first(part: RowPart) -> Tensor:
+    """int64 [rows]: how many positions the prefix of each row has; 0 for rows that are not read."""
+    lengths = part.pool.lengths.index_select(0, part.slots)
+    if part.beside is None:
+        return lengths
+    unused = torch.arange(len(lengths), device=lengths.device) >= part.beside.used
+    return lengths.masked_fill(unused, 0)
+
+
+def _held(part: RowPart, first: Tensor) -> dict[int, Tensor]:
+    """How many positions of each row's prefix a layer holds, int64 [rows], by the layer's size,
+    where the operation of the part asks for it."""
+    if part.commits is not None or part.beside is not None:
+        return {}
+    return {size: first.clamp(max=size) for size in {keys.shape[2] for keys in part.pool.keys}}
+
+
+def _positions(part: RowPart, first: Tensor) -> Tensor:
+    if part.beside is not None:
+        first = first + part.beside.counts
+    places = torch.arange(part.width, device=first.device)
+    positions = (first[:, None] + places).flatten()
+    return positions if part.index is None else positions.index_select(0, part.index)
+
+
+def _padded(part: RowPart, packed: Tensor) -> Tensor:
+    """[tokens, heads, d] → [rows, width, heads, d], zeros where no token stands."""
+    if part.index is not None:
+        rows = packed.new_zeros(len(part.slots) * part.width, *packed.shape[1:])
+        packed = rows.index_copy_(0, part.index, packed)
+    return packed.unflatten(0, (-1, part.width))
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+class Scratch:
+    """Keys and values of the tokens that follow a slot's prefix, in one read."""
+
+    def __init__(self, slot: Slot) -> None:
+        """The slot's prefix must stay as it is while the scratch is used."""
+        self.slot, self.length = slot, 0
+        self.span: Span | None = None  # where they stand in a pool, if they do
+        layers = len(slot.pool.layers)
+        # Of each layer parts [kv_heads, n, d]; sliding layers keep what later tokens can see.
+        self.keys: list[list[Tensor]] = [[] for _ in range(layers)]
+        self.values: list[list[Tensor]] = [[] for _ in range(layers)]
+
+    @property
+    def end(self) -> int:
+        """The position after the last token."""
+        return self.slot.length + self.length
+
+    def place(self, pool: QuestionPool, tokens: int) -> None:
+        """Lets the keys of so many tokens in all stand in a pool, where it has room and there are
+        none yet."""
+        if self.span is None and not self.length:
+            self.span = pool.lease(tokens)
+
+    def append(self, parts: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Takes keys and values of the next tokens, of every layer [n, kv_heads, d]."""
+        self.length += len(parts[0][0])
+        for layer, (key, value) in enumerate(parts):
+            stored = self.slot.pool.keys[layer].dtype
+            keys, values = self.keys[layer], self.values[layer]
+            keys.append(stored_as(key.transpose(0, 1), stored))
+            values.append(stored_as(value.transpose(0, 1), stored))
+            window = self.slot.window(layer)
+            while window and sum(part.shape[1] for part in keys[1:]) >= window - 1:
+                del keys[0], values[0]
+
+    def grow(self, count: int) -> None:
+        """Takes the next tokens, whose keys and values stand in the pool already."""
+        assert self.span and self.length + count <= self.span.places
+        self.length += count
+        a, b = self.span.start, self.span.start + self.length
+        pool = self.span.pool
+        self.keys = [[keys[:, a:b]] for keys in pool.keys]
+        self.values = [[values[:, a:b]] for values in pool.values]
+
+    def own(self) -> None:
+        """Copies what it holds as a part of a batch, all of whose memory would else be kept for as
+        long as the scratch."""
+        if self.span is not None:
+            return
+        for parts in (*self.keys, *self.values):
+            parts[:] = [
+                part.clone() if part.untyped_storage().nbytes() > part.nbytes else part
+                for part in parts
+            ]
+
+
+class _Rows:
+    """Rows that follow prefixes and scratches, and what each of them sees of these."""
+
+    def __init__(
+        self, scratches: Sequence[Scratch], counts: Sequence[int], queries: Sequence[int]
+    ) -> None:
+        """counts: tokens of each row, whose packed tokens stand one row after another; queries: of
+        each row, where a layer has fewer queries than tokens."""
+        self.scratches, self.counts = tuple(scratches), list(counts)
+        self._queries = list(queries)
+        slots = groupby(range(len(self.scratches)), lambda row: id(self.scratches[row].slot))
+        self._groups = [list(rows) for _, rows in slots]  # neighbours that share a slot
+        self._causal: dict[tuple[int, bool, bool, torch.device], ops.SharedCausal] = {}
+
+    def positions(self, device: torch.device) -> Tensor:
+        """int64 [tokens]: each token's position in its row."""
+        return torch.cat(
+            [
+                torch.arange(scratch.end, scratch.end + count, device=device)
+                for scratch, count in zip(self.scratches, self.counts, strict=True)
+            ]
+        )
+
+    def _own_positions(self, scratch: Scratch, count: int, device: torch.device) -> Tensor:
+        """Which positions a row's new tokens have for the mask."""
+        raise NotImplementedError
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [all queries, heads, d]; k and v [tokens, kv_heads, d] → like q."""
+        everywhere = len(q) == len(k)
+        queries = self.counts if everywhere else self._queries
+        if len(self._groups) == 1:
+            return self._attend(layer, self._groups[0], everywhere, q, k, v)
+        sizes = [sum(self.counts[row] for row in group) for group in self._groups]
+        parts = zip(
+            self._groups,
+            q.split([sum(queries[row] for row in group) for group in self._groups]),
+            *(x.split(sizes) for x in (k, v)),
+            strict=True,
+        )
+        return torch.cat([self._attend(layer, rows, everywhere, *each) for rows, *each in parts])
+
+    def _attend(
+        self, layer: int, rows: list[int], everywhere: bool, q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
+        """Of rows that share a slot, in one operation; each row gets the bits that it has alone."""
+        keys, values, positions = self.scratches[rows[0]].slot.history(layer)
+        own = [
+            ops.OwnKeys(scratch.keys[layer], scratch.values[layer], self.counts[row])
+            for row in rows
+            for scratch in (self.scratches[row],)
+        ]
+        causal = self._seen(layer, rows, everywhere, positions)
+        return ops.attend_shared(q, k, v, keys, values, own, causal)
+
+    def _seen(
+        self, layer: int, rows: list[int], everywhere: bool, shared: Tensor
+    ) -> ops.SharedCausal:
+        """Which keys they see; alike on all layers of a kind and a device."""
+        window = self.scratches[rows[0]].slot.window(layer)
+        name = rows[0], window is None, everywhere, shared.device
+        if name not in self._causal:
+            queries, own = [], []
+            for row in rows:
+                scratch = self.scratches[row]
+                new = self._own_positions(scratch, self.counts[row], shared.device)
+                kept = sum(part.shape[1] for part in scratch.keys[layer])
+                before = torch.arange(scratch.end - kept, scratch.end, device=shared.device)
+                queries.append(new if everywhere else new[: self._queries[row]])
+                own.append(torch.cat((before, new)))
+            self._causal[name] = ops.SharedCausal(queries, shared, own, window)
+        return self._causal[name]
+
+
+class QuestionRows(_Rows):
+    """Causal attention of tokens that follow what their scratches hold. `commit` appends them."""
+
+    def __init__(self, scratches: Sequence[Scratch], counts: Sequence[int]) -> None:
+        super().__init__(scratches, counts, counts)
+        self._parts: list[tuple[Tensor, Tensor]] = []  # of each layer, of all rows
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = super().__call__(layer, q, k, v)
+        self.keep(k, v)
+        return out
+
+    def keep(self, k: Tensor, v: Tensor) -> None:
+        """Keeps keys and values of a layer, [tokens, kv_heads, d], until `commit`."""
+        self._parts.append((k, v))
+
+    def commit(self) -> None:
+        """Appends the tokens to the scratches, after all layers."""
+        split = [(k.split(self.counts), v.split(self.counts)) for k, v in self._parts]
+        placed = {scratch.span.pool for scratch in self.scratches if scratch.span}
+        for pool in placed:
+            self._write(pool)
+        for row, (scratch, count) in enumerate(zip(self.scratches, self.counts, strict=True)):
+            if scratch.span is None:
+                scratch.append([(keys[row], values[row]) for keys, values in split])
+            else:
+                scratch.grow(count)
+
+    def _write(self, pool: QuestionPool) -> None:
+        """Stores the tokens that have places in a pool, all rows in one operation a layer."""
+        tokens: list[int] = []  # which of the packed ones
+        places: list[int] = []
+        starts = accumulate(self.counts, initial=0)
+        for scratch, first, count in zip(self.scratches, starts, self.counts, strict=False):
+            if scratch.span is not None and scratch.span.pool is pool:
+                place = scratch.span.start + scratch.length
+                tokens += range(first, first + count)
+                places += range(place, place + count)
+        at, which = to_device(torch.tensor([places, tokens]), pool.device)
+        everything = len(tokens) == sum(self.counts)
+        pool.write(
+            at,
+            [
+                (k, v) if everything else (k.index_select(0, which), v.index_select(0, which))
+                for k, v in self._parts
+            ],
+        )
+
+    def _own_positions(self, scratch: Scratch, count: int, device: torch.device) -> Tensor:
+        return torch.arange(scratch.end, scratch.end + count, device=device)
+
+
+class ReadCanvasRows(_Rows):
+    """Attention of canvases, which reads only: each position sees all its canvas and what comes
+    before it, on sliding layers the last `window - 1` positions of that, as `PartRows` has it.
+
+    For the mask all positions of a canvas are its first.
+    """
+
+    def _own_positions(self, scratch: Scratch, count: int, device: torch.device) -> Tensor:
+        return torch.full((count,), scratch.end, device=device)

@@ -1,0 +1,323 @@
+"""`ChatCall`: what a body asks for, whatever its words; and the engine's requests for it.
+
+A dialect maps the names of its fields to a `ChatCall`. The order of the checks, what a reply may
+hold beside calls, prompts, lengths and seeds are decided here, once for all dialects. Knows no
+dialect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sfumato.api import Reply
+from sfumato.diffusion.constraints.grammar_source import GrammarSource
+from sfumato.diffusion.prediction import PredictedText
+from sfumato.engine import Pooling, PromptScoring, Request, ServedModel, new_id
+from sfumato.options import exclusions
+from sfumato.refused import Refused
+from sfumato.server.chat.grammars import call_grammar, grammar_of
+from sfumato.server.chat.sampling import (
+    canvas_fields,
+    check_size,
+    longest,
+    request_fields,
+    seeds_of,
+)
+from sfumato.server.schemas.generation import Sampling
+from sfumato.server.schemas.json_schemas import EFFORTS
+from sfumato.server.service import Service
+from sfumato.text.messages import check_messages, tool_name
+from sfumato.text.prompt import check_long_texts
+from sfumato.text.tokenizer import Marker
+
+Message = dict[str, Any]
+"""In the roles and with the fields of the chat template."""
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """What a body says of thinking; None: nothing."""
+
+    effort: str | None = None
+    enabled: bool | None = None  # takes precedence over the effort
+    most: int | None = None  # tokens; takes precedence over those of the effort
+    # The fields, as errors name them.
+    effort_field: str = "reasoning_effort"
+    enabled_field: str = "chat_template_kwargs"
+
+
+@dataclass(frozen=True)
+class ChatCall:
+    """What a body asks for."""
+
+    endpoint: str
+    drawn: Sampling  # how replies are drawn, held and sent: the fields that all bodies have
+    messages: list[Message] | None = None  # None: each prompt is token ids
+    # Whether the reply may continue the last message; and the body's continue_final_message and
+    # add_generation_prompt.
+    continues: bool = True
+    wanted: bool | None = None
+    opened: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | Mapping[str, Any] | None = None
+    is_single: bool = False  # one call at most
+    # What the reply has to match by the dialect's own fields. Raises Refused.
+    forms: Callable[[], Iterator[GrammarSource]] = lambda: iter(())
+    thinking: Thinking = field(default_factory=Thinking)
+    logprobs: bool = False
+    alternatives: int | None = None  # tokens that log probabilities name at each position
+    prediction: PredictedText | None = None
+    scoring: PromptScoring | None = None
+    # Fields of a text with holes, which has the length that its holes have.
+    holes: Mapping[str, Any] = field(default_factory=dict)
+    limit: int | None = None  # tokens of a reply; None and -1: what fits; 0: the prompt alone
+    is_most: bool = False  # whether the limit is only the most that the client would take
+    count: int = 1  # replies to each prompt
+    user: str | None = None
+    sized: tuple[str, ...] = ()  # fields that the size of the answer depends on, if bounded
+
+
+def requests_of(
+    service: Service, call: ChatCall, prompts: Iterable[list[int]] | None = None
+) -> list[Request]:
+    """`count` requests for the messages, or for each of the prompts. Raises Refused."""
+    one = _template_of(service, call)
+    each = [one] if prompts is None else (replace(one, ids=ids) for ids in prompts)
+    requests = [request for prompt in each for request in _replies(service, call, prompt)]
+    if call.sized:
+        names = len(call.drawn.logprob_token_ids or ())
+        scored = 0 if call.scoring is None else call.scoring.top
+        alternatives = max(call.alternatives or 0, scored) + names
+        check_size(service.model, map(_entries, requests), alternatives, *call.sized)
+    return requests
+
+
+def _template_of(service: Service, call: ChatCall) -> Request:
+    """The request without its prompt's tokens, its length and its seed. Raises Refused."""
+    model, drawn, messages, continued = service.model, call.drawn, call.messages, None
+    if messages is not None and call.continues:
+        messages, continued = continuation(service, messages, call.wanted, call.opened)
+    use = tool_use(call.tools, call.tool_choice, model)
+    thinking, budget = thinking_of(call.thinking, continued is not None or messages is None)
+    fields = request_fields(drawn, model, call.endpoint, use.banned, call.alternatives)
+    fields["max_thinking_tokens"] = budget
+    fields |= canvas_fields(drawn, service, fields["sampler"], call.logprobs)
+    if use.opening is not None and fields["canvas"] is not None:
+        raise Refused(
+            "tool_choice", "a given canvas cannot begin with a call", "leave one of them out"
+        )
+    fields["prediction"] = call.prediction
+    fields |= _ends(use, model, call.is_single, grammar_of(drawn, call.forms), fields)
+    if continued is not None:  # the reply may be complete already
+        fields["retry_empty"] = drawn.retry_empty is True
+    return Request(
+        messages=messages,
+        continued=continued,
+        thinking=thinking,
+        tools=use.tools,
+        opening=use.opening,
+        scoring=call.scoring,
+        user=call.user,
+        **fields,
+        **call.holes,
+    )
+
+
+def _replies(service: Service, call: ChatCall, one: Request) -> list[Request]:
+    """The request with its prompt, its length and each of the seeds. Raises Refused."""
+    made = service.prompt(one)  # once, however many replies
+    if call.limit == 0 and one.scoring is None:
+        one = encoded_only(one)
+    elif one.parts is None:
+        assert one.sampler
+        canvas = one.sampler.canvas_length
+        length = service.limit(call.limit, len(made.ids), canvas, call.is_most)
+        one = replace(one, max_tokens=longest(one, length, service))
+    return [
+        replace(one, id=new_id(), made=made, seed=seed)
+        for seed in seeds_of(call.drawn.seed, call.count)
+    ]
+
+
+def _entries(request: Request) -> int:
+    """Tokens at most that the answer has log probabilities of."""
+    scored = 0 if request.scoring is None or request.made is None else len(request.made.ids)
+    return request.max_tokens + scored
+
+
+_BESIDE = ("stop", "canvas", "prediction")  # fields of a request, which may say what a reply holds
+
+
+def _ends(
+    use: ToolUse,
+    model: ServedModel,
+    is_single: bool,
+    answer: GrammarSource | None,
+    fields: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The fields `grammar` and `stop` of a Request. is_single: whether one call is the most;
+    answer: what a reply without calls has to match; fields: the request's others. Raises
+    Refused."""
+    close = model.template.markers.call_close
+    beside = {name: fields.get(name) for name in _BESIDE}
+    given = {**fields["sampler"].beside_grammar, **beside}
+    may_hold = exclusions.refusal(exclusions.GRAMMAR, given) is None
+    required = use.opening is not None
+    grammar = call_grammar(use.tools, model, use.name, required, is_single, answer, may_hold)
+    canvas = fields.get("canvas")
+    stop, is_read = fields["stop"], canvas is not None and canvas.read_only
+    if is_single and use.tools and grammar is None and close and not is_read:
+        # A call that is cut at its end is complete, and the only one.
+        stop = [*(stop or ()), Marker(close)]
+    return {"grammar": grammar, "stop": stop}
+
+
+def encoded_only(request: Request) -> Request:
+    """The request without its reply, which is empty."""
+    return replace(request, opening=None, grammar=None, pooling=Pooling("last"), max_tokens=0)
+
+
+def thinking_of(given: Thinking, continued: bool = False) -> tuple[bool, int | None]:
+    """Whether the model thinks, and for how many tokens at most. continued: whether the reply
+    continues a message. Raises Refused."""
+    effort, field = given.effort, given.effort_field
+    if effort is not None and effort not in EFFORTS:
+        raise Refused(field, f"must be one of {', '.join(EFFORTS)}")
+    budget = None if effort is None else EFFORTS[effort]
+    thinking = given.enabled if given.enabled is not None else effort is not None and budget != 0
+    if thinking and continued:
+        name = given.enabled_field if effort is None else field
+        raise Refused(
+            name,
+            "an answer that is continued is not thought about first",
+            "ask for no thinking, or set continue_final_message to false",
+        )
+    if given.most is not None:
+        budget = given.most
+    return bool(thinking), budget if thinking and budget != 0 else given.most
+
+
+def continuation(
+    service: Service, messages: list[Message], wanted: bool | None, opened: bool | None
+) -> tuple[list[Message], str | None]:
+    """The messages that the prompt shows complete, and the text of the last one where the reply
+    continues that message: an assistant's.
+
+    wanted, opened: the body's continue_final_message and add_generation_prompt. Raises Refused.
+    """
+    is_assistant = messages[-1]["role"] == "assistant"
+    if wanted and opened:
+        raise Refused(
+            "continue_final_message",
+            "a message is continued, or the model's turn is opened",
+            "set add_generation_prompt to false",
+        )
+    if wanted and not is_assistant:
+        raise Refused("continue_final_message", "the last message must be an assistant's")
+    if opened is False and (not is_assistant or wanted is False):
+        raise Refused(
+            "add_generation_prompt", "must be true where no assistant's message is continued"
+        )
+    if not is_assistant or wanted is False:
+        return messages, None
+    where = f"messages[{len(messages) - 1}]"
+    if messages[-1].get("tool_calls"):
+        raise Refused(
+            f"{where}.tool_calls", "cannot be continued", "send the tools' answers after them"
+        )
+    if len(messages) == 1:
+        raise Refused("messages", "an assistant's message can only be continued after a user's")
+    check_long_texts(messages[-1], lambda text: service.engine.check_length(text, "messages"))
+    markers = service.model.template.markers
+    text: str = check_messages(messages[-1:], len(messages) - 1, markers)[0]["content"]
+    return messages[:-1], text or None
+
+
+NO_CALLS = "this model's vocabulary has no tool calls"
+Tools = Sequence[Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """What tools and tool_choice ask for."""
+
+    tools: list[dict[str, Any]] | None  # that the prompt describes
+    opening: str | None = None  # what the reply has to begin with
+    name: str | None = None  # of the only tool that may be called
+    banned: tuple[int, ...] = ()  # tokens that begin a call, where none may be made
+
+
+def tool_use(
+    tools: list[dict[str, Any]] | None,
+    choice: str | Mapping[str, Any] | None,
+    model: ServedModel,
+) -> ToolUse:
+    """Raises Refused."""
+    names = [_tool_name(tool, f"tools[{i}]") for i, tool in enumerate(tools or [])]
+    opener = call_token(model)
+    if choice == "none":
+        return ToolUse(None, banned=() if opener is None else (opener,))
+    if choice is None or choice == "auto":
+        return ToolUse(tools or None)
+    if choice == "required":
+        if not names:
+            raise Refused("tool_choice", "required needs tools to choose from")
+        name = names[0] if len(names) == 1 else None
+    else:
+        name = _chosen(choice)
+        if name not in names:
+            raise Refused("tool_choice", f"{name[:100]!r} is not among the tools")
+    if opener is None:
+        raise Refused("tool_choice", NO_CALLS)
+    return ToolUse(tools, call_opening(model, name), name)
+
+
+def call_opening(model: ServedModel, name: str | None) -> str:
+    """How a call of the tool of that name begins; None: of any tool."""
+    return f"{model.template.markers.call_open}call:{'' if name is None else f'{name}{{'}"
+
+
+def call_token(model: ServedModel) -> int | None:
+    """The token that begins a call; None where the vocabulary has none."""
+    marker = model.template.markers.call_open
+    return model.tokenizer.token_id(marker) if marker else None
+
+
+def ignored_tools(tools: Tools, model: ServedModel) -> list[str]:
+    """A warning where tools are sent to a model that cannot call them."""
+    ignored = tools and call_token(model) is None
+    return [f"tools: ignored, since {NO_CALLS}"] if ignored else []
+
+
+def unknown_calls(tools: Tools, reply: Reply) -> list[str]:
+    """A warning for each call of a tool that the request does not have: the model writes the names
+    itself, but for that of a tool that has to be called."""
+    names = {tool["function"]["name"] for tool in tools or ()}
+    unknown = [call.name for call in reply.tool_calls if names and call.name not in names]
+    return [f"the call of {name!r} is of none of the tools" for name in unknown]
+
+
+def _tool_name(tool: Mapping[str, Any], where: str) -> str:
+    if tool.get("type") != "function":
+        raise Refused(f"{where}.type", 'only "function" is supported', code="unsupported")
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return tool_name(name, f"{where}.function.name")
+
+
+def _chosen(choice: str | Mapping[str, Any]) -> str:
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if isinstance(name, str):
+            return name
+    raise _no_choice()
+
+
+def _no_choice() -> Refused:
+    return Refused(
+        "tool_choice",
+        'must be none, auto, required, or {"type": "function", "function": {"name": …}}',
+    )

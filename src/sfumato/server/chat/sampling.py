@@ -1,0 +1,323 @@
+"""How replies are drawn: the sampling fields of every body as fields of a `Request`.
+
+Settings, seeds and stop strings; and vLLM's fields for a canvas that the client gives. A read is
+one canvas at temperature 1, whose steps all run and whose end tokens count for nothing; what would
+change its probabilities is refused.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from sfumato.diffusion.given_canvas import GivenCanvas
+from sfumato.diffusion.processors import LogitBias
+from sfumato.diffusion.sampler import FixedCount, Threshold
+from sfumato.diffusion.sampler_config import SamplerConfig
+from sfumato.diffusion.schedule import LinearTemperature
+from sfumato.diffusion.stopping import Never, StableAndConfident
+from sfumato.engine import Request, ServedModel
+from sfumato.options import exclusions
+from sfumato.options.limits import LONGEST_STOP, MOST_BIASES, MOST_STOPS
+from sfumato.refused import Refused
+from sfumato.server.schemas.generation import Generation, Sampling, VllmXargs
+from sfumato.server.service import Service
+
+G = TypeVar("G", bound=Generation)
+_DEFAULT = "checkpoint's default"
+
+# Tokens of one answer, alternatives included: about 400 bytes each until they are encoded. 128
+# replies of 4,096 tokens pass, and one of 32,768 with 20 alternatives.
+MOST_ENTRIES = 2**20
+_LEAST_SHARE = 1e-6  # top_p 0 means the most probable token
+
+
+def request_fields(
+    body: Sampling,
+    model: ServedModel,
+    endpoint: str,
+    banned: Iterable[int] = (),
+    alternatives: int | None = None,
+) -> dict[str, Any]:
+    """The fields of a Request that every dialect reads from a body in the same way. alternatives:
+    tokens that the log probabilities name at each position. Raises Refused."""
+    sampler = replace(sampler_of(body, model, banned), top_tokens=alternatives)
+    # A causal reply that ends at once is what the model says.
+    retry = body.retry_empty if sampler.mode == "causal" else body.retry_empty is not False
+    return {
+        "sampler": sampler,
+        "stop": stops_of(body.stop) or None,
+        "max_thinking_tokens": body.max_thinking_tokens,
+        "retry_empty": bool(retry),
+        "drafts": bool(body.stream and body.stream_drafts),
+        "timeout_s": body.timeout,
+        "since": body.since,
+        "endpoint": endpoint,
+    }
+
+
+def limited(body: G) -> G:
+    """The body with llama-server's `n_predict` as its max_tokens. Raises Refused."""
+    if body.n_predict is None:
+        return body
+    if body.max_tokens not in (None, body.n_predict):
+        raise Refused(("max_tokens", "n_predict"), "differ", "send one")
+    return body.model_copy(update={"max_tokens": body.n_predict})
+
+
+def sampler_of(body: Sampling, model: ServedModel, banned: Iterable[int] = ()) -> SamplerConfig:
+    """The sampler's settings in a body; `banned` tokens are never drawn. Raises Refused."""
+    bias = _bias(body.logit_bias, model.tokenizer.vocab_size)
+    bias |= dict.fromkeys(banned, float("-inf"))
+    if sum(value == float("-inf") for value in bias.values()) >= model.config.vocab_size:
+        raise Refused("logit_bias", "bans every token of this model")
+    config = SamplerConfig(processors=(LogitBias(bias),) if bias else ()).options(
+        mode=body.mode,
+        max_steps=body.max_steps,
+        sampler=body.sampler,
+        entropy_bound=body.entropy_bound,
+        temperature=body.temperature,
+        top_k=body.top_k if body.top_k and body.top_k > 0 else None,
+        top_p=_LEAST_SHARE if body.top_p == 0 else body.top_p,
+        min_tokens=body.min_tokens,
+        ignore_eos=body.ignore_eos,
+        settle_at_end=body.settle_at_end,
+        canvas_length=body.canvas_length,
+        self_conditioning=body.self_conditioning,
+        soft_skip=body.soft_skip,
+        soft_top_k=body.soft_top_k,
+    )
+    return _with_rules(_with_sampler(config, body), body, model.sampler_defaults)
+
+
+def _with_sampler(config: SamplerConfig, body: Sampling) -> SamplerConfig:
+    """Sets the fields that belong to one sampler alone."""
+    for name, part, field, kind in (
+        ("fixed-count", "count", "count", FixedCount),
+        ("threshold", "top", "threshold", Threshold),
+        ("threshold", "margin", "margin", Threshold),
+    ):
+        value = getattr(body, field)
+        if value is None:
+            continue
+        if not isinstance(config.sampler, kind):
+            raise Refused(field, f"belongs to the sampler {name!r}")
+        try:
+            config = replace(config, sampler=replace(config.sampler, **{part: value}))
+        except Refused as error:
+            raise error.about(field) from None
+    return config
+
+
+def _with_rules(config: SamplerConfig, body: Sampling, defaults: SamplerConfig) -> SamplerConfig:
+    """Sets the schedule and the stopping rule where the body has a field of either."""
+    if body.t_min is not None or body.t_max is not None:
+        default = (
+            defaults.schedule
+            if isinstance(defaults.schedule, LinearTemperature)
+            else LinearTemperature()
+        )
+        low = default.t_min if body.t_min is None else body.t_min
+        high = default.t_max if body.t_max is None else body.t_max
+        if low > high and body.t_max is None:
+            raise Refused(
+                "t_min", f"must be at most t_max, {high:g} by the {_DEFAULT}", f"got {low:g}"
+            )
+        if low > high and body.t_min is None:
+            raise Refused(
+                "t_max", f"must be at least t_min, {low:g} by the {_DEFAULT}", f"got {high:g}"
+            )
+        config = replace(config, schedule=LinearTemperature(low, high))
+    if body.stability is not None or body.confidence is not None:
+        rule = defaults.stopping if isinstance(defaults.stopping, StableAndConfident) else None
+        rule = rule or StableAndConfident()
+        stability = rule.stability if body.stability is None else body.stability
+        confidence = rule.confidence if body.confidence is None else body.confidence
+        config = replace(config, stopping=StableAndConfident(stability, confidence))
+    return config
+
+
+def _bias(biases: Mapping[str, float] | None, vocabulary: int) -> dict[int, float]:
+    biases = biases or {}
+    if len(biases) > MOST_BIASES:
+        raise Refused("logit_bias", f"at most {MOST_BIASES} tokens")
+    bias: dict[int, float] = {}
+    for key, value in biases.items():
+        token = int(key) if key.isascii() and key.isdecimal() and len(key) < 12 else -1
+        if not 0 <= token < vocabulary:
+            raise Refused(
+                "logit_bias", f"{key[:40]!r} is no token id of this model (0 to {vocabulary - 1})"
+            )
+        if not -100 <= value <= 100:
+            raise Refused("logit_bias", f"{value} is not from -100 to 100")
+        bias[token] = float("-inf") if value == -100 else value
+    return bias
+
+
+def check_size(
+    model: ServedModel, limits: Iterable[int], alternatives: int | None, *fields: str
+) -> None:
+    """Bounds the entries of one answer. limits: tokens of each reply; what exceeds the model's
+    context is refused elsewhere. Raises Refused."""
+    tokens = sum(min(limit, model.config.context_length) for limit in limits)
+    entries = tokens * (1 + (alternatives or 0))
+    if entries > MOST_ENTRIES:
+        raise Refused(
+            fields,
+            f"come to {entries:,} tokens and alternatives, and one answer has at most "
+            f"{MOST_ENTRIES:,}",
+            "ask for less, in several requests",
+        )
+
+
+def seeds_of(seed: int | None, count: int) -> list[int]:
+    """The seeds of `count` replies, each one more than the last; the first is random where the body
+    has none.
+
+    OpenAI's API has negative seeds too; the engine counts from 0 to 2⁶⁴-1. Random seeds have 48
+    bits: a client that reads JSON numbers as floats keeps every digit.
+    """
+    first = secrets.randbits(48) if seed is None else seed
+    return [(first + i) % 2**64 for i in range(count)]
+
+
+def stops_of(stop: str | list[str] | None) -> list[str]:
+    """Raises Refused."""
+    stops = [text for text in ([stop] if isinstance(stop, str) else stop or ()) if text]
+    if len(stops) > MOST_STOPS or any(len(text) > LONGEST_STOP for text in stops):
+        raise Refused(
+            "stop", f"at most {MOST_STOPS} texts, each of at most {LONGEST_STOP} characters"
+        )
+    return stops
+
+
+_CHANGES: dict[str, tuple[Any, ...]] = {
+    "temperature": (0, 1),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "logit_bias": ({},),
+    "min_tokens": (0,),
+    "ignore_eos": (False, True),
+    "stop": ("", []),
+    "t_min": (),
+    "t_max": (),
+    "stability": (),
+    "confidence": (),
+    "settle_at_end": (False,),
+}
+"""Fields that a read has no use of, and their values that ask for nothing."""
+
+_NAMES = {
+    "tokens": "vllm_xargs.diffusion_seed_canvas",
+    "pinned": "vllm_xargs.diffusion_pinned",
+}
+
+
+def canvas_fields(
+    body: Sampling, service: Service, sampler: SamplerConfig, has_logprobs: bool
+) -> dict[str, Any]:
+    """The fields `sampler` and `canvas` of a Request. sampler: of the body's other fields. Raises
+    Refused."""
+    xargs = body.vllm_xargs or VllmXargs.model_validate({})
+    named = tuple(dict.fromkeys(body.logprob_token_ids or ()))
+    is_read = bool(xargs.diffusion_read_only)
+    given: dict[str, object] = {
+        "mode=causal": sampler.mode == "causal",
+        "vllm_xargs": xargs.model_fields_set,
+        "diffusion_read_only": is_read,
+    }
+    for field, neutral in _CHANGES.items():
+        value = getattr(body, field)
+        given[field] = value is not None and value not in neutral
+    exclusions.check(exclusions.GIVEN_CANVAS, given)
+    if is_read:
+        sampler = replace(
+            sampler,
+            temperature=1.0,
+            top_k=None,
+            top_p=1.0,
+            ignore_eos=False,
+            processors=(),
+            schedule=LinearTemperature(1.0, 1.0),
+            stopping=Never(),
+        )
+    sampler = _with_lengths(sampler, xargs, service)
+    sampler = _with_named(sampler, named, service, has_logprobs)
+    length = sampler.canvas_length or service.model.config.canvas_length
+    seeds = xargs.diffusion_seed_canvas
+    if not gives_canvas(body):
+        return {"sampler": sampler, "canvas": None}
+    canvas = GivenCanvas(
+        None if seeds is None else tuple(seeds), tuple(xargs.diffusion_pinned or ()), is_read
+    )
+    try:
+        canvas.check(length, service.model.config.vocab_size)
+    except Refused as error:
+        raise error.renamed(_NAMES) from None
+    return {"sampler": sampler, "canvas": canvas}
+
+
+def gives_canvas(body: Sampling) -> bool:
+    """Whether the client says what the first canvas begins as, or has it read."""
+    xargs: VllmXargs | None = body.vllm_xargs or None
+    if xargs is None:
+        return False
+    begins = xargs.diffusion_seed_canvas is not None or bool(xargs.diffusion_pinned)
+    return begins or bool(xargs.diffusion_read_only)
+
+
+def reads(request: Request) -> bool:
+    """Whether a canvas is read and no reply written."""
+    return request.canvas is not None and request.canvas.read_only
+
+
+def longest(request: Request, length: int, service: Service) -> int:
+    """Tokens of a reply at most, `length` being what its body asks for: a read is one canvas."""
+    if not reads(request):
+        return length
+    assert request.sampler
+    return min(length, request.sampler.canvas_length or service.model.config.canvas_length)
+
+
+def _with_lengths(sampler: SamplerConfig, xargs: VllmXargs, service: Service) -> SamplerConfig:
+    """Sets the length of the canvas and the steps. Raises Refused."""
+    length, steps = xargs.diffusion_canvas_length, xargs.diffusion_max_steps
+    if length is not None:
+        longest = service.model.config.canvas_length
+        if length > longest:
+            raise _wrong("diffusion_canvas_length", f"at most {longest} here, got {length}")
+        if sampler.canvas_length not in (None, length):
+            raise _wrong("diffusion_canvas_length", "differs from canvas_length; send one")
+        sampler = replace(sampler, canvas_length=length)
+    if steps is not None:
+        if sampler.max_steps not in (None, steps):
+            raise _wrong("diffusion_max_steps", "differs from max_steps; send one")
+        sampler = replace(sampler, max_steps=min(steps, service.engine.config.max_steps))
+    return sampler
+
+
+def _with_named(
+    sampler: SamplerConfig, named: tuple[int, ...], service: Service, has_logprobs: bool
+) -> SamplerConfig:
+    """Sets the tokens whose log probabilities are wanted. Raises Refused."""
+    field, vocab_size = "logprob_token_ids", service.model.config.vocab_size
+    if not named:
+        return sampler
+    if not has_logprobs:
+        raise Refused(field, "needs logprobs")
+    if max(named) >= vocab_size:
+        raise Refused(field, f"must lie in 0..{vocab_size - 1}, got {max(named)}")
+    try:
+        return replace(sampler, named_tokens=named)
+    except ValueError:
+        raise Refused(
+            field,
+            "log probabilities of chosen tokens are the model's own",
+            "leave out top_k, top_p and logit_bias",
+        ) from None
+
+
+def _wrong(field: str, message: str) -> Refused:
+    return Refused(f"vllm_xargs.{field}", message)

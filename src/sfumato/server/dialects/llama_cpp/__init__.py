@@ -1,1 +1,0 @@
-"""llama-server's API: completions, infill and embeddings."""

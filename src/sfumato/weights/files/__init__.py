@@ -1,0 +1,1 @@
+"""Files of checkpoints: GGUF, safetensors and what lies beside them. Knows no tensor's meaning."""

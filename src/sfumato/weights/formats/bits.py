@@ -1,0 +1,116 @@
+"""Bytes of blocks taken apart and put together: what the formats of this folder share.
+
+Layouts and the order of the float operations follow ggml (`ggml-common.h`, `ggml-quants.c`), so
+that results equal ggml's bit for bit. Everything runs on the device of the data.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+HALF_LIMIT = 65520.0
+"""From here on a float rounds to an infinite float16."""
+
+
+def half(blocks: Tensor, start: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    """The float16, or bfloat16, at byte `start` of each block, as float32 [n, 1]."""
+    # A fresh copy is aligned for the view; a slice of one block need not be.
+    pair = blocks[:, start : start + 2].clone(memory_format=torch.contiguous_format)
+    return pair.view(dtype).float()
+
+
+def fields(packed: Tensor, bits: int) -> Tensor:
+    """Splits bytes, lowest bits first: uint8 [n, groups, width] to [n, groups, 8 / bits, width]."""
+    mask = (1 << bits) - 1
+    return torch.stack([(packed >> shift) & mask for shift in range(0, 8, bits)], dim=2)
+
+
+def join(codes: Tensor, bits: int) -> Tensor:
+    """Bytes of codes, lowest bits first: uint8 [n, groups, 8 / bits, width] to [n, groups, width].
+
+    The reverse of `fields`.
+    """
+    out = codes[:, :, 0].clone()
+    for index in range(1, 8 // bits):
+        out |= codes[:, :, index] << (bits * index)
+    return out
+
+
+def in_bytes(codes: Tensor, bits: int) -> Tensor:
+    """Codes uint8 [rows, n] below 2^bits in bytes [rows, n · bits / 8], the first one lowest."""
+    return join(codes.view(len(codes), -1, 8 // bits, 1), bits)[..., 0]
+
+
+def of_bytes(plane: Tensor, bits: int) -> Tensor:
+    """The reverse of `in_bytes`."""
+    return fields(plane[:, :, None], bits).flatten(1)
+
+
+def low_nibbles(codes: Tensor) -> Tensor:
+    """uint8 [n, 32] → the low four bits of each, uint8 [n, 16]."""
+    return join((codes & 15).view(-1, 1, 2, 16), 4)[:, 0]
+
+
+def of_nibbles(low: Tensor) -> Tensor:
+    """The reverse of `low_nibbles`."""
+    return fields(low[:, None], 4).reshape(-1, 32)
+
+
+def fifth_bits(codes: Tensor) -> Tensor:
+    """uint8 [n, 32] → bit 4 of each, uint8 [n, 4]."""
+    return join((codes >> 4).view(-1, 4, 8, 1), 1)[:, :, 0]
+
+
+def five_bits(high: Tensor, low: Tensor) -> Tensor:
+    """Five-bit codes, uint8 [n, 32]: bit 4 of each from `high` [n, 4], the rest from `low`."""
+    return of_nibbles(low) | (fields(high[:, :, None], 1).reshape(-1, 32) << 4)
+
+
+def finite_half(values: Tensor) -> Tensor:
+    """float32 [n, 1] → float16 [n, 1]. Raises ValueError unless all of it is finite."""
+    if not bool(values.abs().max() < HALF_LIMIT):  # NaN too is refused
+        raise ValueError("a value is not finite, or too large for a block's float16 scale")
+    return values.half()
+
+
+def half_bytes(values: Tensor) -> Tensor:
+    """float32 [n, 1] → the bytes of float16, uint8 [n, 2]; raises as `finite_half`."""
+    return finite_half(values).view(torch.uint8)
+
+
+def inverse(scale: Tensor) -> Tensor:
+    """1 / scale, and 0 where that is not finite: a scale of 0, or next to it."""
+    reciprocal = scale.reciprocal()
+    return reciprocal.masked_fill_(reciprocal.isinf(), 0)
+
+
+def integers(values: Tensor, levels: int) -> Tensor:
+    """The integer part of each value, at most `levels`: float32, from 0 to 127, to uint8."""
+    return values.to(torch.int8).clamp_(max=levels).view(torch.uint8)  # to uint8 torch is slow
+
+
+def extreme(x: Tensor) -> Tensor:
+    """The value of greatest magnitude in each row, the first of equals: [n, width] to [n, 1]."""
+    return x.gather(1, x.abs().argmax(1, keepdim=True))
+
+
+def signed_codes(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
+    """Scale bytes and codes 0..levels of the formats whose extreme value is code 0."""
+    middle = (levels + 1) // 2
+    scale = extreme(x) / -middle
+    return half_bytes(scale), integers((x * inverse(scale)).add_(middle + 0.5), levels)
+
+
+def columns(x: Tensor, width: int) -> Tensor:
+    """Blocks [n, block size] as groups along columns: [width, groups]."""
+    return x.view(-1, width).t().contiguous()
+
+
+def scale_bytes(scales: Tensor, blocks: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:
+    """float32 [rows, 1 or blocks, 1] → the float16 or bfloat16 of each block, uint8
+    [rows, blocks, 2]. Raises ValueError where float16 cannot hold one."""
+    if dtype == torch.float16 and not bool(scales.max() < HALF_LIMIT):
+        raise ValueError("a scale is too large for a block's float16 scale")
+    halves = scales.to(dtype).contiguous().view(torch.uint8)
+    return halves.expand(*blocks.shape[:2], 2)
