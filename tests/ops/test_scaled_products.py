@@ -19,6 +19,7 @@ times the mean square, divided by √12. Both sides are rounded: √2 times eith
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_product_is_that_of_the_codes(kind: Kind) -> None:
+    torch.manual_seed(0)
     x, floats = torch.randn(2, 9, 256), torch.randn(40, 256)
     weight = round_rows(floats, kind)
     out = reference.linear.reference(x.double(), weight)
@@ -36,6 +37,7 @@ def test_a_product_is_that_of_the_codes(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_experts_round_what_each_product_takes(kind: Kind) -> None:
     """On a CPU, of the reference, and of torch on a GPU whose grouped product would wait."""
+    torch.manual_seed(0)
     tokens, count, hidden, inner = 13, 4, 64, 32
     x, scores = torch.randn(tokens, hidden), torch.randn(tokens, count)
     floats = torch.randn(count, 2 * inner, hidden) * 0.125, torch.randn(count, hidden, inner)
