@@ -268,6 +268,8 @@ class Soak:
             answer = response.read()
             if response.status == 200:
                 self.read(response, 1)
+            else:
+                self.left(1)  # one that is refused only by the engine has a line in the audit log
         if response.status not in (200, 400, 429):
             raise Violation(f"{path} {body[:80]!r}: HTTP {response.status}: {answer[:200]!r}")
         return f"HTTP {response.status}"
