@@ -171,7 +171,7 @@ class Recording:
                     facts["vector"] = event.vector
                 return facts
             case Failed():
-                return {"failed": [event.kind, event.message, event.context]}
+                return {"failed": [event.kind, event.message]}
             case Decision():
                 facts = {"answers": {name: _answer(event[name]) for name in event}}
                 return facts | {"reads": event.usage.reads}
