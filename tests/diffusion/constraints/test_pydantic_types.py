@@ -117,6 +117,11 @@ TYPES: dict[str, tuple[Any, str]] = {
     "set of literals": (set[Literal["a", "b", "c"]], ""),
     "set of bools": (set[bool], ""),
     "set of sets": (list[set[str]], REPEATS),
+    # The schema of EmailStr, which needs a package of its own.
+    "EmailStr": (
+        Annotated[str, pydantic.WithJsonSchema({"type": "string", "format": "email"})],
+        "",
+    ),
     "SecretStr": (pydantic.SecretStr, ""),
     "SecretBytes": (pydantic.SecretBytes, ""),
     "Path": (pathlib.Path, ""),
