@@ -15,11 +15,9 @@ from sfumato import __version__
 from sfumato.engine import EngineClient
 from sfumato.server import info, replay, tokenizing
 from sfumato.server.dialects import DECISIONS, DIALECTS, by_path
-from sfumato.server.dialects.anthropic import messages
 from sfumato.server.dialects.anthropic.forms import CountBody
+from sfumato.server.dialects.ollama import info as ollama
 from sfumato.server.dialects.ollama.forms import OllamaShowBody
-from sfumato.server.dialects.ollama.info import add_routes as add_ollama_routes
-from sfumato.server.dialects.openai_chat import ChatBody
 from sfumato.server.dialects.responses.routes import add_routes as add_response_routes
 from sfumato.server.http import decisions, error_handlers, route
 from sfumato.server.http.decisions import DecisionRoute
@@ -28,6 +26,7 @@ from sfumato.server.http.observe import AuditLine, Observer
 from sfumato.server.http.security import Framing, Gate
 from sfumato.server.metrics import CONTENT_TYPE, Metrics
 from sfumato.server.openapi import add_reference, fails, takes
+from sfumato.server.plain_routes import add_gets, add_posts
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
 from sfumato.server.tokenizing import DetokenizeBody, TemplateBody, TokenizeBody
@@ -67,9 +66,10 @@ def create_app(
         _add_decisions(app, service, each)
     add_response_routes(app, service)
     _add_models(app, service)
-    _add_count(app, service)
-    add_ollama_routes(app, service)
-    _add_tokenizing(app, service)
+    add_posts(app, service, [tokenizing.COUNT_TOKENS])
+    add_gets(app, service, ollama.GETS)
+    add_posts(app, service, [ollama.SHOW])
+    add_posts(app, service, tokenizing.ROUTES)
     _add_info(app, service)
     _add_metrics(app, service, metrics)
     bodies = [dialect.body_type for dialect in dialects]
@@ -130,22 +130,8 @@ def _add_decisions(app: FastAPI, service: Service, each: DecisionRoute) -> None:
     )
 
 
-def _add_count(app: FastAPI, service: Service) -> None:
-    @app.post(
-        messages.COUNT_PATH,
-        tags=["Anthropic"],
-        **takes(CountBody, forms=[messages.MESSAGES.errors]),
-    )
-    async def count_tokens(request: Request) -> Response:
-        """The tokens of a prompt, without a reply."""
-        return await tokenizing.count_tokens(service, request)
-
-
 def _add_models(app: FastAPI, service: Service) -> None:
-    @app.get("/v1/models", tags=["OpenAI"], responses=fails())
-    async def model_list() -> dict[str, Any]:
-        """The model that is loaded."""
-        return info.models(service)
+    add_gets(app, service, [info.MODELS])
 
     @app.get("/v1/models/{model:path}", tags=["OpenAI"], responses=fails(404))
     async def model_named(model: str) -> dict[str, Any]:
@@ -153,69 +139,15 @@ def _add_models(app: FastAPI, service: Service) -> None:
         return info.model_named(service, model)
 
 
-def _add_tokenizing(app: FastAPI, service: Service) -> None:
-    @app.post("/tokenize", tags=["llama-server"], **takes(TokenizeBody))
-    async def tokenize(request: Request) -> Response:
-        """Text to token ids."""
-        return await tokenizing.tokenize(service, request)
-
-    @app.post("/detokenize", tags=["llama-server"], **takes(DetokenizeBody))
-    async def detokenize(request: Request) -> Response:
-        """Token ids to text."""
-        return await tokenizing.detokenize(service, request)
-
-    @app.post("/v1/chat/completions/input_tokens", tags=["llama-server"], **takes(ChatBody))
-    async def input_tokens(request: Request) -> Response:
-        """How many tokens the prompt of a chat has."""
-        return await tokenizing.input_tokens(service, request)
-
-    @app.post("/apply-template", tags=["llama-server"], **takes(TemplateBody))
-    async def apply_template(request: Request) -> Response:
-        """The prompt that messages become."""
-        return await tokenizing.apply_template(service, request)
-
-
 def _add_info(app: FastAPI, service: Service) -> None:
-    @app.head("/livez", include_in_schema=False)
-    @app.get("/livez", tags=["server"], responses=fails(503))
-    async def live() -> Response:
-        """200 while the engine lives, ready or not; 503: start the server again."""
-        return info.alive(service)
-
-    @app.head("/health", include_in_schema=False)
-    @app.head("/v1/health", include_in_schema=False)
-    @app.head("/readyz", include_in_schema=False)
-    @app.get("/readyz", tags=["server"], responses=fails(503))
-    @app.get("/health", tags=["server"], responses=fails(503))
-    @app.get("/v1/health", tags=["server"], include_in_schema=False)
-    async def health() -> Response:
-        """200 while requests are taken, else 503 with the reason."""
-        return info.health(service)
-
-    @app.get("/props", tags=["server"], responses=fails())
-    async def props() -> dict[str, Any]:
-        """The model's properties, defaults and the server's limits."""
-        return info.props(service)
+    add_gets(app, service, info.GETS)
 
     @app.get("/slots", tags=["llama-server"], responses=fails(503))
     async def slots(fail_on_no_slot: str = "") -> list[dict[str, Any]]:
         """Each slot, and what it does, as llama-server has it."""
         return info.slots(service, bool(fail_on_no_slot))
 
-    @app.get("/state", tags=["server"], responses=fails())
-    async def state() -> dict[str, Any]:
-        """Slots, the requests that run, the queue, totals and speeds."""
-        return info.state(service)
-
-    @app.get("/memory", tags=["server"], responses=fails())
-    async def memory() -> dict[str, Any]:
-        """Memory as predicted, and as there is."""
-        return info.memory(service)
-
-    @app.get("/tokenizer_info", tags=["vLLM"], responses=fails())
-    async def tokenizer_info() -> dict[str, Any]:
-        """The tokenizer's special tokens and the chat template."""
-        return info.tokenizer_info(service)
+    add_gets(app, service, info.FURTHER_GETS)
 
     @app.post("/reset_prefix_cache", tags=["vLLM"], responses=fails(503))
     async def reset_prefix_cache() -> dict[str, Any]:

@@ -4,7 +4,7 @@ words."""
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response
@@ -21,6 +21,7 @@ from sfumato.server.dialects.anthropic.messages import anthropic_card
 from sfumato.server.dialects.llama_cpp import default_settings
 from sfumato.server.examples import decisions, demonstration, examples, modes
 from sfumato.server.http.errors import ApiError, dead, openai_error, without_paths
+from sfumato.server.plain_routes import Get
 from sfumato.server.schemas.json_schemas import greatest
 from sfumato.server.service import FINGERPRINT, Service
 
@@ -260,3 +261,55 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+MODELS = Get("/v1/models", "model_list", "OpenAI", "The model that is loaded.", models)
+_HEALTH = Get(
+    "/health",
+    "health",
+    "server",
+    "200 while requests are taken, else 503 with the reason.",
+    health,
+    None,
+    (503,),
+    has_head=True,
+)
+GETS = (
+    Get(
+        "/livez",
+        "live",
+        "server",
+        "200 while the engine lives, ready or not; 503: start the server again.",
+        alive,
+        None,
+        (503,),
+        has_head=True,
+    ),
+    replace(_HEALTH, path="/v1/health", hidden=True),
+    _HEALTH,
+    replace(_HEALTH, path="/readyz"),
+    Get(
+        "/props",
+        "props",
+        "server",
+        "The model's properties, defaults and the server's limits.",
+        props,
+    ),
+)
+FURTHER_GETS = (
+    Get(
+        "/state",
+        "state",
+        "server",
+        "Slots, the requests that run, the queue, totals and speeds.",
+        state,
+    ),
+    Get("/memory", "memory", "server", "Memory as predicted, and as there is.", memory),
+    Get(
+        "/tokenizer_info",
+        "tokenizer_info",
+        "vLLM",
+        "The tokenizer's special tokens and the chat template.",
+        tokenizer_info,
+    ),
+)

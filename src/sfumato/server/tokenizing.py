@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Request as HttpRequest
-from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, Response
 from pydantic import Field, WithJsonSchema
 
 from sfumato.refused import Refused
@@ -16,9 +13,8 @@ from sfumato.server.dialects import openai_chat
 from sfumato.server.dialects.anthropic import messages
 from sfumato.server.dialects.anthropic.forms import CountBody
 from sfumato.server.dialects.openai_chat import ChatBody, conversation
-from sfumato.server.http import request_body
-from sfumato.server.http.errors import in_the_words_of
 from sfumato.server.http.request_body import leaves_out
+from sfumato.server.plain_routes import Post
 from sfumato.server.schemas import json_schemas
 from sfumato.server.schemas.body import Body, Ids, Ignored
 from sfumato.server.schemas.generation import Continue, Messages, TemplateKwargs, Tools
@@ -51,13 +47,7 @@ class TemplateBody(Body):
     continue_final_message: Continue = None
 
 
-async def tokenize(service: Service, http: HttpRequest) -> Response:
-    """Raises Refused."""
-    async with request_body.read(service, http, TokenizeBody) as body:
-        return await run_in_threadpool(_tokens, service, body)
-
-
-def _tokens(service: Service, body: TokenizeBody) -> Response:
+def _tokens(service: Service, body: TokenizeBody) -> dict[str, Any]:
     """Raises Refused."""
     tokenizer = service.model.tokenizer
     text = body.prompt if body.content is None else body.content
@@ -74,29 +64,17 @@ def _tokens(service: Service, body: TokenizeBody) -> Response:
     if body.with_pieces:
         pieces = zip(ids, service.token_texts(ids), strict=True)
         fields["tokens"] = [{"id": token, "piece": piece} for token, piece in pieces]
-    return JSONResponse(fields | warned(body))
+    return fields | warned(body)
 
 
-async def input_tokens(service: Service, http: HttpRequest) -> Response:
-    """Raises Refused."""
-    async with request_body.read(service, http, ChatBody) as body:
-        return await run_in_threadpool(_input_tokens, service, body)
-
-
-def _input_tokens(service: Service, body: ChatBody) -> Response:
+def _input_tokens(service: Service, body: ChatBody) -> dict[str, Any]:
     """Raises Refused."""
     (request, *_) = openai_chat.parse(service, body)
     assert request.made is not None
-    return JSONResponse({"input_tokens": len(request.made.ids)} | warned(body))
+    return {"input_tokens": len(request.made.ids)} | warned(body)
 
 
-async def detokenize(service: Service, http: HttpRequest) -> Response:
-    """Raises Refused."""
-    async with request_body.read(service, http, DetokenizeBody) as body:
-        return await run_in_threadpool(_text, service, body)
-
-
-def _text(service: Service, body: DetokenizeBody) -> Response:
+def _text(service: Service, body: DetokenizeBody) -> dict[str, Any]:
     """Raises Refused."""
     ids = body.tokens
     most = service.model.config.context_length
@@ -111,23 +89,10 @@ def _text(service: Service, body: DetokenizeBody) -> Response:
     except (ValueError, OverflowError) as error:
         raise Refused("tokens", str(error)) from None
     # The prompt is as vLLM has it.
-    return JSONResponse({"content": text, "prompt": text} | warned(body))
+    return {"content": text, "prompt": text} | warned(body)
 
 
-async def count_tokens(service: Service, http: HttpRequest) -> Response:
-    """Of Anthropic's API. Raises Refused."""
-    with in_the_words_of(messages.MESSAGES.wording):
-        async with request_body.read(service, http, CountBody) as body:
-            return JSONResponse(await run_in_threadpool(messages.count, service, body))
-
-
-async def apply_template(service: Service, http: HttpRequest) -> Response:
-    """Raises Refused."""
-    async with request_body.read(service, http, TemplateBody) as body:
-        return await run_in_threadpool(_prompt, service, body)
-
-
-def _prompt(service: Service, body: TemplateBody) -> Response:
+def _prompt(service: Service, body: TemplateBody) -> dict[str, Any]:
     """Raises Refused."""
     ignored = leaves_out(body, service.settings)
     talk, continued = conversation(body.messages, service.settings, ignored), None
@@ -142,4 +107,36 @@ def _prompt(service: Service, body: TemplateBody) -> Response:
         tools=body.tools,
         add_generation_prompt=opens_turn is not False or continued is not None,
     )
-    return JSONResponse({"prompt": prompt + (continued or "")} | warned(body))
+    return {"prompt": prompt + (continued or "")} | warned(body)
+
+
+ROUTES: tuple[Post[Any], ...] = (
+    Post("/tokenize", "tokenize", "llama-server", "Text to token ids.", TokenizeBody, _tokens),
+    Post("/detokenize", "detokenize", "llama-server", "Token ids to text.", DetokenizeBody, _text),
+    Post(
+        f"{openai_chat.PATH}/input_tokens",
+        "input_tokens",
+        "llama-server",
+        "How many tokens the prompt of a chat has.",
+        ChatBody,
+        _input_tokens,
+    ),
+    Post(
+        "/apply-template",
+        "apply_template",
+        "llama-server",
+        "The prompt that messages become.",
+        TemplateBody,
+        _prompt,
+    ),
+)
+COUNT_TOKENS = Post(
+    messages.COUNT_PATH,
+    "count_tokens",
+    "Anthropic",
+    "The tokens of a prompt, without a reply.",
+    CountBody,
+    messages.count,
+    form=messages.MESSAGES.errors,
+    wording=messages.MESSAGES.wording,
+)

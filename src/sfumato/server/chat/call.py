@@ -28,6 +28,7 @@ from sfumato.server.chat.sampling import (
 from sfumato.server.schemas.generation import Sampling
 from sfumato.server.schemas.json_schemas import EFFORTS
 from sfumato.server.service import Service
+from sfumato.server.settings import ServerSettings
 from sfumato.text.messages import check_messages, tool_name
 from sfumato.text.prompt import check_long_texts
 from sfumato.text.tokenizer import Marker
@@ -197,6 +198,16 @@ def thinking_of(given: Thinking, continued: bool = False) -> tuple[bool, int | N
     if given.most is not None:
         budget = given.most
     return bool(thinking), budget if thinking and budget != 0 else given.most
+
+
+def check_count(messages: Sequence[Any], settings: ServerSettings) -> None:
+    """Raises Refused for too many messages."""
+    if len(messages) > settings.max_messages:
+        raise Refused(
+            "messages",
+            f"{len(messages)} of them, and this server takes {settings.max_messages}",
+            "leave out old ones, or raise --max-messages",
+        )
 
 
 def continuation(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from sfumato.engine.stats import RowState
 from sfumato.server import examples
 from sfumato.server.chat import objects
 from sfumato.server.chat.call import ignored_tools, unknown_calls
-from sfumato.server.chat.logprobs import Entry, TokenLog, logged
+from sfumato.server.chat.logprobs import Entry, TokenLog, log_of, logged
 from sfumato.server.chat.sampling import reads
 from sfumato.server.http.dialect import Frame, Renderer
 from sfumato.server.http.inflight import CollectedReply
@@ -52,20 +52,29 @@ class DeltaRenderer(Renderer):
         service: Service,
         requests: Sequence[Request],
         *bodies: Body | None,
-        log: Callable[[Request], TokenLog | None] = lambda request: None,
+        alternatives: int | None = None,
+        by_id: bool | None = None,
         progress: bool = False,
     ) -> None:
-        """bodies: those whose unknown fields were ignored; log: of the tokens of a reply's text,
-        where they are wanted; progress: whether the client asks how far its prompts are encoded."""
+        """bodies: those whose unknown fields were ignored; alternatives, by_id: as `TokenLog` has
+        them, None where no log probabilities are wanted; progress: whether the client asks how far
+        its prompts are encoded."""
         self.service, self.requests, self.tools = service, requests, requests[0].tools
         self.notes = [line for body in bodies if body is not None for line in objects.notes(body)]
         self.notes += ignored_tools(self.tools, service.model)
         # A read answers nothing.
         self._embedded = service.model.embedded and not reads(requests[0])
-        self.logs = [log(request) for request in requests]
+        self.alternatives, self.by_id = alternatives, by_id
+        self.logs = [self.new_log(request) for request in requests]
         self.keeps_settled = any(each is not None for each in self.logs)
         self._sent = [_Sent() for _ in requests]
         self._progress = PromptProgress(service, requests, progress)
+
+    def new_log(self, request: Request) -> TokenLog | None:
+        """Of the tokens of a reply's text, where they are wanted."""
+        if self.alternatives is None:
+            return None
+        return log_of(self.service, self.alternatives, request, self.by_id)
 
     def thought(self, number: int, piece: str) -> Iterable[Frame]:
         """A piece of a thought."""

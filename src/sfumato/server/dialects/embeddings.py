@@ -17,8 +17,7 @@ from sfumato.engine import Finished, Pooling, Prompt, Request, Settled
 from sfumato.options.kinds import POOLINGS
 from sfumato.refused import Refused
 from sfumato.server.chat.objects import warned
-from sfumato.server.chat.prompts import LONG_INPUT as EMBEDDING
-from sfumato.server.chat.prompts import MixedPrompt, check_slot, prompts_in
+from sfumato.server.chat.prompts import LONG_INPUT, MixedPrompt, check_slot, prompts_in
 from sfumato.server.dialects.ollama.forms import OLLAMA_ERRORS, nanoseconds
 from sfumato.server.http.dialect import Answer, Dialect, Frame, Renderer
 from sfumato.server.http.inflight import CollectedReply
@@ -262,7 +261,7 @@ def _parse_llama(service: Service, body: LlamaEmbeddingsBody) -> list[Request]:
     field = "input" if body.content is None else "content"
     requests = vector_requests(service, body, getattr(body, field), field, _LLAMA_PATH)
     for request in requests:
-        check_slot(service, len(request.ids or ()), EMBEDDING, field)
+        check_slot(service, len(request.ids or ()), LONG_INPUT, field)
     return requests
 
 

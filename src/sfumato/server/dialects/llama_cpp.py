@@ -308,16 +308,14 @@ class LlamaRenderer(DeltaRenderer):
     def __init__(self, service: Service, body: LlamaSampling, requests: Sequence[Request]) -> None:
         self._fields, self._streams = body.response_fields, bool(body.stream)
         self._returns_tokens = bool(getattr(body, "return_tokens", False))
-        self._alternatives = getattr(body, "n_probs", None) or 0
         self._as_probs = bool(getattr(body, "post_sampling_probs", False))
+        top, progress = getattr(body, "n_probs", None) or 0, bool(body.return_progress)
+        super().__init__(service, requests, body, alternatives=top, progress=progress)
+        self.keeps_settled = top > 0
 
-        def log(request: Request) -> TokenLog | None:
-            # The settled canvases of a fill have the suffix, too.
-            return None if request.parts is not None else LlamaLog(service, self._alternatives)
-
-        progress = bool(body.return_progress)
-        super().__init__(service, requests, body, log=log, progress=progress)
-        self.keeps_settled = self._alternatives > 0
+    def new_log(self, request: Request) -> TokenLog | None:
+        """None where the settled canvases are not those of a reply: a fill's have the suffix."""
+        return None if request.parts is not None else LlamaLog(self.service, self.alternatives or 0)
 
     def body(self, replies: Sequence[CollectedReply]) -> Answer:
         if len(replies) == 1:
@@ -331,7 +329,7 @@ class LlamaRenderer(DeltaRenderer):
             "content": reply.text,
             "tokens": reply.token_ids if self._returns_tokens else [],
         }
-        if self._alternatives and (entries := self.entries(number, collected)) is not None:
+        if self.alternatives and (entries := self.entries(number, collected)) is not None:
             answer["completion_probabilities"] = probabilities(entries, self._as_probs)
         return _only(answer, self._fields) if self._fields else answer
 
@@ -340,7 +338,7 @@ class LlamaRenderer(DeltaRenderer):
 
     def text(self, number: int, piece: str, tokens: list[Entry] | None) -> Iterable[Frame]:
         frame = self.extra({"index": number, "content": piece, "tokens": ids_of(tokens or ())})
-        if self._alternatives and tokens is not None:
+        if self.alternatives and tokens is not None:
             frame["completion_probabilities"] = probabilities(tokens, self._as_probs)
         yield frame
 

@@ -5,7 +5,7 @@ The text side checks messages of every API; the checks here are of OpenAI's alon
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -20,10 +20,11 @@ from sfumato.server.chat import objects
 from sfumato.server.chat.call import (
     ChatCall,
     Thinking,
+    check_count,
     requests_of,
 )
 from sfumato.server.chat.deltas import DeltaRenderer
-from sfumato.server.chat.logprobs import Entry, TokenLog, log_of
+from sfumato.server.chat.logprobs import Entry
 from sfumato.server.chat.sampling import (
     limited,
 )
@@ -126,13 +127,7 @@ def conversation(
 ) -> list[dict[str, Any]]:
     """The messages in the four roles of the chat template. ignored: records what a lenient server
     leaves out; None where unknown fields are refused. Raises Refused."""
-    most = settings.max_messages
-    if len(messages) > most:
-        raise Refused(
-            "messages",
-            f"{len(messages)} of them, and this server takes {most}",
-            "leave out old ones, or raise --max-messages",
-        )
+    check_count(messages, settings)
     return [_message(message, f"messages[{i}]", ignored) for i, message in enumerate(messages)]
 
 
@@ -241,10 +236,14 @@ class ChoicesRenderer(DeltaRenderer):
         service: Service,
         body: Generation,
         requests: Sequence[Request],
-        log: Callable[[Request], TokenLog | None],
+        alternatives: int | None,
         progress: bool = False,
     ) -> None:
-        super().__init__(service, requests, body, log=log, progress=progress)
+        """alternatives: of each token; None where no log probabilities are wanted."""
+        by_id = body.return_tokens_as_token_ids
+        super().__init__(
+            service, requests, body, alternatives=alternatives, by_id=by_id, progress=progress
+        )
         self._usage = objects.wants_usage(body.stream_options)
         self._count = body.n or 1
         self._base = self._head(self.kind_of_chunks)
@@ -325,12 +324,8 @@ class ChatRenderer(ChoicesRenderer):
     empty: ClassVar[Frame] = {"delta": {}}
 
     def __init__(self, service: Service, body: ChatBody, requests: Sequence[Request]) -> None:
-        alternatives, by_id = body.top_logprobs or 0, body.return_tokens_as_token_ids
-
-        def log(request: Request) -> TokenLog | None:
-            return log_of(service, alternatives, request, by_id) if body.logprobs else None
-
-        super().__init__(service, body, requests, log, bool(body.return_progress))
+        alternatives = (body.top_logprobs or 0) if body.logprobs else None
+        super().__init__(service, body, requests, alternatives, bool(body.return_progress))
 
     def shown(self, number: int, reply: Reply) -> Frame:
         return {"message": message(reply)}

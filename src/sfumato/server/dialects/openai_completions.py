@@ -27,7 +27,7 @@ from sfumato.refused import Refused
 from sfumato.server.chat import objects
 from sfumato.server.chat.call import ChatCall, Thinking, requests_of
 from sfumato.server.chat.grammars import grammar_of
-from sfumato.server.chat.logprobs import Entry, Logged, TokenLog, legacy, log_of, logged
+from sfumato.server.chat.logprobs import Entry, Logged, TokenLog, legacy, logged
 from sfumato.server.chat.prompts import insertion
 from sfumato.server.chat.sampling import (
     gives_canvas,
@@ -261,19 +261,15 @@ class TextRenderer(ChoicesRenderer):
     empty: ClassVar[Frame] = {"text": ""}
 
     def __init__(self, service: Service, body: CompletionBody, requests: Sequence[Request]) -> None:
-        self._alternatives, self._prompt_alternatives = body.logprobs, body.prompt_logprobs
-        self._echoes, self._by_id = bool(body.echo), bool(body.return_tokens_as_token_ids)
+        self._echoes, self._prompt_alternatives = bool(body.echo), body.prompt_logprobs
         # Characters that have been sent: some that have come wait for their tokens.
         self._offsets = [0] * len(requests)
-        self.service = service
-        super().__init__(service, body, requests, self._log)
+        super().__init__(service, body, requests, body.logprobs)
 
-    def _log(self, request: Request) -> TokenLog | None:
-        if self._alternatives is None:
-            return None
-        if self._echoes:
-            return EchoLog(self.service, self._alternatives, _prompt_ids(request), self._by_id)
-        return log_of(self.service, self._alternatives, request, self._by_id)
+    def new_log(self, request: Request) -> TokenLog | None:
+        if self.alternatives is None or not self._echoes:
+            return super().new_log(request)
+        return EchoLog(self.service, self.alternatives, _prompt_ids(request), bool(self.by_id))
 
     def shown(self, number: int, reply: Reply) -> Frame:
         return {"text": self._prompt(number) + reply.text}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sfumato.refused import Refused
+from sfumato.server.chat.call import check_count
 from sfumato.server.dialects.anthropic.forms import AnthropicPrompt, ToolChoice
 from sfumato.server.http.errors import Wording
 from sfumato.server.http.request_body import check_fields
@@ -127,12 +128,7 @@ def conversation(
 ) -> Conversation:
     """ignored: records what a lenient server leaves out; None where unknown fields are refused.
     Raises Refused."""
-    if len(body.messages) > settings.max_messages:
-        raise Refused(
-            "messages",
-            f"{len(body.messages)} of them, and this server takes {settings.max_messages}",
-            "leave out old ones, or raise --max-messages",
-        )
+    check_count(body.messages, settings)
     reader = _Reader(ignored)
     made = Conversation()
     if system := reader.texts(body.system or "", "system"):

@@ -17,7 +17,6 @@ from sfumato.diffusion.constraints.answers import Answer
 from sfumato.diffusion.constraints.questions import Question
 from sfumato.engine import Decided
 from sfumato.server.dialects.decisions.questions import (
-    MAP_TYPES,
     STRING,
     TEXT,
     WORDS,
@@ -29,14 +28,12 @@ from sfumato.server.dialects.decisions.questions import (
     ScoreQuestion,
     answer_of,
     check_decides,
-    checked,
-    checked_map,
     describe,
     named,
     no_images,
     question_of,
     questions_schema,
-    read_question,
+    read_map,
     reader,
     request_of,
     text_of,
@@ -101,12 +98,7 @@ def parse(service: Service, endpoint: str, body: GeminiDecisionBody) -> Decision
     """Raises ApiError."""
     check_decides(service)
     state = parts_text(body.input, ("input",))
-    typed: dict[str, Typed] = {}
-    questions: dict[str, Question] = {}
-    for name, value in checked_map(body.questions).items():
-        loc = ("questions", name)
-        one = read_question(read_gemini, value, loc, MAP_TYPES, service.settings.lenient)
-        typed[name], questions[name] = one, checked(_question(one, loc), loc)
+    typed, questions = read_map(service, body.questions, read_gemini, _question)
     request = request_of(body, endpoint, state, questions)
     return DecisionCall(request, partial(_body, typed))
 

@@ -17,7 +17,6 @@ from sfumato.engine import Decided
 from sfumato.refused import Refused
 from sfumato.server.dialects.decisions.questions import (
     DESCRIBED,
-    MAP_TYPES,
     TEXT,
     DecisionBody,
     Loc,
@@ -28,12 +27,10 @@ from sfumato.server.dialects.decisions.questions import (
     Text,
     answer_of,
     check_decides,
-    checked,
-    checked_map,
     no_images,
     question_of,
     questions_schema,
-    read_question,
+    read_map,
     reader,
     request_of,
     text_of,
@@ -110,12 +107,7 @@ def parse(service: Service, endpoint: str, body: SystemOneBody) -> DecisionCall:
     if body.assets is not None:
         raise no_images("assets")
     state = text_of(body.state, ("state",))
-    typed: dict[str, MapQuestion] = {}
-    questions: dict[str, Question] = {}
-    for name, value in checked_map(body.questions).items():
-        loc = ("questions", name)
-        one = read_question(read_system_one, value, loc, MAP_TYPES, service.settings.lenient)
-        typed[name], questions[name] = one, checked(_question(one, loc), (*loc, one.type))
+    typed, questions = read_map(service, body.questions, read_system_one, _question, True)
     request = request_of(body, endpoint, state, questions)
     return DecisionCall(request, partial(_body, service.name, typed))
 
@@ -136,7 +128,6 @@ def _check_model(service: Service, name: str | None) -> None:
 
 
 def _question(typed: MapQuestion, loc: Loc) -> Question:
-    loc = (*loc, typed.type)
     instructions = text_of(typed.instructions, (*loc, "instructions"))
     given = typed.criteria if isinstance(typed, NoulQuestion) else None
     criteria = given or NoulCriteria()

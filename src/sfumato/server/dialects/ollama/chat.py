@@ -14,10 +14,11 @@ from sfumato.server.chat import objects
 from sfumato.server.chat.call import (
     ChatCall,
     Thinking,
+    check_count,
     requests_of,
 )
 from sfumato.server.chat.deltas import DeltaRenderer
-from sfumato.server.chat.logprobs import Entry, TokenLog, log_of
+from sfumato.server.chat.logprobs import Entry
 from sfumato.server.chat.prompts import insertion
 from sfumato.server.dialects.ollama.forms import (
     LEVELS,
@@ -52,12 +53,7 @@ def conversation(
 ) -> list[dict[str, Any]]:
     """ignored: records what a lenient server leaves out; None where unknown fields are refused.
     Raises Refused."""
-    if len(given) > settings.max_messages:
-        raise Refused(
-            "messages",
-            f"{len(given)} of them, and this server takes {settings.max_messages}",
-            "leave out old ones, or raise --max-messages",
-        )
+    check_count(given, settings)
     messages: list[dict[str, Any]] = []
     for number, message in enumerate(given):
         messages.append(_message(message, f"messages[{number}]", ignored, messages))
@@ -225,11 +221,8 @@ class OllamaRenderer(DeltaRenderer):
     def __init__(
         self, service: Service, body: OllamaGeneration, requests: Sequence[Request]
     ) -> None:
-        def log(request: Request) -> TokenLog | None:
-            top = body.top_logprobs or 0
-            return log_of(service, top, request, by_id=False) if body.logprobs else None
-
-        super().__init__(service, requests, body, body.options, log=log)
+        top = (body.top_logprobs or 0) if body.logprobs else None
+        super().__init__(service, requests, body, body.options, alternatives=top)
 
     def content(
         self, text: str, thought: str = "", calls: Sequence[ToolCall] = (), at: int = 0

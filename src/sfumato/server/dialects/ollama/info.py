@@ -6,16 +6,12 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
-
 from sfumato.refused import Refused
 from sfumato.server.chat.call import call_token
 from sfumato.server.chat.objects import thinks, written_at
 from sfumato.server.dialects.ollama.forms import OLLAMA_ERRORS, OllamaShowBody, shown
-from sfumato.server.http import request_body
 from sfumato.server.http.errors import ApiError
-from sfumato.server.openapi import fails, takes
+from sfumato.server.plain_routes import Get, Post
 from sfumato.server.service import Service
 
 VERSION = "0.12.6"
@@ -25,17 +21,17 @@ NEVER = "2318-01-01T00:00:00Z"  # when the model is unloaded, as Ollama writes i
 _LATEST = ":latest"
 
 
-def _version() -> dict[str, Any]:
+def version(service: Service) -> dict[str, Any]:
     return {"version": VERSION}
 
 
-def _tags(service: Service) -> dict[str, Any]:
+def tags(service: Service) -> dict[str, Any]:
     """The model under each of its names."""
     names = (service.name, *service.settings.aliases)
     return {"models": [_listed(service, name) for name in names]}
 
 
-def _running(service: Service) -> dict[str, Any]:
+def running(service: Service) -> dict[str, Any]:
     """The model, which is always loaded."""
     nbytes = service.engine.used_memory()
     on_device = 0 if service.model.device == "cpu" else nbytes or 0
@@ -48,7 +44,7 @@ def _running(service: Service) -> dict[str, Any]:
     return {"models": [_listed(service, service.name) | more]}
 
 
-def _show(service: Service, body: OllamaShowBody) -> dict[str, Any]:
+def show(service: Service, body: OllamaShowBody) -> dict[str, Any]:
     """Raises ApiError."""
     name = body.model or body.name
     if not name:
@@ -129,32 +125,41 @@ def _digest(service: Service) -> str:
 TAG = "Ollama"
 
 
-def add_routes(app: FastAPI, service: Service) -> None:
-    """Adds them to the application."""
-    answers = fails(forms=[OLLAMA_ERRORS])
-
-    @app.head("/api/version", include_in_schema=False)
-    @app.get("/api/version", tags=[TAG], responses=answers)
-    async def version() -> dict[str, Any]:
-        """The version of Ollama whose API this is."""
-        return _version()
-
-    @app.head("/api/tags", include_in_schema=False)
-    @app.get("/api/tags", tags=[TAG], responses=answers)
-    async def tags() -> dict[str, Any]:
-        """The model under each of its names."""
-        return _tags(service)
-
-    @app.get("/api/ps", tags=[TAG], responses=answers)
-    async def running() -> dict[str, Any]:
-        """The model, which is always loaded."""
-        return _running(service)
-
-    description = takes(OllamaShowBody, forms=[OLLAMA_ERRORS])
-    description["responses"] |= fails(404, forms=[OLLAMA_ERRORS])
-
-    @app.post("/api/show", tags=[TAG], **description)
-    async def show(request: Request) -> Response:
-        """The model's properties and what it can do."""
-        async with request_body.read(service, request, OllamaShowBody) as body:
-            return JSONResponse(_show(service, body))
+GETS = (
+    Get(
+        "/api/version",
+        "version",
+        TAG,
+        "The version of Ollama whose API this is.",
+        version,
+        form=OLLAMA_ERRORS,
+        has_head=True,
+    ),
+    Get(
+        "/api/tags",
+        "tags",
+        TAG,
+        "The model under each of its names.",
+        tags,
+        form=OLLAMA_ERRORS,
+        has_head=True,
+    ),
+    Get(
+        "/api/ps",
+        "running",
+        TAG,
+        "The model, which is always loaded.",
+        running,
+        form=OLLAMA_ERRORS,
+    ),
+)
+SHOW = Post(
+    "/api/show",
+    "show",
+    TAG,
+    "The model's properties and what it can do.",
+    OllamaShowBody,
+    show,
+    statuses=(404,),
+    form=OLLAMA_ERRORS,
+)

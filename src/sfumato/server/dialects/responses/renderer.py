@@ -13,7 +13,7 @@ from typing import Any
 from sfumato.engine import Account, Finished, Request
 from sfumato.server.chat import objects
 from sfumato.server.chat.deltas import DeltaRenderer
-from sfumato.server.chat.logprobs import Entry, Logged, TokenLog, log_of
+from sfumato.server.chat.logprobs import Entry, Logged
 from sfumato.server.dialects.responses.body import ResponsesBody
 from sfumato.server.dialects.responses.input import new_id
 from sfumato.server.dialects.responses.parsing import PATH, WORDING, parse
@@ -153,12 +153,8 @@ class ResponsesRenderer(DeltaRenderer):
     def __init__(self, service: Service, body: ResponsesBody, requests: Sequence[Request]) -> None:
         echo = body.echo
         assert echo is not None
-
-        def log(request: Request) -> TokenLog | None:
-            top = body.top_logprobs or 0
-            return log_of(service, top, request, by_id=False) if echo.logprobs else None
-
-        super().__init__(service, requests, body, log=log, progress=bool(body.return_progress))
+        top, progress = (body.top_logprobs or 0) if echo.logprobs else None, body.return_progress
+        super().__init__(service, requests, body, alternatives=top, progress=bool(progress))
         self._echo = replace(echo, items=())
         self._items = echo.items  # until they are kept
         body.keep(self._echo)
