@@ -55,7 +55,7 @@ def _slot(slot: SlotState, row: RowState | None) -> dict[str, Any]:
 
 
 def _llama_props(service: Service) -> dict[str, Any]:
-    """llama-server's fields of /_llama_props, as far as ours have other names."""
+    """llama-server's fields of /props, as far as ours have other names."""
     path = service.settings.model_path
     return {
         "model_alias": service.name,

@@ -71,7 +71,7 @@ class DeltaRenderer(Renderer):
         self._progress = PromptProgress(service, requests, progress)
 
     def new_log(self, request: Request) -> TokenLog | None:
-        """Of the tokens of a reply's text, where they are wanted."""
+        """The log of the tokens of a reply's text, where one is wanted."""
         if self.alternatives is None:
             return None
         return log_of(self.service, self.alternatives, request, self.by_id)
@@ -133,7 +133,7 @@ class DeltaRenderer(Renderer):
         yield from self._called(number, reply.tool_calls[sent.calls :])
 
     def entries(self, number: int, collected: CollectedReply) -> list[Entry] | None:
-        """Of a reply that is no stream: those of all its tokens; None without a log."""
+        """The entries of all tokens of a reply that is no stream; None without a log."""
         if (log := self.used_log(number)) is None:
             return None
         return [entry for _, tokens in logged(log, collected) for entry in tokens]
@@ -148,7 +148,7 @@ class DeltaRenderer(Renderer):
         return [*examples.warnings(self._embedded, reply), *unknown_calls(self.tools, reply)]
 
     def warned(self, reply: Reply) -> Frame:
-        """All of these as a field of an answer, where there are any."""
+        """The notes and the warnings as a field of an answer, where there are any."""
         lines = [*self.notes, *self.warnings(reply)]
         return {"warnings": lines} if lines else {}
 
