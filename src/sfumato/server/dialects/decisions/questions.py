@@ -270,18 +270,18 @@ def read_map(
     service: Service,
     given: Any,
     read: Callable[..., Read],
-    asked: Callable[[Read, Loc], ask.Question],
+    question: Callable[[Read, Loc], ask.Question],
     is_tagged: bool = False,
 ) -> tuple[dict[str, Read], dict[str, ask.Question]]:
-    """The questions of a map as they were read, and as they are asked. is_tagged: whether places
-    have a question's type. Raises Refused."""
+    """The questions of a map as they were read, and as the engine gets them. is_tagged: whether
+    places have a question's type. Raises Refused."""
     typed: dict[str, Read] = {}
     questions: dict[str, ask.Question] = {}
     for name, value in checked_map(given).items():
         loc: Loc = ("questions", name)
         one = read_question(read, value, loc, MAP_TYPES, service.settings.lenient)
         loc = (*loc, value["type"]) if is_tagged else loc
-        typed[name], questions[name] = one, checked(asked(one, loc), loc)
+        typed[name], questions[name] = one, checked(question(one, loc), loc)
     return typed, questions
 
 
