@@ -29,8 +29,7 @@ import torch
 import sfumato
 from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
 from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.constraints.canvas_noise import NoiseKey
-from sfumato.diffusion.constraints.decision_settings import DecisionSettings
+from sfumato.diffusion.constraints.decision_plan import DecisionSettings, NoiseKey, Read, Target
 from sfumato.diffusion.constraints.questions import Question, YesNoQuestion
 from sfumato.diffusion.constraints.read import (
     CanvasRow,
@@ -39,8 +38,7 @@ from sfumato.diffusion.constraints.read import (
     read_canvases,
     take_turns,
 )
-from sfumato.diffusion.constraints.reads import Read, Target
-from sfumato.diffusion.constraints.template import NOISE, ReadCanvas
+from sfumato.diffusion.constraints.read_template import NOISE, ReadCanvas
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.step import Denoiser
 from sfumato.engine import DecisionRequest

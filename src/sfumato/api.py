@@ -21,7 +21,6 @@ from sfumato.decisions import (
     Decision,
     DecisionUsage,
     ModelIdentity,
-    Reading,
     read_calibration,
     schema_of,
     state_text,
@@ -31,15 +30,17 @@ from sfumato.device_trial import try_device
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
 from sfumato.diffusion.checks import check_tensor
-from sfumato.diffusion.constraints.answers import Answer
-from sfumato.diffusion.constraints.decision_plan import DecisionPlan, plan_decision
-from sfumato.diffusion.constraints.decision_settings import DecisionSettings
+from sfumato.diffusion.constraints.decision_plan import (
+    DecisionPlan,
+    DecisionSettings,
+    plan_decision,
+)
 from sfumato.diffusion.constraints.filled import Filled
 from sfumato.diffusion.constraints.grammar_cache import Source
 from sfumato.diffusion.constraints.grammar_source import schema_of_type, schema_source
 from sfumato.diffusion.constraints.hole import Part
-from sfumato.diffusion.constraints.questions import Question
-from sfumato.diffusion.constraints.template import ReadTemplate
+from sfumato.diffusion.constraints.questions import Answer, Question
+from sfumato.diffusion.constraints.read_template import ReadTemplate
 from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
 from sfumato.diffusion.outcome import Stats
 from sfumato.diffusion.prediction import PredictedText
@@ -306,17 +307,16 @@ class Model:
         a calibration that cannot be read.
         """
         schema, text = schema_of(questions), state_text(state)
-        settings = DecisionSettings(seed, samples, orders, steps, joint, order, label_mass)
+        settings = DecisionSettings(samples, orders, order, steps, joint, seed, label_mass)
         plan = self.plan_decision(text, schema.questions, settings)
-        reading = Reading(samples, orders, order, steps, joint)
         if isinstance(calibration, str | PathLike):
             calibration = read_calibration(calibration)
         if calibration is not None:  # what it does not hold for is refused before it is read
-            calibration.check(schema.questions, self.identity, reading)
+            calibration.check(schema.questions, self.identity, settings)
         read: Answers = finish(alone(self.network, DecideTask(plan)))
         answers = read.answers
         if calibration is not None:
-            answers = calibration.apply(answers, schema.questions, self.identity, reading)
+            answers = calibration.apply(answers, schema.questions, self.identity, settings)
         usage = DecisionUsage(len(plan.prefix) + plan.question_tokens, 0, read.reads)
         return schema.decision(answers, usage)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sfumato.diffusion.constraints.template import ReadTemplate
+from sfumato.diffusion.constraints.read_template import ReadTemplate
 from sfumato.model.families import ReadFormat, family_of
 from sfumato.model.model_config import ModelConfig
 from sfumato.refused import Refused

@@ -9,7 +9,6 @@ from tests.decisions.test_fit import drawn
 from sfumato import Score, YesNo
 from sfumato.decisions.calibration import (
     ModelIdentity,
-    Reading,
     calibration_path,
     calibration_text,
     find_calibration,
@@ -18,7 +17,7 @@ from sfumato.decisions.calibration import (
 from sfumato.decisions.fit import fit
 from sfumato.decisions.metrics import tempered
 from sfumato.decisions.schema import schema_of
-from sfumato.diffusion.constraints.answers import ScoreAnswer, YesNoAnswer
+from sfumato.diffusion.constraints.questions import Reading, ScoreAnswer, YesNoAnswer
 
 NAME = 'an "urgent"\n😀 one'
 QUESTIONS = schema_of({NAME: YesNo("Now?"), "anger": Score("calm", "mild", "furious")}).questions

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from sfumato import Score, YesNo
 from sfumato.decisions.results import DecisionUsage
 from sfumato.decisions.schema import schema_of
-from sfumato.diffusion.constraints.answers import ChoiceAnswer, ScoreAnswer, YesNoAnswer
+from sfumato.diffusion.constraints.questions import ChoiceAnswer, ScoreAnswer, YesNoAnswer
 
 USAGE = DecisionUsage(input_tokens=3, cached_tokens=0, reads=3)
 ANSWERS = {

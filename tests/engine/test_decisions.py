@@ -12,7 +12,7 @@ from tests.support.scripted_engine import run
 
 import sfumato
 from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
-from sfumato.diffusion.constraints.decision_settings import DecisionSettings
+from sfumato.diffusion.constraints.decision_plan import DecisionSettings
 from sfumato.diffusion.constraints.questions import (
     ChoiceQuestion,
     Option,

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sfumato.decisions import DecisionUsage, ModelIdentity
-from sfumato.diffusion.constraints.answers import Answer, answer_class
+from sfumato.diffusion.constraints.questions import Answer, answer_class
 from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.errors import RequestFailed
 from sfumato.engine.events import Decided, Failed

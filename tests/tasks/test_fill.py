@@ -20,7 +20,7 @@ from sfumato.diffusion.constraints.hole_search import (
     first_lengths,
     lengths_beside,
 )
-from sfumato.diffusion.constraints.template import NOISE
+from sfumato.diffusion.constraints.read_template import NOISE
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.step import denoise_step
 from sfumato.diffusion.stopping import Never

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sfumato
-from sfumato.diffusion.constraints.decision_settings import DecisionSettings
+from sfumato.diffusion.constraints.decision_plan import DecisionSettings
 from sfumato.train import evaluate
 from sfumato.train.decision_figures import DecisionScore, ReadPair, read_cases
 from sfumato.train.decision_figures import figures as decision_figures

@@ -12,28 +12,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from sfumato.decisions.fit import HIGHEST, LOWEST, Fitted
 from sfumato.decisions.metrics import Metrics, tempered
 from sfumato.decisions.question_file import read_toml
-from sfumato.diffusion.constraints.answers import Answer
-from sfumato.diffusion.constraints.questions import Question
+from sfumato.diffusion.constraints.questions import Answer, Question, Reading
 
 FORMAT = 1
 DEFAULT_NAME = "default"
 A = TypeVar("A", bound=Answer)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How questions are read: what a request says besides its state, its questions and its seed."""
-
-    samples: int | Literal["auto"] = 1
-    orders: int = 1
-    order: Literal["state", "schema"] = "state"
-    steps: int = 1
-    joint: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from sfumato.decisions.forms import Form
-from sfumato.diffusion.constraints.answers import Answer, ChoiceAnswer, ScoreAnswer
+from sfumato.diffusion.constraints.questions import Answer, ChoiceAnswer, ScoreAnswer
 
 T = TypeVar("T")
 BAR = 20  # cells

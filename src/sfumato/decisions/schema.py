@@ -11,8 +11,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from sfumato.decisions.forms import Form, form_of
 from sfumato.decisions.results import Decision, DecisionUsage, typed_answer
-from sfumato.diffusion.constraints.answers import Answer
-from sfumato.diffusion.constraints.questions import MOST_QUESTIONS, Question
+from sfumato.diffusion.constraints.questions import MOST_QUESTIONS, Answer, Question
 from sfumato.refused import Refused
 
 T = TypeVar("T")

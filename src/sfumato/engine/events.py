@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sfumato.decisions.results import DecisionUsage
-    from sfumato.diffusion.constraints.answers import Answer
+    from sfumato.diffusion.constraints.questions import Answer
 
 DECIDED = "decided"
 """The outcome of a decision that has answers, among the stop reasons of replies."""

@@ -14,7 +14,7 @@ from typing import Any
 from sfumato.api import Messages, Model, Reply, Transcript
 from sfumato.decisions.results import DecisionUsage
 from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.constraints.decision_settings import DecisionSettings
+from sfumato.diffusion.constraints.decision_plan import DecisionSettings
 from sfumato.diffusion.limits import ReplyPlan, StopReason
 from sfumato.diffusion.outcome import Outcome
 from sfumato.engine.decision import DecisionRequest

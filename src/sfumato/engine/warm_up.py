@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import torch
 
 from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.constraints.canvas_noise import NoiseKey
+from sfumato.diffusion.constraints.decision_plan import NoiseKey
 from sfumato.diffusion.constraints.read import CanvasRow, read_canvases
-from sfumato.diffusion.constraints.template import NOISE, ReadCanvas
+from sfumato.diffusion.constraints.read_template import NOISE, ReadCanvas
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import Denoiser

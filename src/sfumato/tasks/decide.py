@@ -6,8 +6,8 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sfumato.diffusion.constraints.answers import Answer
 from sfumato.diffusion.constraints.decision_plan import DecisionPlan
+from sfumato.diffusion.constraints.questions import Answer
 from sfumato.tasks.works import Claim, Encode, Figures, Prompt, Read, Score, Unfinished
 
 

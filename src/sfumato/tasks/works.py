@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sfumato.diffusion.canvas import Canvas, CanvasPlan, Convergence
-from sfumato.diffusion.constraints.canvas_noise import NoiseKey
-from sfumato.diffusion.constraints.decision_settings import DecisionSettings
-from sfumato.diffusion.constraints.reads import Read as Reading
+from sfumato.diffusion.constraints.decision_plan import DecisionSettings, NoiseKey
+from sfumato.diffusion.constraints.decision_plan import Read as Reading
 
 if TYPE_CHECKING:
     from torch import Tensor

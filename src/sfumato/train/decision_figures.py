@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sfumato.api import Model
-from sfumato.diffusion.constraints.decision_settings import DecisionSettings
+from sfumato.diffusion.constraints.decision_plan import DecisionSettings
 from sfumato.diffusion.constraints.questions import ScoreQuestion
 from sfumato.train.decision_states import Case, in_order
 

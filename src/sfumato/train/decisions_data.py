@@ -22,7 +22,7 @@ from sfumato.diffusion.constraints.questions import (
     ScoreQuestion,
     YesNoQuestion,
 )
-from sfumato.diffusion.constraints.wording import BETWEEN, question_text
+from sfumato.diffusion.constraints.read_template import BETWEEN, question_text
 from sfumato.train.decision_states import (
     COLOURS,
     LEVELS_VOTED,

@@ -6,7 +6,7 @@ from sfumato import Choice
 from sfumato.cli.tables.summary import MOST_REASONS, Summary, lines
 from sfumato.decisions.results import DecisionUsage
 from sfumato.decisions.schema import schema_of
-from sfumato.diffusion.constraints.answers import ChoiceAnswer
+from sfumato.diffusion.constraints.questions import ChoiceAnswer
 
 
 def decision(options: list[str], best: int, mass: float | None) -> Any:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from sfumato.diffusion.constraints.answers import (
-    ChoiceAnswer,
-    Sample,
-    ScoreAnswer,
-    YesNoAnswer,
-    answer_of,
-    certain,
-)
 from sfumato.diffusion.constraints.questions import (
+    ChoiceAnswer,
     ChoiceQuestion,
     Option,
+    Sample,
+    ScoreAnswer,
     ScoreQuestion,
+    YesNoAnswer,
     YesNoQuestion,
+    answer_of,
+    certain,
 )
 
 

@@ -11,20 +11,23 @@ from typing import Any
 
 import pytest
 
-from sfumato.diffusion.constraints.answers import Sample
-from sfumato.diffusion.constraints.canvas_noise import NoiseKey
-from sfumato.diffusion.constraints.decision_plan import plan_decision
-from sfumato.diffusion.constraints.decision_settings import DecisionSettings
-from sfumato.diffusion.constraints.labels import Line, choose_labels
-from sfumato.diffusion.constraints.listing import listing_orders, most_orders
+from sfumato.diffusion.constraints.decision_plan import DecisionSettings, NoiseKey, plan_decision
 from sfumato.diffusion.constraints.questions import (
     ChoiceQuestion,
     Option,
     Question,
+    Sample,
     ScoreQuestion,
     YesNoQuestion,
 )
-from sfumato.diffusion.constraints.template import NOISE, ReadTemplate
+from sfumato.diffusion.constraints.read_template import (
+    NOISE,
+    Line,
+    ReadTemplate,
+    choose_labels,
+    listing_orders,
+    most_orders,
+)
 from sfumato.refused import TooLarge
 
 

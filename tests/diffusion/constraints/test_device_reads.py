@@ -13,11 +13,9 @@ from tests.support.fake_device import DEVICE, Trace, fake_device, fake_network
 from tests.support.oracle import tiny_config
 from torch import Tensor
 
-from sfumato.diffusion.constraints.canvas_noise import NoiseKey
-from sfumato.diffusion.constraints.decision_settings import DecisionSettings
+from sfumato.diffusion.constraints.decision_plan import DecisionSettings, NoiseKey, Read, Target
 from sfumato.diffusion.constraints.read import OpenRead, Turn, take_turns
-from sfumato.diffusion.constraints.reads import Read, Target
-from sfumato.diffusion.constraints.template import NOISE, ReadCanvas
+from sfumato.diffusion.constraints.read_template import NOISE, ReadCanvas
 from sfumato.model import device_result
 from sfumato.model.device_result import DeviceResult
 from sfumato.model.families.diffusion_gemma.config_json import config_from_hf

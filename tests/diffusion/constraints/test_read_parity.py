@@ -22,12 +22,10 @@ from torch import Tensor
 
 import sfumato
 from sfumato.api import EMBEDDED
-from sfumato.diffusion.constraints.canvas_noise import NoiseKey
-from sfumato.diffusion.constraints.decision_settings import DecisionSettings
+from sfumato.diffusion.constraints.decision_plan import DecisionSettings, NoiseKey, Read, Target
 from sfumato.diffusion.constraints.questions import ChoiceQuestion, Option, YesNoQuestion
 from sfumato.diffusion.constraints.read import CanvasRow, OpenRead, next_turn, take_turns
-from sfumato.diffusion.constraints.reads import Read, Target
-from sfumato.diffusion.constraints.template import NOISE, ReadCanvas
+from sfumato.diffusion.constraints.read_template import NOISE, ReadCanvas
 from sfumato.model.network import Network
 
 LABELS = (5, 9, 31, 44)

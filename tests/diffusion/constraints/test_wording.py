@@ -11,7 +11,7 @@ from sfumato.diffusion.constraints.questions import (
     ScoreQuestion,
     YesNoQuestion,
 )
-from sfumato.diffusion.constraints.wording import question_text
+from sfumato.diffusion.constraints.read_template import question_text
 
 
 @pytest.mark.parametrize(

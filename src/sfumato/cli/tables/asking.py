@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.cli.tables.columns import row_state
 from sfumato.cli.tables.source import Row
-from sfumato.decisions.calibration import Calibration, ModelIdentity, Reading
+from sfumato.decisions.calibration import Calibration, ModelIdentity
 from sfumato.decisions.question_file import QuestionFile
 from sfumato.decisions.results import Decision
-from sfumato.diffusion.constraints.decision_settings import DecisionSettings
-from sfumato.diffusion.constraints.questions import Question
+from sfumato.diffusion.constraints.decision_plan import DecisionSettings
+from sfumato.diffusion.constraints.questions import Question, Reading
 from sfumato.engine.decision import DecisionRequest
 
 if TYPE_CHECKING:

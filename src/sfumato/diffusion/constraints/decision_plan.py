@@ -1,27 +1,56 @@
-"""A decision before it begins: its checks, and the reads that it takes, as ids.
+"""A decision before it begins: its settings, its checks, and the reads that it takes, as ids: which
+prompts follow its state, and which canvases are read behind them.
 
 `Model.decide` and the engine plan their decisions here, and so refuse the same ones and read the
-same tokens.  Knows no network.
+same tokens.  A question is read by itself, or all of them together, as lines of one canvas.  Each
+order of the options is a prompt of its own.  The canvases depend on the labels alone, so that
+questions with the same labels share them: a thousand questions of 255 options would else keep a
+hundred thousand tuples.  Knows no network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sfumato.diffusion.constraints.answers import Answer, Sample, answer_of, certain
-from sfumato.diffusion.constraints.canvas_noise import NoiseKey
-from sfumato.diffusion.constraints.decision_settings import DecisionSettings
-from sfumato.diffusion.constraints.question_checks import (
-    QuestionLimits,
-    check_questions,
-    naming,
-    where_of,
+from sfumato.diffusion.checks import is_whole
+from sfumato.diffusion.constraints.questions import (
+    MOST_QUESTIONS,
+    Answer,
+    ChoiceQuestion,
+    Question,
+    Reading,
+    Sample,
+    ScoreQuestion,
+    YesNoQuestion,
+    answer_of,
+    certain,
+    check_question,
+    check_reads,
+    softmax,
 )
-from sfumato.diffusion.constraints.questions import Question, check_reads
-from sfumato.diffusion.constraints.reads import Read, joint_reads, single_reads
-from sfumato.diffusion.constraints.template import ReadTemplate
-from sfumato.refused import TooLarge
+from sfumato.diffusion.constraints.read_template import (
+    NOISE,
+    Label,
+    Line,
+    Listing,
+    ReadCanvas,
+    ReadTemplate,
+    joint_line,
+    joint_text,
+    listing_orders,
+    means_itself,
+    most_orders,
+    question_length,
+    question_text,
+)
+from sfumato.diffusion.limits import check_seed
+from sfumato.options.limits import MOST_READ_STEPS, MOST_READS
+from sfumato.refused import Refused, TooLarge
+from sfumato.weights.errors import quoted
 
 MOST_CHARACTERS = 1 << 20
 """Of all questions of a decision, in all orders of their options: as many are tokenized in about a
@@ -29,6 +58,396 @@ second."""
 MOST_TOKENS = 1 << 21
 """Of all reads of a decision: more than its questions have, unless each is followed by the
 state."""
+
+
+@dataclass(frozen=True)
+class DecisionSettings(Reading):
+    """How the questions of one decision are read. label_mass: whether the whole vocabulary is
+    scored too, for `Answer.label_mass`."""
+
+    seed: int = 0
+    label_mass: bool = True
+
+    def check(self) -> None:
+        """Raises ValueError, naming the field."""
+        check_seed(self.seed)
+        if self.samples != "auto" and not _within(self.samples, MOST_READS):
+            raise Refused(
+                "samples",
+                f'must be a whole number from 1 to {MOST_READS} or "auto", got '
+                f"{quoted(self.samples)}",
+            )
+        for name, most in (("orders", MOST_READS), ("steps", MOST_READ_STEPS)):
+            if not _within(getattr(self, name), most):
+                got = quoted(getattr(self, name))
+                raise Refused(name, f"must be a whole number from 1 to {most}, got {got}")
+        if self.order not in ("state", "schema"):
+            raise Refused("order", f'must be "state" or "schema", got {quoted(self.order)}')
+        for name in ("joint", "label_mass"):
+            if not isinstance(getattr(self, name), bool):
+                got = quoted(getattr(self, name))
+                raise Refused(name, f"must be true or false, got {got}")
+
+
+def _within(value: object, most: int) -> bool:
+    return is_whole(value) and isinstance(value, int) and 1 <= value <= most
+
+
+class NoiseKey:
+    """The source of one prompt's noise."""
+
+    def __init__(self, seed: int, ids: Iterable[int]) -> None:
+        """seed: 0..2⁶⁴-1; ids: of the prompt."""
+        self._digest = hashlib.sha256(b"read" + seed.to_bytes(8, "little"))
+        self._digest.update(_bytes(ids))
+
+    def extended(self, ids: Iterable[int]) -> NoiseKey:
+        """The source of a prompt that goes on with these ids."""
+        longer = object.__new__(NoiseKey)
+        longer._digest = self._digest.copy()
+        longer._digest.update(_bytes(ids))
+        return longer
+
+    def _words(self, sample: int, step: int, place: int) -> Iterable[int]:
+        """Unsigned words of 64 bits, without end."""
+        counter = 0
+        while True:
+            digest = self._digest.copy()
+            digest.update(_bytes((-1, sample, step, place, counter)))
+            words = digest.digest()
+            yield from (int.from_bytes(words[a : a + 8], "little") for a in range(0, 32, 8))
+            counter += 1
+
+    def token(self, sample: int, place: int, size: int, banned: Set[int]) -> int:
+        """The token, of a vocabulary of `size`, with which one place of a canvas begins: uniform,
+        and none of the banned ones."""
+        assert len(banned) < size
+        drawn = (word * size >> 64 for word in self._words(sample, 0, place))
+        return next(token for token in drawn if token not in banned)
+
+    def uniform(self, sample: int, step: int, place: int) -> float:
+        """In [0, 1), with 53 random bits: what the token of one place is drawn with after a step,
+        which is 1 or more."""
+        word = next(iter(self._words(sample, step, place)))
+        return float((word >> 11) / 2**53)
+
+
+def _bytes(ids: Iterable[int]) -> bytes:
+    return array("i", ids).tobytes()
+
+
+def where_of(name: str) -> str:
+    """How a message names a question: by its id, which may be of any length."""
+    return f"questions.{name}" if len(name) <= 80 else f"questions.{name[:80]}…"
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Has what is raised within as a ValueError name a field."""
+    try:
+        yield
+    except ValueError as error:
+        raise Refused(where, str(error)) from error
+
+
+def _check_questions(
+    template: ReadTemplate, state: object, questions: object, settings: DecisionSettings, room: int
+) -> None:
+    """Raises ValueError, naming the field, for what is no state or no question, or has no room."""
+    if not isinstance(state, str):
+        raise Refused("state", f"must be text, got {quoted(state)}")
+    if not isinstance(questions, Mapping):
+        raise Refused("questions", f"must be a mapping of ids, got {quoted(questions)}")
+    if not 1 <= len(questions) <= MOST_QUESTIONS:
+        raise Refused(
+            "questions",
+            f"must be 1 to {MOST_QUESTIONS:,}, got {len(questions):,}",
+            "split them over several requests",
+        )
+    _check_length(len(state), template.longest_token, room, "state")
+    lengths: list[tuple[int, int]] = []  # of each question, and how many orders it has
+    for name, question in questions.items():
+        if not isinstance(name, str):
+            raise Refused("questions", f"an id must be text, got {quoted(name)}")
+        where = where_of(name)
+        if not isinstance(question, YesNoQuestion | ChoiceQuestion | ScoreQuestion):
+            raise Refused(where, f"is no question: {quoted(question)}")
+        check_question(question, where)
+        _check_length(_characters(question), template.longest_token, room, where)
+        lengths.append((question_length(question), most_orders(question, settings.orders)))
+    # Jointly, all questions are read as often as the one that has the most orders.
+    most = max(orders for _, orders in lengths)
+    total = sum(length * (most if settings.joint else orders) for length, orders in lengths)
+    if total > MOST_CHARACTERS:
+        raise TooLarge(
+            "questions",
+            f"with labels and in all their orders they have {total:,} characters, and one "
+            f"decision has at most {MOST_CHARACTERS:,}",
+            "ask for fewer questions, options or orders",
+        )
+
+
+def _check_length(characters: int, longest_token: int, most: int, where: str) -> None:
+    """Raises TooLarge for a text that has more tokens than `most` however it is cut."""
+    least = -(-characters // longest_token)
+    if least > most:
+        raise TooLarge(
+            where,
+            f"{characters:,} characters are {least:,} tokens or more, and there is room for "
+            f"{most:,}",
+            "shorten it",
+            least,
+            most,
+        )
+
+
+def _characters(question: Question) -> int:
+    """The caller's own."""
+    options = sum(len(option.name) + len(option.description) for option in question.options)
+    return len(question.instructions) + options
+
+
+def label_sample(
+    logits: Sequence[float], labels: Sequence[int], vocabulary: tuple[float, int] | None
+) -> Sample:
+    """What was read at one place, of its labels and their logits; vocabulary: the labels' share of
+    it, and the most probable of all tokens, where these are known."""
+    if vocabulary is None:
+        return Sample(softmax(logits))
+    mass, argmax = vocabulary
+    # Sums of float32 numbers: they may round to a little over 1.
+    return Sample(softmax(logits), min(1.0, mass), argmax in labels)
+
+
+Options = tuple[tuple[int, int | None], ...]
+"""Where each option is on the canvases, see `Target.options`."""
+
+
+class LabelCanvases:
+    """The orders of a plan's questions, and their canvases; each is made once."""
+
+    def __init__(self, template: ReadTemplate, orders: int) -> None:
+        """orders: how many are wanted of each question."""
+        self._template, self._orders = template, orders
+        self._listings: dict[tuple[type[Question], int, bool], list[Listing]] = {}
+        self._canvases: dict[Listing, tuple[tuple[ReadCanvas, ...], Options]] = {}
+
+    def listings(self, question: Question, labels: tuple[Label, ...]) -> list[Listing]:
+        """labels: those that its line has for its kind and number of options."""
+        key = type(question), len(labels), means_itself(question, labels)
+        if key not in self._listings:
+            self._listings[key] = listing_orders(question, labels, self._orders)
+        return self._listings[key]
+
+    def canvases(self, listing: Listing) -> tuple[tuple[ReadCanvas, ...], Options]:
+        """Of one of these orders. Raises ValueError where the model's canvas is too short."""
+        if listing not in self._canvases:
+            self._canvases[listing] = _canvases(self._template, listing.labels)
+        return self._canvases[listing]
+
+
+def _canvases(
+    template: ReadTemplate, labels: Sequence[Label]
+) -> tuple[tuple[ReadCanvas, ...], Options]:
+    if all(len(label.ids) == 1 for label in labels):
+        ids = [label.ids[0] for label in labels]
+        canvas = _fitting(template.canvas([NOISE], [0], [ids]), template)
+        return (canvas,), tuple((number, None) for number in range(len(labels)))
+    firsts = list(dict.fromkeys(label.ids[0] for label in labels))
+    seconds: list[list[int]] = [
+        [label.ids[1] for label in labels if label.ids[0] == first] for first in firsts
+    ]
+    canvases = [template.canvas([NOISE, NOISE], [0], [firsts])]
+    for first, after in zip(firsts, seconds, strict=True):
+        canvases.append(template.canvas([first, NOISE], [1], [after]))
+    numbers = ((firsts.index(label.ids[0]), label.ids[1]) for label in labels)
+    options = tuple((first, seconds[first].index(second)) for first, second in numbers)
+    return tuple(_fitting(canvas, template) for canvas in canvases), options
+
+
+def _fitting(canvas: ReadCanvas | None, template: ReadTemplate) -> ReadCanvas:
+    if canvas is None:
+        raise Refused(
+            "questions",
+            f"a canvas of this model has {template.canvas_length} tokens, which is too "
+            "short for an answer",
+            "use another model",
+        )
+    return canvas
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a read has the answer to a question.
+
+    order: the number of the order in which the question's options are listed, of its own orders;
+    slot: of the first canvas; options: for each option, in the caller's order, the number of its
+    label among the slot's, and, for a label of two tokens, that of its second token among the
+    labels of canvas 1 + the first number.
+    """
+
+    question: str
+    order: int
+    slot: int
+    options: Options
+
+    def sample(self, canvases: Sequence[Sequence[Sample]]) -> Sample:
+        """canvases: of each canvas what was read at its slots."""
+        first = canvases[0][self.slot]
+        if all(second is None for _, second in self.options):
+            chosen = tuple(first.probabilities[number] for number, _ in self.options)
+            return Sample(chosen, first.label_mass, first.is_label)
+        # The chain rule: P(label) = P(first token) · P(second token | first token).
+        seconds = [slots[0] for slots in canvases[1:]]
+        chosen = tuple(
+            first.probabilities[number] * seconds[number].probabilities[second or 0]
+            for number, second in self.options
+        )
+        if first.label_mass is None:
+            return Sample(chosen)
+        masses = (
+            p * (each.label_mass or 0.0)
+            for p, each in zip(first.probabilities, seconds, strict=True)
+        )
+        best = max(range(len(seconds)), key=first.probabilities.__getitem__)
+        is_label = bool(first.is_label and seconds[best].is_label)
+        return Sample(chosen, first.label_mass * sum(masses), is_label)
+
+
+@dataclass(frozen=True)
+class Read:
+    """A prompt that follows a prefix, and the canvases that are read behind it, all of them once
+    for each sample."""
+
+    ids: array[int]  # int32
+    canvases: tuple[ReadCanvas, ...]
+    targets: tuple[Target, ...]
+
+    @property
+    def width(self) -> int:
+        """Of the widest canvas."""
+        return max(len(canvas.ids) for canvas in self.canvases)
+
+    @property
+    def canvas_tokens(self) -> int:
+        """Of one sample."""
+        return sum(len(canvas.ids) for canvas in self.canvases)
+
+
+def _reads(
+    template: ReadTemplate,
+    questions: Mapping[str, Question],
+    settings: DecisionSettings,
+    state: Sequence[int] | None,
+) -> Iterator[Read]:
+    """A read for each question and order of its options; jointly, reads of as many questions at a
+    time as a canvas holds, in even parts, but for those whose labels have two tokens. state: its
+    ids where it follows the question; None where it comes before."""
+    shared = LabelCanvases(template, settings.orders)
+    joint: dict[str, Question] = {}
+    for name, question in questions.items():
+        labels = _labels(question, template.line(), name)
+        if settings.joint and all(len(label.ids) == 1 for label in labels):
+            joint[name] = question
+            continue
+        for number, order in enumerate(shared.listings(question, labels)):
+            text = question_text(question, order.texts, order.listed)
+            ids = _prompt(template, text, state, where_of(name))
+            canvases, options = shared.canvases(order)
+            yield Read(ids, canvases, (Target(name, number, 0, options),))
+    for part in _even_parts(template, joint):
+        yield from _joint_orders(template, part, settings, state)
+
+
+def _joint_orders(
+    template: ReadTemplate,
+    questions: Mapping[str, Question],
+    settings: DecisionSettings,
+    state: Sequence[int] | None,
+) -> Iterator[Read]:
+    """A read for each order; a question that has fewer orders than others has each several times
+    less often or more, of which `DecisionPlan.answers` takes the mean."""
+    lines = _lines(template, len(questions))
+    orders = [
+        listing_orders(question, _labels(question, line, name), settings.orders)
+        for line, (name, question) in zip(lines, questions.items(), strict=True)
+    ]
+    for number in range(max(map(len, orders))):
+        chosen = [own[number % len(own)] for own in orders]
+        texts = [
+            question_text(question, order.texts, order.listed)
+            for question, order in zip(questions.values(), chosen, strict=True)
+        ]
+        labels = [[label.ids[0] for label in order.labels] for order in chosen]
+        ids = _prompt(template, joint_text(texts), state, "questions")
+        canvas = _joint_canvas(template, lines, labels)
+        assert canvas
+        targets = tuple(
+            Target(name, number % len(own), slot, tuple((i, None) for i in range(len(labelled))))
+            for slot, (name, own, labelled) in enumerate(
+                zip(questions, orders, labels, strict=True)
+            )
+        )
+        yield Read(ids, (canvas,), targets)
+
+
+def _even_parts(
+    template: ReadTemplate, questions: Mapping[str, Question]
+) -> Iterator[dict[str, Question]]:
+    """The questions in as few parts as canvases hold, of sizes that differ by one at most."""
+    items = list(questions.items())
+    if not items:
+        return
+    count = 1
+    while _joint_canvas(template, _lines(template, -(-len(items) // count))) is None:
+        count += 1
+        if count > len(items):
+            raise Refused(
+                "joint",
+                f"a canvas of {template.canvas_length} tokens holds no line of a question",
+                "leave joint out",
+            )
+    for part in range(count):
+        a, b = part * len(items) // count, (part + 1) * len(items) // count
+        yield dict(items[a:b])
+
+
+def _lines(template: ReadTemplate, count: int) -> list[Line]:
+    """The lines of a canvas of so many questions; the last one has no line break behind it."""
+    texts = [joint_line(number) for number in range(1, count + 1)]
+    texts[-1] = texts[-1][0], ""
+    return [template.line(*each) for each in texts]
+
+
+def _joint_canvas(
+    template: ReadTemplate,
+    lines: Sequence[Line],
+    labels: Sequence[Sequence[int]] = (),
+) -> ReadCanvas | None:
+    """A canvas of lines, each tokenized by itself, so that no token reaches over two of them."""
+    body: list[int] = []
+    slots: list[int] = []
+    for line in lines:
+        slots.append(len(body) + line.position)
+        body += line.ids
+        body[slots[-1]] = NOISE
+        if len(body) > template.canvas_length:
+            return None
+    return template.canvas(body, slots, labels)
+
+
+def _labels(question: Question, line: Line, name: str) -> tuple[Label, ...]:
+    with naming(where_of(name)):
+        return line.labels(question)
+
+
+def _prompt(
+    template: ReadTemplate, text: str, state: Sequence[int] | None, where: str
+) -> array[int]:
+    with naming(where):
+        if state is None:
+            return array("i", template.after_state(text))
+        return array("i", template.before_state(text, state))
 
 
 @dataclass(frozen=True)
@@ -82,18 +501,13 @@ def plan_decision(
     Raises ValueError, naming the field or "questions.<id>", and TooLarge, a ValueError, for texts
     that have no room."""
     settings.check()
-    limits = QuestionLimits(
-        template.longest_token, longest, MOST_CHARACTERS, settings.orders, settings.joint
-    )
-    check_questions(state, questions, limits)
-    with naming("samples, orders"):
-        check_reads(len(questions), settings.samples, settings.orders)
+    _check_questions(template, state, questions, settings, longest)
+    check_reads(len(questions), settings.samples, settings.orders)
     unsure = {name: each for name, each in questions.items() if len(each.options) > 1}
     prefix, after = _state(template, state.strip() if unsure else "", settings)
-    make = joint_reads if settings.joint else single_reads
     reads: list[Read] = []
     tokens = 0
-    for read in make(template, unsure, settings, after):
+    for read in _reads(template, unsure, settings, after):
         _check_room(len(prefix), read, longest)
         tokens += len(read.ids)
         if tokens > MOST_TOKENS:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sfumato.diffusion.constraints.hole import Hole, Part
-from sfumato.diffusion.constraints.template import NOISE
+from sfumato.diffusion.constraints.read_template import NOISE, narrowest
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.diffusion.step.batch import WIDTHS
 from sfumato.refused import Refused
 
 Encode = Callable[[str, str], list[int]]
@@ -81,15 +80,11 @@ class FillTemplate:
         content = len(ids)
         if self.closing is not None and content < self.canvas_length:
             ids.append(self.closing.end_id)
-            ids += [self.closing.filler_id] * (self._width(content + 2) - len(ids))
+            # At least one token of filler: without it, a model is less sure of where a text ends.
+            width = narrowest(content + 2, self.canvas_length) or self.canvas_length
+            ids += [self.closing.filler_id] * (width - len(ids))
             content += 1
         return Form(tuple(ids), tuple(holes), content)
-
-    def _width(self, tokens: int) -> int:
-        """The narrowest canvas of so many tokens, at least one of which is filler: without filler,
-        a model is less sure of where its text ends."""
-        widths = (width for width in WIDTHS if tokens <= width < self.canvas_length)
-        return next(widths, self.canvas_length)
 
 
 @dataclass(frozen=True)

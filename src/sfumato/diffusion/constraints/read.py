@@ -17,11 +17,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.constraints.answers import UNSURE, Sample
-from sfumato.diffusion.constraints.canvas_noise import NoiseKey
-from sfumato.diffusion.constraints.decision_settings import DecisionSettings
-from sfumato.diffusion.constraints.reads import Read, SlotReading, slot_reading
-from sfumato.diffusion.constraints.template import NOISE, ReadCanvas
+from sfumato.diffusion.constraints.decision_plan import (
+    DecisionSettings,
+    NoiseKey,
+    Read,
+    label_sample,
+)
+from sfumato.diffusion.constraints.questions import UNSURE, Sample
+from sfumato.diffusion.constraints.read_template import NOISE, ReadCanvas
 from sfumato.diffusion.scoring import Scoring, score
 from sfumato.diffusion.step.reads import ReadForwards
 from sfumato.model.cache import Slot
@@ -59,7 +62,7 @@ def read_canvases(
     rows: Sequence[CanvasRow],
     steps: int,
     forwards: ReadForwards | None = None,
-) -> DeviceResult[list[list[SlotReading]]]:
+) -> DeviceResult[list[list[Sample]]]:
     """The readings of each row's slots after so many denoising steps, all rows in one forward a
     step, as `forwards` has it where it is given. The host waits for nothing.
 
@@ -108,7 +111,7 @@ def _step(
 @torch.no_grad()
 def _readings(
     network: Network, rows: Sequence[CanvasRow], hidden: Tensor
-) -> DeviceResult[list[list[SlotReading]]]:
+) -> DeviceResult[list[list[Sample]]]:
     """hidden [all slots, hidden]."""
     labels = [own for row in rows for own in row.canvas.labels]
     scores = label_scores(network.head, hidden, labels)
@@ -119,14 +122,14 @@ def _readings(
         chosen = hidden[to_device(torch.tensor(at), hidden.device)]
         mass = label_mass(network.head, chosen, [labels[number] for number in at])
 
-    def readings(on_host: Sequence[Tensor]) -> list[list[SlotReading]]:
+    def readings(on_host: Sequence[Tensor]) -> list[list[Sample]]:
         logits = scores.result(on_host[: len(scores.tensors)])
         masses: dict[int, tuple[float, int]] = {}
         if mass is not None:
             known = mass.result(on_host[len(scores.tensors) :])
             masses = dict(zip(at, zip(known.labels, known.argmax, strict=True), strict=True))
         each = iter(
-            slot_reading(logits[number], labels[number], masses.get(number))
+            label_sample(logits[number], labels[number], masses.get(number))
             for number in range(len(labels))
         )
         return [[next(each) for _ in row.canvas.slots] for row in rows]
@@ -205,26 +208,25 @@ def take_turns(
     while pieces := [turn for turn in turns if turn.read.scratch.length < turn.stop]:
         for group in _packed(pieces, _next_piece, together):
             _encode(network, group)
-    rows = [(row, turn.read.settings.steps) for turn in turns for row in _rows(turn)]
-    readings: list[list[SlotReading]] = [[] for _ in rows]
-    numbers: list[list[int]] = []  # of the rows that share a forward
-    on_device: list[DeviceResult[list[list[SlotReading]]]] = []
-    kinds: dict[tuple[int, int], list[tuple[int, CanvasRow]]] = {}
-    for number, (row, steps) in enumerate(rows):
-        width = 0 if forwards is None else len(row.canvas.ids)
-        kinds.setdefault((steps, width), []).append((number, row))
-    for (steps, _), alike in sorted(kinds.items(), key=lambda kind: kind[0]):
-        for part in _packed(alike, lambda item: len(item[1].canvas.ids), together):
-            numbers.append([number for number, _ in part])
-            members = [row for _, row in part]
-            on_device.append(read_canvases(network, members, steps, forwards))
-    for part_numbers, results in zip(numbers, fetch_together(on_device), strict=True):
-        for number, result in zip(part_numbers, results, strict=True):
-            readings[number] = result
-    taken = iter(readings)
-    for turn in turns:
-        for _ in range(turn.samples):
-            canvases = [next(taken) for _ in turn.read.read.canvases]
+    rows = [list(_rows(turn)) for turn in turns]
+    kinds: dict[tuple[int, int], list[CanvasRow]] = {}
+    for turn, own in zip(turns, rows, strict=True):
+        for row in own:
+            width = 0 if forwards is None else len(row.canvas.ids)
+            kinds.setdefault((turn.read.settings.steps, width), []).append(row)
+    groups = [
+        (steps, part)
+        for (steps, _), alike in sorted(kinds.items(), key=lambda kind: kind[0])
+        for part in _packed(alike, lambda row: len(row.canvas.ids), together)
+    ]
+    on_device = [read_canvases(network, part, steps, forwards) for steps, part in groups]
+    readings: dict[CanvasRow, list[Sample]] = {}
+    for (_, part), results in zip(groups, fetch_together(on_device), strict=True):
+        readings.update(zip(part, results, strict=True))
+    for turn, own in zip(turns, rows, strict=True):
+        each = len(turn.read.read.canvases)
+        for start in range(0, len(own), each):
+            canvases = [readings[row] for row in own[start : start + each]]
             sample = tuple(target.sample(canvases) for target in turn.read.read.targets)
             turn.read.samples.append(sample)
 

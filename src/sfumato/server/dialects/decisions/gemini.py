@@ -13,8 +13,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from sfumato.diffusion.constraints.answers import Answer
-from sfumato.diffusion.constraints.questions import Question
+from sfumato.diffusion.constraints.questions import Answer, Question
 from sfumato.engine import Decided
 from sfumato.server.dialects.decisions.questions import (
     STRING,

@@ -17,8 +17,15 @@ from pydantic import (
 )
 
 from sfumato.diffusion.constraints import questions as ask
-from sfumato.diffusion.constraints.answers import Answer, ChoiceAnswer, ScoreAnswer, YesNoAnswer
-from sfumato.diffusion.constraints.questions import MOST_LEVELS, MOST_OPTIONS, MOST_QUESTIONS
+from sfumato.diffusion.constraints.questions import (
+    MOST_LEVELS,
+    MOST_OPTIONS,
+    MOST_QUESTIONS,
+    Answer,
+    ChoiceAnswer,
+    ScoreAnswer,
+    YesNoAnswer,
+)
 from sfumato.engine import Decided
 from sfumato.server.dialects.decisions.questions import (
     LONGEST_NAME,

@@ -27,8 +27,15 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from sfumato.diffusion.constraints import questions as ask
-from sfumato.diffusion.constraints.answers import Answer, ChoiceAnswer, ScoreAnswer, YesNoAnswer
-from sfumato.diffusion.constraints.questions import MOST_LEVELS, MOST_OPTIONS, MOST_QUESTIONS
+from sfumato.diffusion.constraints.questions import (
+    MOST_LEVELS,
+    MOST_OPTIONS,
+    MOST_QUESTIONS,
+    Answer,
+    ChoiceAnswer,
+    ScoreAnswer,
+    YesNoAnswer,
+)
 from sfumato.engine import DecisionRequest
 from sfumato.options.limits import FIRST_SEED, LAST_SEED, MOST_READ_STEPS, MOST_READS, MOST_SECONDS
 from sfumato.refused import Refused
@@ -342,9 +349,9 @@ def request_of(
     orders = body.x_orders or 1
     try:
         ask.check_reads(len(questions), samples, orders)
-    except ValueError as error:
+    except Refused as error:
         where = "questions, x_samples, x_orders"
-        raise refusal(("x_samples",), str(error), "too_many", where) from None
+        raise refusal(("x_samples",), error.reason, "too_many", where) from None
     return DecisionRequest(
         state=state,
         questions=questions,

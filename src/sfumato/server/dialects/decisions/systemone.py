@@ -11,8 +11,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from sfumato.diffusion.constraints.answers import Answer
-from sfumato.diffusion.constraints.questions import Question
+from sfumato.diffusion.constraints.questions import Answer, Question
 from sfumato.engine import Decided
 from sfumato.refused import Refused
 from sfumato.server.dialects.decisions.questions import (
