@@ -18,18 +18,23 @@ from torch import Tensor
 from sfumato import Choice, Hole, Model, Request, SamplerConfig, Score, SoftTopK, YesNo
 from sfumato.decisions import Calibration, Reading, schema_of
 from sfumato.decisions.calibration import Temperature, wording
+from sfumato.diffusion.canvas import GivenCanvas
 from sfumato.diffusion.constraints.call_grammar import CallSource, CallTool
 from sfumato.diffusion.constraints.grammar_source import (
     GrammarSource,
     choice_source,
     schema_source,
 )
-from sfumato.diffusion.given_canvas import GivenCanvas
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.diffusion.processors import LogitBias
-from sfumato.diffusion.sampler import EntropyBound, FixedCount, Threshold
-from sfumato.diffusion.schedule import LinearTemperature
-from sfumato.diffusion.stopping import Never, StableAndConfident
+from sfumato.diffusion.sampler import (
+    EntropyBound,
+    FixedCount,
+    LinearTemperature,
+    Never,
+    StableAndConfident,
+    Threshold,
+)
 from sfumato.engine import DecisionRequest, Pooling, PromptScoring
 from sfumato.text.tokenizer import Marker
 

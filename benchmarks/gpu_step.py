@@ -21,10 +21,9 @@ from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler_config import REFERENCE, fixed_steps
 from sfumato.diffusion.step import Denoiser
-from sfumato.diffusion.step.cuda_graphs import graph_backend
+from sfumato.diffusion.step.captured import ReadForwards
 from sfumato.diffusion.step.denoiser import Pending
-from sfumato.diffusion.step.graphs import RUNS, StepGraphs
-from sfumato.diffusion.step.reads import ReadForwards
+from sfumato.diffusion.step.graphs import RUNS, StepGraphs, graph_backend
 from sfumato.model.cache import Slot
 from sfumato.model.experts import Experts
 from sfumato.model.label_scores import label_scores

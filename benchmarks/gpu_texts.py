@@ -20,9 +20,8 @@ import sfumato
 from sfumato import Model
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.sampler import EntropyBound
+from sfumato.diffusion.sampler import EntropyBound, StableAndConfident
 from sfumato.diffusion.step import Denoiser
-from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.model.cache import Slot
 
 PROMPTS = (

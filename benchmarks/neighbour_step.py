@@ -29,7 +29,7 @@ import sfumato
 from sfumato import Engine, EngineConfig, Request, SamplerConfig
 from sfumato.api import Model
 from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
-from sfumato.diffusion.stopping import Never
+from sfumato.diffusion.sampler import Never
 from sfumato.engine import Handle
 
 GOAL = 1.05

@@ -19,8 +19,8 @@ import torch
 
 from sfumato.bench.random_weights import PRESETS
 from sfumato.bench.subject import Subject, random_subject
+from sfumato.diffusion.sampler import Never
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.diffusion.stopping import Never
 from sfumato.engine import Engine, EngineConfig, Request
 from sfumato.model.quant_recipes import TARGETS
 

@@ -10,8 +10,7 @@ import torch
 from sfumato import catalog
 from sfumato.bench.random_weights import random_checkpoint
 from sfumato.engine.engine_config import EngineConfig
-from sfumato.engine.memory.estimate import predict
-from sfumato.engine.memory.footprint import ModelFootprint
+from sfumato.engine.memory.estimate import ModelFootprint, predict
 from sfumato.model.loading import config_of
 from sfumato.model.placement import pick_dtype
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from sfumato.diffusion.canvas import Draft
     from sfumato.diffusion.constraints.filled import Filled
     from sfumato.diffusion.constraints.hole import Hole
+    from sfumato.diffusion.sampler import SoftTopK
     from sfumato.diffusion.sampler_config import SamplerConfig
-    from sfumato.diffusion.schedule import SoftTopK
     from sfumato.engine import Account, Engine, EngineConfig, Failed, Finished, Request
 
 __version__ = "0.1.0"
@@ -39,7 +39,7 @@ _HOMES = {
     "Filled": "sfumato.diffusion.constraints.filled",
     "Hole": "sfumato.diffusion.constraints.hole",
     "SamplerConfig": "sfumato.diffusion.sampler_config",
-    "SoftTopK": "sfumato.diffusion.schedule",
+    "SoftTopK": "sfumato.diffusion.sampler",
     "Engine": "sfumato.engine",
     "EngineConfig": "sfumato.engine",
     "Request": "sfumato.engine",

@@ -41,8 +41,7 @@ from sfumato.diffusion.constraints.grammar_source import schema_of_type, schema_
 from sfumato.diffusion.constraints.hole import Part
 from sfumato.diffusion.constraints.questions import Answer, Question
 from sfumato.diffusion.constraints.read_template import ReadTemplate
-from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
-from sfumato.diffusion.outcome import Stats
+from sfumato.diffusion.limits import Limits, ReplyPlan, Stats, plan_reply
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.diffusion.sampler_config import SamplerConfig, check_sampler
 from sfumato.fills import EDIT_ROOM, Fills, edit_message

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Convergence, Draft
 from sfumato.diffusion.constraints.filled import Filled
-from sfumato.diffusion.limits import StopReason
-from sfumato.diffusion.outcome import Outcome, SettledCanvas, Stats
+from sfumato.diffusion.limits import Outcome, SettledCanvas, Stats, StopReason
 from sfumato.text.markers import ChatMarkers
 from sfumato.text.reply import Delta, ReplyParser, ToolCall
 from sfumato.text.stops import Stop, StopCut, StopGate, StopStrings

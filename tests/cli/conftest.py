@@ -17,7 +17,7 @@ import torch
 
 from sfumato import Done, Draft, Finished, Request, Settled
 from sfumato.cli import main
-from sfumato.diffusion.outcome import Stats
+from sfumato.diffusion.limits import Stats
 from sfumato.engine import Event, Handle
 from sfumato.text.markers import NO_MARKERS
 

@@ -10,8 +10,7 @@ import torch
 from sfumato import catalog, ops
 from sfumato.api import EMBEDDED
 from sfumato.cli import doctor, estimate, probes
-from sfumato.engine.memory.accelerators import Accelerator
-from sfumato.engine.memory.device_memory import Budget
+from sfumato.engine.memory.device_memory import Accelerator, Budget
 from sfumato.model.families import open_checkpoint
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.ops.triton.planes import LAYOUTS

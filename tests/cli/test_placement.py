@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sfumato.engine.memory.device_memory import Budget
-from sfumato.engine.memory.layer_choice import check_placed
+from sfumato.engine.memory.guard import check_placed
 from sfumato.model import placement
 from sfumato.model.layer_devices import OTHER_LAYERS
 from sfumato.ops import ACTIVATIONS as OURS

@@ -12,7 +12,7 @@ from tests.support.narrow_files import LAYOUTS, narrow_tensors, write_narrow
 import sfumato
 from sfumato.api import EMBEDDED
 from sfumato.convert import convert
-from sfumato.engine.memory.footprint import ModelFootprint
+from sfumato.engine.memory.estimate import ModelFootprint
 from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import config_of
 from sfumato.model.placement import pick_dtype

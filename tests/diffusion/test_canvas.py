@@ -11,14 +11,17 @@ import torch
 from tests.support import one_row
 from torch import Tensor
 
-from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.given_canvas import GivenCanvas
+from sfumato.diffusion.canvas import Canvas, GivenCanvas
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
-from sfumato.diffusion.sampler import FixedCount, StepView
+from sfumato.diffusion.sampler import (
+    FixedCount,
+    Never,
+    StableAndConfident,
+    StepView,
+    temperature_at,
+)
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
-from sfumato.diffusion.schedule import temperature_at
-from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.head import VocabularyHead
 
 LENGTH, VOCABULARY = 6, 20

@@ -8,12 +8,7 @@ from tests.support.oracle import network_of, oracle_encode_logits, random_oracle
 from torch import Tensor
 
 from sfumato.diffusion import causal
-from sfumato.diffusion.causal import (
-    log_likelihoods,
-    next_scores,
-    row_log_likelihoods,
-    row_next_scores,
-)
+from sfumato.diffusion.causal import log_likelihoods, next_scores, row_log_likelihoods
 
 TOLERANCE = 1e-4  # in nats, of float32
 
@@ -81,23 +76,6 @@ def test_next_scores_are_those_of_the_reference(oracle, network) -> None:
     assert masked.isfinite().nonzero()[:, 0].tolist() == [3, 70], (
         "nor what the mask has no entry of"
     )
-
-
-def test_next_scores_of_rows_are_those_of_each_alone(network) -> None:
-    """To the bit, with pieces of other lengths beside them; what is refused is one row's."""
-    prefixes, rows = (tokens(9), tokens(4), tokens(14)), (tokens(1), tokens(5), tokens(3))
-    slots = [network.new_slot(40) for _ in range(6)]
-    for prefix, one, other in zip(prefixes, slots[:3], slots[3:], strict=True):
-        network.encode([prefix], [one])
-        network.encode([prefix], [other])
-    alone = [next_scores(network, s, ids) for s, ids in zip(slots[:3], rows, strict=True)]
-    full = network.new_slot(2)
-    batch = row_next_scores(network, [slots[3], full, *slots[4:]], [rows[0], tokens(3), *rows[1:]])
-    refused = batch.pop(1)
-    assert isinstance(refused, ValueError) and full.length == 0
-    assert all(a.equal(b) for a, b in zip(alone, batch, strict=True))
-    assert [slot.length for slot in slots[3:]] == [10, 9, 17]
-    assert isinstance(row_next_scores(network, [full], [tokens(3)])[0], ValueError)
 
 
 def test_what_cannot_be_scored_is_refused(network) -> None:

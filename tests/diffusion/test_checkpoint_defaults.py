@@ -17,10 +17,8 @@ from sfumato.diffusion.checkpoint_defaults import (
     defaults_to_gguf,
     defaults_to_hf,
 )
-from sfumato.diffusion.sampler import EntropyBound
+from sfumato.diffusion.sampler import EntropyBound, LinearTemperature, StableAndConfident
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
-from sfumato.diffusion.schedule import LinearTemperature
-from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.model.families import DIFFUSION_GEMMA, CanvasProcess, open_checkpoint
 from sfumato.train.recipe import EMBEDDED
 from sfumato.weights.errors import CheckpointError

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfumato.diffusion.guards import LEAST, LONGEST, REPEATS, repetition
+from sfumato.tasks.reply import LEAST, LONGEST, REPEATS, repetition
 from sfumato.train import sudoku
 
 

@@ -25,10 +25,8 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
 
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.sampler import EntropyBound
+from sfumato.diffusion.sampler import EntropyBound, LinearTemperature, StableAndConfident
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.diffusion.schedule import LinearTemperature
-from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.model.head import VocabularyHead
 
 NEAR = 1e-5  # of a threshold: float32 sums in another order may fall on its other side

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.oracle import network_of, oracle_encode_logits, random_oracle, tiny_config
 
-from sfumato.diffusion.perplexity import Perplexity, perplexity, windows
+from sfumato.diffusion.causal import Perplexity, perplexity, windows
 
 
 @given(count=st.integers(1, 60), room=st.integers(2, 20), stride=st.integers(1, 19))

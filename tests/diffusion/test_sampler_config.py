@@ -9,14 +9,20 @@ from typing import Any
 import pytest
 
 from sfumato.diffusion.processors import LogitBias
-from sfumato.diffusion.sampler import EntropyBound, FixedCount, Threshold
+from sfumato.diffusion.sampler import (
+    EntropyBound,
+    FixedCount,
+    LinearTemperature,
+    Never,
+    SoftTopK,
+    StableAndConfident,
+    Threshold,
+)
 from sfumato.diffusion.sampler_config import (
     REFERENCE,
     SamplerConfig,
     fixed_steps,
 )
-from sfumato.diffusion.schedule import LinearTemperature, SoftTopK
-from sfumato.diffusion.stopping import Never, StableAndConfident
 
 
 @pytest.mark.parametrize(

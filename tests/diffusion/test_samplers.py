@@ -9,8 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.sampler import SAMPLERS, EntropyBound, FixedCount, StepView, Threshold
-from sfumato.diffusion.stopping import Never, SettledToEnd, StableAndConfident
+from sfumato.diffusion.sampler import (
+    SAMPLERS,
+    EntropyBound,
+    FixedCount,
+    Never,
+    SettledToEnd,
+    StableAndConfident,
+    StepView,
+    Threshold,
+)
 
 
 def view(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sfumato.diffusion.schedule import MOST, LinearTemperature, SoftTopK
+from sfumato.diffusion.sampler import MOST, LinearTemperature, SoftTopK
 
 
 def test_the_temperature_falls_in_a_line() -> None:

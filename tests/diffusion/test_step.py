@@ -23,9 +23,7 @@ from tests.support import one_row
 from torch.distributions import Categorical
 
 from sfumato.diffusion.processors import LogitBias
-from sfumato.diffusion.sampler import EntropyBound
-from sfumato.diffusion.schedule import LinearTemperature, SoftTopK
-from sfumato.diffusion.stopping import Never
+from sfumato.diffusion.sampler import EntropyBound, LinearTemperature, Never, SoftTopK
 from sfumato.model.head import HeadStats, VocabularyHead
 
 

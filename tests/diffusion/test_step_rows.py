@@ -17,11 +17,15 @@ from tests.support.oracle import network_of
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias, MinTokens
-from sfumato.diffusion.sampler import FixedCount, Threshold
+from sfumato.diffusion.sampler import (
+    FixedCount,
+    LinearTemperature,
+    Never,
+    StableAndConfident,
+    Threshold,
+)
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
-from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.step import denoise_step
-from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
 

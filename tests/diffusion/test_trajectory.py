@@ -23,13 +23,10 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
 )
 
 from sfumato.diffusion.canvas import Draft
-from sfumato.diffusion.limits import Limits
+from sfumato.diffusion.limits import Limits, Outcome, SettledCanvas
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.outcome import Outcome, SettledCanvas
-from sfumato.diffusion.sampler import EntropyBound
+from sfumato.diffusion.sampler import EntropyBound, LinearTemperature, StableAndConfident
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.diffusion.schedule import LinearTemperature
-from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.model.network import Network
 from sfumato.tasks.alone import generate
 

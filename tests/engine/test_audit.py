@@ -18,8 +18,8 @@ import torch
 
 import sfumato
 from sfumato.api import Reply
-from sfumato.diffusion.outcome import Stats
-from sfumato.engine.audit import AuditLog, Facts, entry, facts, used_memory
+from sfumato.diffusion.limits import Stats
+from sfumato.engine.audit import AuditLog, Facts, entry, facts, to_line, used_memory
 from sfumato.engine.engine import Engine, EngineConfig
 from sfumato.engine.events import Account, Failed, Finished
 from sfumato.engine.memory.device_memory import Budget
@@ -168,12 +168,12 @@ def test_text_only_where_it_is_asked_for(request_: Request, event: Finished | Fa
 
 def test_lines_are_there_at_once(opened: Opener) -> None:
     log = opened()
-    log.record(REQUEST, FINISHED, FACTS)
+    log.append(to_line(entry(REQUEST, FINISHED, FACTS, log.text)))
     (line,) = lines(log.path)
     assert (line["request_id"], line.keys() & {"text"}) == ("req-1", set())
     log.close()
     again = opened(log.path, text=True)
-    again.record(REQUEST, FINISHED, FACTS)
+    again.append(to_line(entry(REQUEST, FINISHED, FACTS)))
     again.close()
     assert [line.get("text", {}).get("answer") for line in lines(log.path)] == [None, ANSWER]
 
@@ -182,7 +182,7 @@ def test_rotation_by_size(opened: Opener, tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     log = opened(path, max_bytes=100, keep=2)
     for number in range(20):
-        log.write({"number": number, "filling": "x" * 20})
+        log.append(to_line({"number": number, "filling": "x" * 20}))
     names = ["audit.jsonl", "audit.jsonl.1", "audit.jsonl.2"]
     assert sorted(file.name for file in tmp_path.iterdir()) == names
     assert all(file.stat().st_size <= 100 for file in tmp_path.iterdir())
@@ -193,15 +193,15 @@ def test_rotation_by_size(opened: Opener, tmp_path: Path) -> None:
 def test_a_line_over_the_limit_is_written_alone(opened: Opener, tmp_path: Path) -> None:
     log = opened(max_bytes=10, keep=1)
     for number in range(3):
-        log.write({"number": number})
+        log.append(to_line({"number": number}))
     assert lines(log.path) == [{"number": 2}]
     assert lines(tmp_path / "audit.jsonl.1") == [{"number": 1}]
 
 
 def test_rotation_without_older_files(opened: Opener, tmp_path: Path) -> None:
     log = opened(max_bytes=10, keep=0)
-    log.write({"number": 0})
-    log.write({"number": 1})
+    log.append(to_line({"number": 0}))
+    log.append(to_line({"number": 1}))
     assert [file.name for file in tmp_path.iterdir()] == ["audit.jsonl"]
     assert lines(log.path) == [{"number": 1}]
 
@@ -211,7 +211,7 @@ def test_threads_write_whole_lines(opened: Opener, tmp_path: Path) -> None:
 
     def write(thread: int) -> None:
         for number in range(100):
-            log.write({"thread": thread, "number": number})
+            log.append(to_line({"thread": thread, "number": number}))
 
     threads = [threading.Thread(target=write, args=(i,)) for i in range(8)]
     for thread in threads:
@@ -228,14 +228,14 @@ def test_a_full_disk_is_one_warning(opened: Opener, caplog: pytest.LogCaptureFix
     log = opened("/dev/full")
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            log.record(REQUEST, FINISHED, FACTS)
+            log.append(to_line(entry(REQUEST, FINISHED, FACTS, log.text)))
     (warning,) = caplog.messages
     assert "No space left" in warning and "/dev/full" in warning
 
 
 def test_half_a_line_is_taken_back(opened: Opener, caplog: pytest.LogCaptureFixture) -> None:
     log = opened()
-    log.write({"number": 0})
+    log.append(to_line({"number": 0}))
     real = log._file
     assert real is not None
 
@@ -248,10 +248,10 @@ def test_half_a_line_is_taken_back(opened: Opener, caplog: pytest.LogCaptureFixt
             return real.write(data[:5])
 
     log._file = Filling()  # type: ignore[assignment]
-    log.write({"number": 1})
-    log.write({"number": 2})
+    log.append(to_line({"number": 1}))
+    log.append(to_line({"number": 2}))
     log._file = real
-    log.write({"number": 3})
+    log.append(to_line({"number": 3}))
     assert [line["number"] for line in lines(log.path)] == [0, 3]
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     assert "lines lost: 2" in caplog.messages[1]
@@ -262,15 +262,15 @@ def test_half_a_line_of_a_crash_spoils_no_other(opened: Opener, tmp_path: Path) 
     path.write_bytes(b'{"number":0}\n{"numb')
     log = opened(path)
     assert path.read_bytes().endswith(b'{"numb'), "opening a log writes nothing"
-    log.write({"number": 1})
-    log.write({"number": 2})
+    log.append(to_line({"number": 1}))
+    log.append(to_line({"number": 2}))
     log.close()
-    opened(path).write({"number": 3})
+    opened(path).append(to_line({"number": 3}))
     assert path.read_bytes() == (
         b'{"number":0}\n{"numb\n{"number":1}\n{"number":2}\n{"number":3}\n'
     )
     path.write_bytes(b'{"numb')
-    opened(path, max_bytes=10).write({"number": 4})
+    opened(path, max_bytes=10).append(to_line({"number": 4}))
     assert lines(path) == [{"number": 4}], "the half line is in the file before"
     assert Path(f"{path}.1").read_bytes() == b'{"numb'
 
@@ -296,9 +296,9 @@ def test_half_a_line_that_cannot_be_taken_back_spoils_no_other(
     log._file = Filling()  # type: ignore[assignment]
     with monkeypatch.context() as patched:
         patched.setattr(os, "ftruncate", fails)
-        log.write({"number": 1})
+        log.append(to_line({"number": 1}))
     log._file = real
-    log.write({"number": 2})
+    log.append(to_line({"number": 2}))
     assert log.path.read_bytes() == b'{"num\n{"number":2}\n'
 
 
@@ -313,7 +313,7 @@ def test_after_the_end_nothing_is_written(opened: Opener) -> None:
     log = opened()
     log.close()
     log.close()
-    log.record(REQUEST, FINISHED, FACTS)
+    log.append(to_line(entry(REQUEST, FINISHED, FACTS, log.text)))
     assert log.path.read_bytes() == b""
 
 
@@ -333,7 +333,9 @@ def engine_and_log(opened: Opener) -> Iterator[tuple[Engine, AuditLog]]:
     engine = Engine(
         sfumato.load(),
         EngineConfig(slots=2, context=512),
-        on_finish=lambda request, event: log.record(request, event, FACTS),
+        on_finish=lambda request, event: log.append(
+            to_line(entry(request, event, FACTS, log.text))
+        ),
     ).start()
     yield engine, log
     engine.close()
@@ -363,11 +365,11 @@ def test_an_engine_writes_one_line_for_each_request(
 
 def test_a_file_that_was_moved_away_is_followed_by_another(opened: Opener, tmp_path: Path) -> None:
     log = opened()
-    log.write({"number": 0})
+    log.append(to_line({"number": 0}))
     log.path.rename(tmp_path / "moved")
-    log.write({"number": 1})
+    log.append(to_line({"number": 1}))
     log.path.unlink()
     log.path.touch()  # as logrotate's `create` does
-    log.write({"number": 2})
+    log.append(to_line({"number": 2}))
     assert lines(tmp_path / "moved") == [{"number": 0}]
     assert lines(log.path) == [{"number": 2}]

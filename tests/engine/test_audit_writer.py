@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from sfumato.engine.audit import AuditLog
-from sfumato.engine.audit_writer import AuditWriter
+from sfumato.engine.audit import AuditLog, AuditWriter
 
 
 def stalled(log: AuditLog, monkeypatch: pytest.MonkeyPatch) -> Event:

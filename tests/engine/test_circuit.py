@@ -13,7 +13,7 @@ from tests.support.scripted_model import VOCABULARY
 
 import sfumato
 from sfumato.api import Reply
-from sfumato.diffusion.outcome import Stats
+from sfumato.diffusion.limits import Stats
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import Engine, EngineDead, Failed, Finished, Handle, NotReady, RequestFailed
 from sfumato.engine.circuit import FAILURES, WAITS_S, Circuit, probe

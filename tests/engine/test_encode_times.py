@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from sfumato.engine.encode_times import EncodeTimes
+from sfumato.engine.late_steps import EncodeTimes
 
 
 class Event:

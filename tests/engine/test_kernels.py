@@ -22,11 +22,10 @@ from tests.support.scripted_model import END_IDS, TEMPLATE, tokenizer
 from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
 from sfumato.api import TextSide
 from sfumato.bench.random_weights import random_config
-from sfumato.diffusion.given_canvas import GivenCanvas
-from sfumato.diffusion.sampler import EntropyBound
+from sfumato.diffusion.canvas import GivenCanvas
+from sfumato.diffusion.sampler import EntropyBound, Never, StableAndConfident
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.diffusion.step.captured import DeviceStep
-from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.engine import Handle
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.network import Network

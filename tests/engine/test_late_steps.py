@@ -19,11 +19,10 @@ from tests.support.scripted_engine import run
 import sfumato
 from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
 from sfumato.diffusion.constraints.questions import ChoiceQuestion, Option, YesNoQuestion
-from sfumato.diffusion.sampler import FixedCount
+from sfumato.diffusion.sampler import FixedCount, Never
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.captured import DeviceStep, Forward
 from sfumato.diffusion.step.denoiser import HostCopy, Pending
-from sfumato.diffusion.stopping import Never
 from sfumato.engine import (
     DecisionRequest,
     EngineDead,

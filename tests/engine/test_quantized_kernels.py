@@ -14,8 +14,8 @@ from tests.support.scripted_model import END_IDS, TEMPLATE, tokenizer
 
 from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
 from sfumato.api import TextSide
+from sfumato.diffusion.sampler import Never
 from sfumato.diffusion.sampler_config import REFERENCE
-from sfumato.diffusion.stopping import Never
 from sfumato.model.families import DIFFUSION_GEMMA, open_checkpoint
 from sfumato.model.loading import load_network, loaded_bytes
 from sfumato.model.model_config import LayerConfig

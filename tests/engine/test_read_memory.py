@@ -13,8 +13,7 @@ from tests.support.live_bytes import LiveBytes
 
 from sfumato import ops
 from sfumato.engine.engine_config import EngineConfig
-from sfumato.engine.memory.estimate import _reads, _seen_of_reads, predict
-from sfumato.engine.memory.footprint import ModelFootprint
+from sfumato.engine.memory.estimate import ModelFootprint, _reads, _seen_of_reads, predict
 
 
 def subject(**fields: Any) -> ModelFootprint:
@@ -34,9 +33,7 @@ def test_reads_copy_a_larger_slot_once() -> None:
 
     for slots in (1, 4):
         assert overhead(slots, 1 << 20) - overhead(slots, 3 << 18) == (1 << 18) * 32 * 6
-    four, many = (
-        _reads(subject(), slots, 512, [(slots, 1 << 20)], frozenset())[0] for slots in (4, 40)
-    )
+    four, many = (_reads(subject(), slots, 512, [(slots, 1 << 20)])[0] for slots in (4, 40))
     assert 7.5 < many / four < 8, "32 rows of 16 positions are all that a forward has"
 
 

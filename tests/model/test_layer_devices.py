@@ -15,8 +15,7 @@ from sfumato import ops
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
 from sfumato.engine.memory.device_memory import Budget
-from sfumato.engine.memory.estimate import predict
-from sfumato.engine.memory.footprint import ModelFootprint
+from sfumato.engine.memory.estimate import ModelFootprint, predict
 from sfumato.engine.memory.guard import check_load
 from sfumato.model.experts import Experts
 from sfumato.model.families import open_checkpoint

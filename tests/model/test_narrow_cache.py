@@ -9,8 +9,7 @@ import torch
 
 from sfumato.bench.random_weights import random_checkpoint
 from sfumato.engine.engine_config import EngineConfig
-from sfumato.engine.memory.estimate import predict
-from sfumato.engine.memory.footprint import ModelFootprint
+from sfumato.engine.memory.estimate import ModelFootprint, predict
 from sfumato.model.cache import slot_bytes
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network

@@ -13,10 +13,9 @@ from sfumato.ops import gpu
 
 SRC = Path(sfumato.__file__).parent
 ALLOWED = {
-    "diffusion/step/cuda_graphs.py": "the graph runner",
-    "engine/memory/accelerators.py": "lists the devices of every backend",
+    "diffusion/step/graphs.py": "the graph runner",
     "engine/memory/device_memory.py": "the memory of every backend, each in a branch of its own",
-    "engine/encode_times.py": "events of the device's clock",
+    "engine/late_steps.py": "events of the device's clock",
     "model/torch_code.py": "for which cards this build of torch has code",
     "model/upload.py": "streams and events of copies",
     "ops/gpu.py": "answers the others",
@@ -63,7 +62,7 @@ def _says(value: object) -> bool:
         ("import torch.cuda", True),
         ("from torch.cuda import Stream", True),
         ('"""For cuda."""\nx = 1  # cuda', False),
-        ("from sfumato.diffusion.step.cuda_graphs import graph_backend", False),
+        ("from sfumato.diffusion.step.graphs import graph_backend", False),
     ],
 )
 def test_what_counts_as_naming_it(source: str, names: bool) -> None:

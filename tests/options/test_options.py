@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 
 from sfumato.cli.commands import COMMANDS
-from sfumato.diffusion import checks, sampler_config, schedule, stopping
+from sfumato.diffusion import checks, sampler, sampler_config
 from sfumato.diffusion.sampler import EntropyBound, FixedCount, Threshold
 from sfumato.model.placement import DTYPES as PLACED
 from sfumato.model.truncate import MOST_TOP_K
@@ -69,7 +69,7 @@ def test_the_code_checks_the_bounds_of_the_table() -> None:
         "max_steps": (1, limits.MOST_STEPS),
         "top_k": (1, MOST_TOP_K),
         "top_tokens": (0, limits.MOST_TOP),
-        "stability": (0, stopping.MOST_STABILITY),
+        "stability": (0, sampler.MOST_STABILITY),
         "confidence": (0, checks.MOST_NATS),
         "entropy_bound": (0, checks.MOST_NATS),
         "count": (1, checks.MOST_TOKENS),
@@ -78,12 +78,11 @@ def test_the_code_checks_the_bounds_of_the_table() -> None:
     }
     assert bounds_of_code == {name: bounds(name) for name in bounds_of_code}
     assert sampler_config.MOST_HISTORY == limits.MOST_HISTORY
-    assert schedule.MOST == limits.MOST_COUNTED
     assert {each.sampler for each in SETTINGS} == {"", *SAMPLERS}
 
 
 def test_the_defaults_of_the_parts_are_those_of_the_table() -> None:
-    linear, stable = schedule.LinearTemperature(), stopping.StableAndConfident()
+    linear, stable = sampler.LinearTemperature(), sampler.StableAndConfident()
     assert (linear.t_min, linear.t_max) == (default("t_min"), default("t_max"))
     assert (stable.stability, stable.confidence) == (default("stability"), default("confidence"))
     assert (EntropyBound().bound, FixedCount().count) == (default("entropy_bound"), 8)

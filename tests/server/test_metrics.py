@@ -13,9 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import sfumato
 from sfumato.api import Reply
-from sfumato.diffusion.outcome import Stats
-from sfumato.engine.audit import AuditLog
-from sfumato.engine.audit_writer import AuditWriter
+from sfumato.diffusion.limits import Stats
+from sfumato.engine.audit import AuditLog, AuditWriter
 from sfumato.engine.circuit import CircuitState
 from sfumato.engine.engine import Engine, EngineConfig
 from sfumato.engine.events import Account, Failed, Finished
@@ -89,7 +88,7 @@ def scripted() -> Engine:
         state=lambda: state,
         health=lambda: Health(False, "its thread has ended", 26.5, 23, 3),
     )
-    return cast(Engine, engine)
+    return cast("Engine", engine)
 
 
 @pytest.fixture

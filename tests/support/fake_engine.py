@@ -14,7 +14,7 @@ from tests.support.scripted_model import END_IDS, MARKERS, PIECES, TEMPLATE, tok
 from sfumato.api import Reply
 from sfumato.diffusion.constraints.compilation import Source
 from sfumato.diffusion.constraints.questions import answer_class
-from sfumato.diffusion.outcome import Stats
+from sfumato.diffusion.limits import Stats
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.engine import (
     Account,

@@ -24,7 +24,7 @@ from sfumato import ops
 from sfumato.bench.random_weights import random_config
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.diffusion.step import Denoiser
-from sfumato.diffusion.step.reads import ReadForwards
+from sfumato.diffusion.step.captured import ReadForwards
 from sfumato.engine.warm_up import warm_up
 from sfumato.model.cache import KVPool
 from sfumato.model.families import DIFFUSION_GEMMA

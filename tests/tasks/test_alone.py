@@ -21,11 +21,9 @@ from tests.support.scripted_model import (
 )
 
 from sfumato.diffusion.canvas import Draft
-from sfumato.diffusion.limits import Limits, resolve
-from sfumato.diffusion.outcome import Outcome, SettledCanvas
+from sfumato.diffusion.limits import Limits, Outcome, SettledCanvas, resolve
+from sfumato.diffusion.sampler import LinearTemperature, SettledToEnd, StableAndConfident
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig, fixed_steps
-from sfumato.diffusion.schedule import LinearTemperature
-from sfumato.diffusion.stopping import SettledToEnd, StableAndConfident
 from sfumato.tasks.alone import generate
 from sfumato.tasks.reply import visible
 

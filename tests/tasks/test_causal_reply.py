@@ -11,9 +11,8 @@ from tests.diffusion.tiny import inverse_cdf
 from tests.support.oracle import network_of, oracle_encode_logits, random_oracle, tiny_config
 
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.limits import Limits, plan_reply
+from sfumato.diffusion.limits import Limits, Outcome, SettledCanvas, plan_reply
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.outcome import Outcome, SettledCanvas
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.tasks.alone import alone, generate

@@ -22,8 +22,8 @@ from sfumato.diffusion.constraints.hole_search import (
 )
 from sfumato.diffusion.constraints.read_template import NOISE
 from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.sampler import Never
 from sfumato.diffusion.step import denoise_step
-from sfumato.diffusion.stopping import Never
 from sfumato.fills import Cancelled
 from sfumato.options.limits import TRIALS
 from sfumato.train import sudoku

@@ -18,7 +18,7 @@ from sfumato.bench.random_weights import random_checkpoint
 from sfumato.bench.workload import Prompt
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.engine import EngineConfig, EngineError
-from sfumato.engine.memory.footprint import ModelFootprint
+from sfumato.engine.memory.estimate import ModelFootprint
 from sfumato.engine.memory.guard import check_load
 from sfumato.model.families import family_of, open_checkpoint
 from sfumato.model.loading import config_of, load_network

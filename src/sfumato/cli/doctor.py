@@ -22,8 +22,7 @@ from sfumato.cli.estimate import least_seconds, step_seconds
 from sfumato.cli.probes import Measured, dtype_name, measure, quantized_dtype
 from sfumato.cli.units import size, table
 from sfumato.device_trial import try_device
-from sfumato.engine.memory.accelerators import accelerators
-from sfumato.engine.memory.device_memory import Budget, budget
+from sfumato.engine.memory.device_memory import Budget, accelerators, budget
 from sfumato.model.placement import SMALL, pick_device
 from sfumato.ops.gpu import device_memory
 from sfumato.ops.paths import paths

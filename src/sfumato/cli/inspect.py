@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sfumato.cli.units import size, table
-from sfumato.engine.memory.footprint import ModelFootprint
+from sfumato.engine.memory.estimate import ModelFootprint
 from sfumato.model.cache import slot_bytes
 from sfumato.model.families import open_checkpoint
 from sfumato.model.head_memory import head_bytes

@@ -18,7 +18,7 @@ def main(args: argparse.Namespace) -> int:
     text = _text(args.file)  # before the slow imports and the model
     with notes.loading():
         from sfumato.cli import generation
-        from sfumato.diffusion.perplexity import perplexity
+        from sfumato.diffusion.causal import perplexity
     model = generation.load(args)
     tokenizer = model.tokenizer
     ids = tokenizer.encode(text, special=False)

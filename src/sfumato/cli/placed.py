@@ -12,7 +12,7 @@ import torch
 from sfumato.api import EMBEDDED
 from sfumato.cli.notes import print_message
 from sfumato.engine import EngineConfig
-from sfumato.engine.memory.layer_choice import Subject, check_placed, most_gpu_layers
+from sfumato.engine.memory.guard import Subject, check_placed, most_gpu_layers
 from sfumato.model.families import open_checkpoint
 from sfumato.model.layer_devices import make_placement
 from sfumato.model.loading import config_of

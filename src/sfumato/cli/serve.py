@@ -29,7 +29,7 @@ from sfumato.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from sfumato.engine import Engine, EngineConfig, Terminal
-    from sfumato.engine.audit_writer import AuditWriter
+    from sfumato.engine.audit import AuditWriter
     from sfumato.engine.request import AnyRequest
 
 log = logging.getLogger(__name__)
@@ -216,8 +216,7 @@ def _config(args: argparse.Namespace, longest: int) -> EngineConfig:
 
 def _audit_log(args: argparse.Namespace) -> AbstractContextManager[AuditWriter | None]:
     """The open audit log: a path that cannot be written is refused before the model is loaded."""
-    from sfumato.engine.audit import AuditLog
-    from sfumato.engine.audit_writer import AuditWriter
+    from sfumato.engine.audit import AuditLog, AuditWriter
 
     if not args.audit_log:
         return nullcontext()

@@ -1,23 +1,33 @@
 """The causal mode: the encode phase with the vocabulary head is an autoregressive model of the same
 weights.
 
-`log_likelihoods` scores tokens that are given, `next_scores` gives the scores of the token to come.
-Each token is scored from the hidden state of the token before it. A slot keeps keys and values and
-no hidden state, so that what is scored begins with the last token of what is given: leave that
-token out of the slot. Knows no requests.
+`log_likelihoods` scores tokens that are given, `perplexity` those of a whole text, `next_scores`
+gives the scores of the token to come, and `draw_next` draws it. Each token is scored from the
+hidden state of the token before it. A slot keeps keys and values and no hidden state, so that what
+is scored begins with the last token of what is given: leave that token out of the slot.
+
+A canvas of the causal mode has one position, whose scores come from the encode phase in place of a
+denoising forward. All else is as for other canvases: rules of sampling, noise, pinned tokens. Knows
+no requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from sfumato.diffusion.canvas import Canvas, Draft
+from sfumato.diffusion.scoring import Scoring, score
 from sfumato.model.cache import Slot
+from sfumato.model.head import HeadStats
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.segments import Scratch
-from sfumato.model.token_scores import token_scores
+from sfumato.model.to_device import to_device
+from sfumato.model.token_scores import TokenScores, token_scores
 from sfumato.refused import Refused
 
 PIECE = 256
@@ -79,7 +89,8 @@ def next_scores(network: Network, slot: Slot, ids: Tensor, allowed: Tensor | Non
             "allow one of them at least",
             f"got {len(allowed)}, of which {int(allowed.sum())}",
         )
-    _check_room(slot, ids)
+    if len(ids) > slot.room():
+        raise Refused("ids", f"{len(ids)} tokens, and the slot has room for {slot.room()}")
     if len(ids) > 1:
         network.encode([ids[:-1]], [slot])
     (hidden,) = network.encode_hidden([ids[-1:]], [slot])
@@ -90,44 +101,6 @@ def next_scores(network: Network, slot: Slot, ids: Tensor, allowed: Tensor | Non
     banned = torch.ones(vocab_size, dtype=torch.bool, device=scores.device)
     banned[: len(allowed)] = ~allowed.to(scores.device)
     return scores.masked_fill(banned, float("-inf"))
-
-
-@torch.no_grad()
-def row_next_scores(
-    network: Network, slots: Sequence[Slot], rows: Sequence[Tensor]
-) -> list[Tensor | Exception]:
-    """`next_scores` of several rows in one forward, copied to the host: rows[i] goes to slots[i];
-    for each its scores, float32 [vocab], or what failed in it alone. No row's scores depend on the
-    others: on a CPU to the bit. Raises what failed in all; then the slots may be empty."""
-    failed: dict[int, Exception] = {}
-    ready = []
-    for row, (slot, ids) in enumerate(zip(slots, rows, strict=True)):
-        try:
-            _check(network, slot, ids, "ids")
-            _check_room(slot, ids)
-            ready.append(row)
-        except ValueError as error:
-            failed[row] = error
-    if not ready:
-        return list(failed.values())
-    before = [row for row in ready if len(rows[row]) > 1]
-    if before:  # of equal share in each chunk, whatever the number of rows
-        chunk = len(before) * max(len(rows[row]) for row in before)
-        network.encode([rows[row][:-1] for row in before], [slots[row] for row in before], chunk)
-    last = [rows[row][-1:] for row in ready]
-    hidden = network.encode_hidden(last, [slots[row] for row in ready])
-    # One by one: a product of several positions rounds otherwise than one of each.
-    scores = torch.cat([network.head.logits(own) for own in hidden]).cpu()
-    given = dict(zip(ready, scores, strict=True))
-    return [failed[row] if row in failed else _finite(given[row]) for row in range(len(rows))]
-
-
-def _finite(scores: Tensor) -> Tensor | Exception:
-    try:
-        check_finite(scores)
-    except FloatingPointError as error:
-        return error
-    return scores
 
 
 def check_finite(scores: Tensor) -> None:
@@ -152,11 +125,6 @@ def _check(network: Network, slot: Slot, ids: Tensor, where: str) -> None:
         )
 
 
-def _check_room(slot: Slot, ids: Tensor) -> None:
-    if len(ids) > slot.room():
-        raise Refused("ids", f"{len(ids)} tokens, and the slot has room for {slot.room()}")
-
-
 def _next_pieces(
     rows: Sequence[Tensor], scratches: Sequence[Scratch], together: int
 ) -> list[tuple[int, int, int]]:
@@ -173,3 +141,159 @@ def _next_pieces(
         group.append((row, start, stop))
         total += stop - start
     return group
+
+
+@torch.no_grad()
+def draw_next(
+    network: Network, canvases: Sequence[Canvas], hidden: Tensor
+) -> list[Draft | Exception]:
+    """The draft of each canvas, which is done then, or what failed in it alone: hidden [rows,
+    hidden] of the token before it, from `Network.encode_hidden`. Raises what failed in all; then no
+    canvas has changed.
+
+    `token_ids` of a draft is the drawn token. Where the config names most probable tokens, these
+    and the drawn token's log probability are the model's own: before temperature, biases and cuts.
+    """
+    device = hidden.device
+    scoring = Scoring.of(canvases, network.head.vocab_size, device)
+    temperature = to_device(torch.tensor([canvas.temperature() for canvas in canvases]), device)
+    uniforms = torch.cat([canvas.uniforms() for canvas in canvases])
+    uniforms = uniforms.float() if device.type == "mps" else uniforms
+    drawn_with = temperature, to_device(uniforms, device)
+    stats, extra = score(network.head, hidden, *drawn_with, scoring, canvases)
+    cold = torch.tensor([canvas.config.temperature == 0 for canvas in canvases])
+    drawn = torch.where(cold, stats.argmax.cpu(), stats.drawn.cpu())
+    pinned = torch.cat([canvas.pinned for canvas in canvases])
+    chosen = torch.where(pinned >= 0, pinned, drawn)
+    scores = _own_scores(network, canvases, hidden, chosen)
+    entropy = stats.entropy.cpu()
+    results: list[Draft | Exception] = []
+    for row, canvas in enumerate(canvases):
+        try:
+            canvas.check_entropy(entropy[row : row + 1], 1)
+        except Exception as error:
+            results.append(error)
+            continue
+        own = extra.get(row, stats[row : row + 1])
+        results.append(_draft(canvas, chosen[row : row + 1], own, scores.get(row)))
+    for canvas, result in zip(canvases, results, strict=True):
+        if isinstance(result, Draft):
+            canvas.learn(1, converged=True, done=True)
+    return results
+
+
+def _own_scores(
+    network: Network, canvases: Sequence[Canvas], hidden: Tensor, chosen: Tensor
+) -> dict[int, TokenScores]:
+    """By row, on the host, where a row's config names most probable tokens."""
+    counts = {
+        row: canvas.config.top_tokens
+        for row, canvas in enumerate(canvases)
+        if canvas.config.top_tokens is not None
+    }
+    if not counts:
+        return {}
+    rows = torch.tensor(list(counts))
+    on_device = to_device(rows, hidden.device)
+    ids = to_device(chosen[rows], hidden.device)
+    scores = token_scores(network.head, hidden[on_device], ids, top=max(counts.values())).to("cpu")
+    return {row: scores[at : at + 1] for at, row in enumerate(counts)}
+
+
+def _draft(canvas: Canvas, chosen: Tensor, stats: HeadStats, scores: TokenScores | None) -> Draft:
+    named = None if stats.named is None else stats.named.cpu()
+    if scores is None:
+        top_ids, top_probs, log_probs = stats.top_ids.cpu(), stats.top_probs.cpu(), None
+    else:
+        top_ids, top_probs = scores.top_ids, scores.top_log_probs.exp()
+        log_probs = scores.log_probs
+    return Draft(
+        canvas.noise.canvas,
+        1,
+        chosen,
+        stats.entropy.cpu(),
+        torch.ones(1, dtype=torch.bool),
+        1,
+        top_ids,
+        top_probs,
+        named=named,
+        log_probs=log_probs,
+    )
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """Figures of one text."""
+
+    tokens: int  # that were scored
+    log_likelihood: float  # of all of them together, in nats
+
+    @property
+    def nats_per_token(self) -> float:
+        return -self.log_likelihood / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """e to the nats per token; infinite where float64 ends."""
+        return math.exp(self.nats_per_token) if self.nats_per_token < 700 else math.inf
+
+    def bits_per(self, count: int) -> float:
+        """Bits for each of so many parts of the text, as bytes."""
+        return -self.log_likelihood / math.log(2) / count
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a text: tokens start..stop - 1, of which those from `scored` on are scored."""
+
+    start: int
+    scored: int
+    stop: int
+
+
+def windows(count: int, room: int, stride: int, first: int) -> Iterator[Window]:
+    """Those of a text of `count` tokens. room: tokens of it in a window; first: how many of its
+    first tokens have nothing before them, and are not scored."""
+    stop = min(room, count)
+    yield Window(0, first, stop)
+    while stop < count:
+        scored, stop = stop, min(stop + stride, count)
+        yield Window(max(0, stop - room), scored, stop)
+
+
+def perplexity(
+    network: Network,
+    ids: Sequence[int],
+    begin: int | None,
+    context: int,
+    stride: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Perplexity:
+    """Of a text's tokens, 1 at least. begin: the token that stands before each window; None: there
+    is none, and the first token of the text is not scored. context: tokens of a window, `begin`
+    included; stride: from 1 to less than that. progress: called with the scored tokens and all.
+
+    Raises ValueError for other numbers, ids out of range, or a text without a token to score;
+    FloatingPointError where the model's scores are no numbers.
+    """
+    first = 0 if begin is not None else 1
+    longest = network.config.context_length
+    if not 2 <= context <= longest:
+        raise Refused("context", f"must be from 2 to the model's {longest}, got {context}")
+    if not 1 <= stride < context:
+        raise Refused("stride", f"must be from 1 to {context - 1}, got {stride}")
+    if len(ids) <= first:
+        raise Refused("text", f"has {len(ids)} tokens, and none of them can be scored")
+    opening = [] if begin is None else [begin]
+    slot = network.new_slot(context)
+    total, scored = 0.0, 0
+    for window in windows(len(ids), context - len(opening), stride, first):
+        tokens = torch.tensor([*opening, *ids[window.start : window.stop]])
+        given = len(opening) + window.scored - window.start - 1  # all that the first score follows
+        slot.reset()
+        network.encode([tokens[:given]], [slot])
+        logs = log_likelihoods(network, slot, tokens[given:])
+        total += math.fsum(logs.tolist())
+        scored += len(logs)
+        progress(scored, len(ids) - first)
+    return Perplexity(scored, total)

@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sfumato.diffusion.sampler import EntropyBound
+from sfumato.diffusion.sampler import EntropyBound, LinearTemperature, StableAndConfident
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
-from sfumato.diffusion.schedule import LinearTemperature
-from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.model.families import Family, SamplerKeys, family_of
 from sfumato.model.families.fields import shortest_float
 from sfumato.weights.checkpoint import Checkpoint

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from sfumato.diffusion.checks import is_number
 from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.sampler import Never
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.diffusion.stopping import Never
 from sfumato.options.limits import STRENGTH
 from sfumato.refused import Refused
 from sfumato.weights.errors import quoted

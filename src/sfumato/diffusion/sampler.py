@@ -1,13 +1,17 @@
-"""Samplers: which of a step's drawn tokens are accepted; the rest become noise again.
+"""The rules of decoding: samplers, stopping rules, and what changes from step to step.
 
-A sampler is a small frozen value with one method, a pure tensor function of the head's statistics.
-`docs/samplers.md` shows how to write one.
+A sampler says which of a step's drawn tokens are accepted; the rest become noise again. A stopping
+rule says when a canvas is finished before its last step. A schedule gives the temperature of each
+step, and `SoftTopK` how many tokens count. Each is a small frozen value with one method; samplers
+and stopping rules are pure tensor functions of the head's statistics. `docs/samplers.md` shows how
+to write one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +19,14 @@ from torch import Tensor
 from sfumato.diffusion.checks import is_number, is_whole
 from sfumato.model.head import HeadStats
 from sfumato.options import default
-from sfumato.options.limits import MOST_NATS, MOST_TOKENS
+from sfumato.options.limits import (
+    MAX_TEMPERATURE,
+    MIN_TEMPERATURE,
+    MOST_COUNTED,
+    MOST_NATS,
+    MOST_STABILITY,
+    MOST_TOKENS,
+)
 from sfumato.refused import Refused
 from sfumato.weights.errors import quoted
 
@@ -115,3 +126,166 @@ SAMPLERS: dict[str, type[EntropyBound | FixedCount | Threshold]] = {
     "threshold": Threshold,
 }
 """Names by which command line and HTTP know the samplers."""
+
+
+class Stopping(Protocol):
+    """Decides whether a canvas has settled. What it may ask for is said at `Sampler`."""
+
+    def done(self, view: StepView) -> Tensor:
+        """bool []: True ends the canvas after this step, as converged."""
+        ...
+
+
+@dataclass(frozen=True)
+class StableAndConfident:
+    """The argmax canvas equals those of the last `stability` steps, and the mean entropy of its
+    free positions is under `confidence` nats (the reference's rule)."""
+
+    stability: int = default("stability")
+    confidence: float = default("confidence")
+
+    def __post_init__(self) -> None:
+        if not (is_whole(self.stability) and 0 <= self.stability <= MOST_STABILITY):
+            raise Refused(
+                "stability",
+                f"must be a whole number of steps from 0 to {MOST_STABILITY}, got "
+                f"{quoted(self.stability)}",
+            )
+        if not (is_number(self.confidence) and 0 < self.confidence <= MOST_NATS):
+            raise Refused(
+                "confidence",
+                f"must be over 0 and at most {MOST_NATS:.0e} nats, got {quoted(self.confidence)}",
+            )
+
+    def done(self, view: StepView) -> Tensor:
+        free = (~view.pinned).sum(dim=-1).clamp(min=1)
+        confident = view.stats.entropy.sum(dim=-1) / free < self.confidence
+        return confident & (view.unchanged >= self.stability)
+
+
+@dataclass(frozen=True)
+class SettledToEnd(StableAndConfident):
+    """As `StableAndConfident`, but of the positions up to the first end token that has settled
+    alone; of all of them where none has.
+
+    Such an end token is the argmax of a position that is not pinned, was so in the last `stability`
+    steps, and has an entropy under `confidence`.  What stands behind it is no part of the reply.
+    """
+
+    ends: tuple[int, ...] = ()
+
+    @property
+    def history(self) -> int:
+        """Earlier argmax canvases that the rule reads."""
+        return max(1, self.stability)
+
+    def done(self, view: StepView) -> Tensor:
+        argmax, entropy, known = view.stats.argmax, view.stats.entropy, view.history.shape[-2]
+        if self.stability > known:  # no canvas has so many steps
+            return entropy.new_zeros((), dtype=bool)  # type: ignore[call-overload]
+        same = (view.history[..., known - self.stability :, :] == argmax).all(dim=-2)
+        is_end = torch.zeros_like(view.pinned)
+        for end in self.ends:
+            is_end = is_end | (argmax == end)
+        is_end = is_end & ~view.pinned & same & (entropy < self.confidence)
+        tested = is_end.cumsum(dim=-1) - is_end.long() == 0
+        free = (tested & ~view.pinned).sum(dim=-1).clamp(min=1)
+        mean = entropy.masked_fill(~tested, 0.0).sum(dim=-1) / free
+        return (mean < self.confidence) & (same | ~tested).all(dim=-1)
+
+
+@dataclass(frozen=True)
+class Never:
+    """Runs every canvas to its last step: for benchmarks, where steps must not depend on text."""
+
+    def done(self, view: StepView) -> Tensor:
+        return view.stats.entropy.new_zeros((), dtype=bool)  # type: ignore[call-overload]
+
+
+class Schedule(Protocol):
+    """A temperature for every step."""
+
+    def temperature(self, step: int, max_steps: int) -> float:
+        """step counts 1..max_steps; the result is > 0."""
+        ...
+
+
+@dataclass(frozen=True)
+class LinearTemperature:
+    """From `t_max` at the first step down towards `t_min`, the reference's schedule."""
+
+    t_min: float = default("t_min")
+    t_max: float = default("t_max")
+
+    def __post_init__(self) -> None:
+        for name, low in (("t_min", 0), ("t_max", MIN_TEMPERATURE)):
+            value = getattr(self, name)
+            if not (is_number(value) and low <= value <= MAX_TEMPERATURE):
+                raise Refused(name, f"must be from {low:g} to {MAX_TEMPERATURE:g}, got {value!r}")
+        if self.t_min > self.t_max:
+            raise Refused(
+                ("t_min", "t_max"), f"need t_min <= t_max, got {self.t_min!r} and {self.t_max!r}"
+            )
+
+    def temperature(self, step: int, max_steps: int) -> float:
+        remaining = max_steps + 1 - step
+        return self.t_min + (self.t_max - self.t_min) * (remaining / max_steps)
+
+
+@dataclass(frozen=True)
+class SoftTopK:
+    """The `first` most probable tokens at the first step, `last` at the last one, and in between as
+    many as fall (or rise) by the same factor from step to step; without `last`, `first` always.
+
+    They alone make a position's draw and its soft embedding; the entropy stays that of all.
+    """
+
+    first: int
+    last: int | None = None
+
+    def __post_init__(self) -> None:
+        for value in (self.first, self.first if self.last is None else self.last):
+            if not (is_whole(value) and 1 <= value <= MOST_COUNTED):
+                raise Refused(
+                    "soft_top_k", f"must be whole numbers from 1 to {MOST_COUNTED}, got {value!r}"
+                )
+
+    def k(self, step: int, max_steps: int) -> int:
+        """step counts 1..max_steps; the result is from 1 to MOST_COUNTED."""
+        if self.last is None or max_steps == 1:
+            return self.first
+        return round(self.first * (self.last / self.first) ** ((step - 1) / (max_steps - 1)))
+
+
+def temperature_at(schedule: Schedule, step: int, max_steps: int) -> float:
+    """What a schedule says of a step. Raises ValueError where that is no temperature."""
+    value = _call(f"schedule {type(schedule).__name__}", schedule.temperature, step, max_steps)
+    if not (is_number(value) and 0 < value <= MAX_TEMPERATURE):
+        raise Refused(
+            f"schedule {type(schedule).__name__}",
+            f"temperature must return a number over 0 and at most {MAX_TEMPERATURE:.0e}, got "
+            f"{quoted(value)} at step {step}",
+        )
+    return float(value)
+
+
+def count_at(counts: SoftTopK, step: int, max_steps: int) -> int:
+    """How many tokens count at a step. Raises ValueError where that is no count."""
+    count = _call(f"soft_top_k {type(counts).__name__}", counts.k, step, max_steps)
+    if not (is_whole(count) and 1 <= count <= MOST_COUNTED):
+        raise Refused(
+            f"soft_top_k {type(counts).__name__}",
+            f"k must return a whole number from 1 to {MOST_COUNTED}, got {quoted(count)} at step "
+            f"{step}",
+        )
+    return int(count)
+
+
+def _call(what: str, method: Callable[[int, int], Any], step: int, max_steps: int) -> Any:
+    try:
+        return method(step, max_steps)
+    except Exception as error:
+        raise Refused(
+            what,
+            f"{method.__name__} raised {type(error).__name__} at step {step}: {str(error)[:200]}",
+        ) from error

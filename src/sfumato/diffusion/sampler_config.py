@@ -7,9 +7,17 @@ from typing import Any
 
 from sfumato.diffusion.checks import is_number, is_whole
 from sfumato.diffusion.processors import LogitProcessor, banned_by
-from sfumato.diffusion.sampler import SAMPLERS, EntropyBound, Sampler
-from sfumato.diffusion.schedule import LinearTemperature, Schedule, SoftTopK
-from sfumato.diffusion.stopping import Never, StableAndConfident, Stopping
+from sfumato.diffusion.sampler import (
+    SAMPLERS,
+    EntropyBound,
+    LinearTemperature,
+    Never,
+    Sampler,
+    Schedule,
+    SoftTopK,
+    StableAndConfident,
+    Stopping,
+)
 from sfumato.options import MODES, bounds, default, exclusions
 from sfumato.options.limits import MAX_TEMPERATURE, MOST_HISTORY
 from sfumato.refused import Refused

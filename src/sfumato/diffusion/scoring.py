@@ -27,8 +27,7 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.checks import check_returned
 from sfumato.diffusion.processors import Banned, LogitBias, banned_by
-from sfumato.diffusion.sampler import SAMPLERS
-from sfumato.diffusion.stopping import Never, SettledToEnd, StableAndConfident
+from sfumato.diffusion.sampler import SAMPLERS, Never, SettledToEnd, StableAndConfident
 from sfumato.model.approximate import AS_ROUNDED, Skip
 from sfumato.model.head import PLAIN, Adjust, HeadStats, VocabularyHead
 from sfumato.model.label_scores import named_log_probs

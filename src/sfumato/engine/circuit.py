@@ -18,10 +18,33 @@ import torch
 from sfumato.api import Model
 from sfumato.diffusion.limits import Limits
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.engine.errors import FailuresLast
+from sfumato.engine.errors import FailuresLast, FileTruncated
 from sfumato.engine.events import Failed, Terminal, outcome_of
 from sfumato.model.out_of_memory import is_out_of_memory
 from sfumato.tasks.alone import generate
+from sfumato.weights.files.tensorfile import FileSizes
+
+EVERY_S = 1.0
+
+
+class FileCheck:
+    """Asks for the sizes of the files once a second at most: some microseconds each."""
+
+    def __init__(self, files: FileSizes, clock: Callable[[], float]) -> None:
+        self._files, self._clock, self._next = files, clock, clock()
+
+    def check(self) -> None:
+        """Raises FileTruncated, with the file's name and not its folder."""
+        now = self._clock()
+        if now < self._next:
+            return
+        self._next = now + EVERY_S
+        path = self._files.truncated()
+        if path is not None:
+            raise FileTruncated(
+                f"{path.name} was made shorter while the model is in use; restore the file"
+            )
+
 
 log = logging.getLogger(__name__)
 

@@ -11,21 +11,19 @@ from typing import Any
 from sfumato.api import Model, Reply
 from sfumato.diffusion.constraints.compilation import Source
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.engine.circuit import Circuit, probe
+from sfumato.engine.circuit import Circuit, FileCheck, probe
 from sfumato.engine.client import ServedModel
 from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.engine_config import TURN, EngineConfig
 from sfumato.engine.errors import EngineDead, QueueFull
 from sfumato.engine.events import Completed, Failed
 from sfumato.engine.failures import late
-from sfumato.engine.file_check import FileCheck
 from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle, Sink
 from sfumato.engine.job import Job
-from sfumato.engine.lifecycle import Lifecycle
+from sfumato.engine.lifecycle import Inbox, Lifecycle
 from sfumato.engine.memory.device_memory import used_memory
 from sfumato.engine.memory.guard import MemoryGuard
 from sfumato.engine.output_processor import OnFinish, OutputProcessor
-from sfumato.engine.queue.inbox import Inbox
 from sfumato.engine.queue.scheduler import Scheduler
 from sfumato.engine.queue.slots import make_pool
 from sfumato.engine.queue.submission import Submission

@@ -15,8 +15,7 @@ from sfumato.api import Messages, Model, Reply, Transcript
 from sfumato.decisions.results import DecisionUsage
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.constraints.decision_plan import DecisionSettings
-from sfumato.diffusion.limits import ReplyPlan, StopReason
-from sfumato.diffusion.outcome import Outcome
+from sfumato.diffusion.limits import Outcome, ReplyPlan, StopReason
 from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.events import Account, Decided, Finished
 from sfumato.engine.job import Job

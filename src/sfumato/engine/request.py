@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from sfumato.api import Messages, Model
+from sfumato.diffusion.canvas import GivenCanvas
 from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS, is_number, is_whole
 from sfumato.diffusion.constraints.grammar_cache import Source
 from sfumato.diffusion.constraints.hole import Part
-from sfumato.diffusion.given_canvas import GivenCanvas
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.diffusion.sampler_config import SamplerConfig, check_sampler
 from sfumato.engine.decision import DecisionRequest

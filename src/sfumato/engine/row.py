@@ -19,8 +19,7 @@ from sfumato.engine.queue.slots import CacheKey, Lease
 from sfumato.engine.request import AnyRequest
 from sfumato.engine.stats import Phase, RowState
 from sfumato.tasks.score_progress import ScoreProgress
-from sfumato.tasks.times import Times
-from sfumato.tasks.works import Denoise, Draw, Encode, Prompt, Score, Want, Work
+from sfumato.tasks.works import Denoise, Draw, Encode, Prompt, Score, Times, Want, Work
 
 _PHASES: dict[type, Phase] = {Draw: "causal", Denoise: "denoise", Score: "read"}
 

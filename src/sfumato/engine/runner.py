@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.causal_step import draw_next
+from sfumato.diffusion.causal import draw_next
 from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import Denoiser
-from sfumato.diffusion.step.cuda_graphs import graph_backend
-from sfumato.diffusion.step.reads import ReadForwards
-from sfumato.engine.encode_times import EncodeTime, EncodeTimes
-from sfumato.engine.late_steps import CommitRow, Denoised, Item, LateSteps
+from sfumato.diffusion.step.captured import ReadForwards
+from sfumato.diffusion.step.graphs import graph_backend
+from sfumato.engine.late_steps import CommitRow, Denoised, EncodeTime, EncodeTimes, Item, LateSteps
 from sfumato.engine.memory.estimate import question_places
 from sfumato.engine.queue.scheduler import Piece, Share
 from sfumato.engine.recovery import BatchRecovery, free_memory

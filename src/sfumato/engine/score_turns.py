@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sfumato.diffusion.constraints.read import Turn, take_turns
 from sfumato.diffusion.step.batch import WIDTHS
-from sfumato.diffusion.step.reads import ReadForwards
+from sfumato.diffusion.step.captured import ReadForwards
 from sfumato.engine.queue.scheduler import Share
 from sfumato.engine.row import Row
 from sfumato.model.cache import Slot

@@ -20,7 +20,7 @@ from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.batch import WIDTHS, Commit
-from sfumato.diffusion.step.reads import ReadForwards
+from sfumato.diffusion.step.captured import ReadForwards
 from sfumato.model.cache import Slot
 from sfumato.model.device_result import fetch_together
 from sfumato.model.network import PREFILL_CHUNK

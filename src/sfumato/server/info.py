@@ -10,9 +10,7 @@ from typing import Any
 from fastapi.responses import JSONResponse, Response
 
 from sfumato import __version__
-from sfumato.diffusion.sampler import EntropyBound
-from sfumato.diffusion.schedule import LinearTemperature
-from sfumato.diffusion.stopping import StableAndConfident
+from sfumato.diffusion.sampler import EntropyBound, LinearTemperature, StableAndConfident
 from sfumato.engine import EngineDead
 from sfumato.engine.stats import EngineState, RowState, SlotState
 from sfumato.options import MOST_STEPS

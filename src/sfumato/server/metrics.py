@@ -24,7 +24,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from sfumato import __version__
-from sfumato.engine.audit_writer import AuditWriter
+from sfumato.engine.audit import AuditWriter
 from sfumato.engine.client import EngineClient
 from sfumato.engine.events import Terminal, outcome_of
 from sfumato.engine.memory.guard import MemoryView

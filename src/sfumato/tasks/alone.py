@@ -14,17 +14,15 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.causal_step import draw_next
+from sfumato.diffusion.causal import draw_next
 from sfumato.diffusion.constraints.read import take_turns
-from sfumato.diffusion.limits import Limits, plan_reply
-from sfumato.diffusion.outcome import Outcome, SettledCanvas
+from sfumato.diffusion.limits import Limits, Outcome, SettledCanvas, plan_reply
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import Denoiser
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.tasks.reply import Policies, ReplyTask
 from sfumato.tasks.score_progress import ScoreProgress
-from sfumato.tasks.times import Times
-from sfumato.tasks.works import Denoise, Draw, Encode, Prompt, Score, Task, Work
+from sfumato.tasks.works import Denoise, Draw, Encode, Prompt, Score, Task, Times, Work
 
 
 def alone(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from sfumato.diffusion.outcome import Stats
+from sfumato.diffusion.limits import Stats
 from sfumato.tasks.works import Claim, Encode, Figures, Prompt, Want
 
 

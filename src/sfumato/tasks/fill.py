@@ -16,8 +16,8 @@ from sfumato.diffusion.constraints.fill_plan import Filling, FillPlan, Form
 from sfumato.diffusion.constraints.filled import FillOutcome
 from sfumato.diffusion.constraints.hole_search import HoleSearch, Tried
 from sfumato.diffusion.constraints.read_template import NOISE
+from sfumato.diffusion.limits import Stats
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.outcome import Stats
 from sfumato.tasks.works import (
     Claim,
     Denoise,

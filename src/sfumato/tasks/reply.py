@@ -17,10 +17,8 @@ from sfumato.diffusion.canvas import Canvas, CanvasPlan, Convergence, Draft
 from sfumato.diffusion.constraints.causal_writing import CausalWriting
 from sfumato.diffusion.constraints.constrained_reply import ConstrainedReply
 from sfumato.diffusion.constraints.written_draft import written_draft
-from sfumato.diffusion.guards import repetition
-from sfumato.diffusion.limits import Limits, ReplyPlan, StopReason
+from sfumato.diffusion.limits import Limits, Outcome, ReplyPlan, SettledCanvas, Stats, StopReason
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.outcome import Outcome, SettledCanvas, Stats
 from sfumato.diffusion.prediction import predicted_steps
 from sfumato.diffusion.processors import MinTokens
 from sfumato.diffusion.sampler_config import SamplerConfig
@@ -35,6 +33,26 @@ from sfumato.tasks.works import (
     Prompt,
     Want,
 )
+
+LONGEST = 16  # tokens of a phrase
+REPEATS = 4  # as often, or it may be style
+LEAST = 12  # tokens in all, or it may be a number or a rule of dashes
+
+
+def repetition(ids: list[int], reason: str | None) -> str | None:
+    """A warning where a token or phrase repeats to the end of a canvas without an end token; None
+    where nothing repeats. `ids` are the canvas's visible tokens."""
+    if reason == "eos":
+        return None
+    for size in range(1, min(LONGEST, len(ids) // REPEATS) + 1):
+        run = size
+        while run < len(ids) and ids[-run - 1] == ids[-run - 1 + size]:
+            run += 1
+        if run >= max(REPEATS * size, LEAST):
+            what = "one token" if size == 1 else f"a phrase of {size} tokens"
+            return f"{what} repeats over the last {run} positions; the text may be degenerate"
+    return None
+
 
 RETRIES = 2
 """Times that an empty answer is drawn again; the last time it may not end where it did."""

@@ -21,8 +21,7 @@ from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.diffusion.step import Denoiser
-from sfumato.diffusion.step.captured import DeviceStep, Forward
-from sfumato.diffusion.step.reads import ReadKind, ReadRoom, ReadRows
+from sfumato.diffusion.step.captured import DeviceStep, Forward, ReadKind, ReadRoom, ReadRows
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.network import Network
 from sfumato.model.question_pool import QuestionPool

@@ -11,7 +11,7 @@ from tests.cli.view.terminal import Screen
 
 from sfumato import Done, Draft, Settled
 from sfumato.cli.view.display import Live, Plain, is_visual
-from sfumato.diffusion.outcome import Stats
+from sfumato.diffusion.limits import Stats
 
 
 def drafted(canvas: int, step: int, text: str) -> Draft:

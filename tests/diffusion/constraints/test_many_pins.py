@@ -13,10 +13,9 @@ from sfumato.api import Model
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
-from sfumato.diffusion.sampler import FixedCount, Threshold
+from sfumato.diffusion.sampler import FixedCount, Never, Threshold
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import denoise_step
-from sfumato.diffusion.stopping import Never
 
 STEPS, TOGETHER = 2, 250
 SAMPLERS = (

@@ -20,12 +20,10 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Canvas, Draft, RowStart
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
-from sfumato.diffusion.sampler import StepView
+from sfumato.diffusion.sampler import Never, SoftTopK, StepView
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
-from sfumato.diffusion.schedule import SoftTopK
 from sfumato.diffusion.step import Denoiser, denoise_step
 from sfumato.diffusion.step.batch import StepBatch, width_for
-from sfumato.diffusion.stopping import Never
 from sfumato.engine.recovery import BatchRecovery
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network

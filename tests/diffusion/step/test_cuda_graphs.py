@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 import torch
 
-from sfumato.diffusion.step.cuda_graphs import CudaGraphs
+from sfumato.diffusion.step.graphs import CudaGraphs
 
 Pool = tuple[int, int]
 

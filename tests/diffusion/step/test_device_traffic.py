@@ -15,13 +15,19 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
-from sfumato.diffusion.sampler import EntropyBound, FixedCount, StepView, Threshold
+from sfumato.diffusion.sampler import (
+    EntropyBound,
+    FixedCount,
+    Never,
+    StableAndConfident,
+    StepView,
+    Threshold,
+)
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.step import Denoiser, rules
 from sfumato.diffusion.step import step as parts
 from sfumato.diffusion.step.denoiser import HostCopy
 from sfumato.diffusion.step.step import row_words
-from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
 from sfumato.ops import registry
 from sfumato.ops.online_softmax import TOP

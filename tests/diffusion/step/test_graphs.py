@@ -18,13 +18,19 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
-from sfumato.diffusion.sampler import EntropyBound, FixedCount, StepView, Threshold
+from sfumato.diffusion.sampler import (
+    EntropyBound,
+    FixedCount,
+    Never,
+    StableAndConfident,
+    StepView,
+    Threshold,
+)
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.batch import Commit
 from sfumato.diffusion.step.captured import DeviceStep, StepKind
 from sfumato.diffusion.step.graphs import STEPS, StepGraphs
-from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.cache import Slot
 from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
 from sfumato.model.network import Network

@@ -12,8 +12,8 @@ from tests.diffusion.tiny import calm_oracle
 from tests.support.oracle import network_of
 from torch import Tensor
 
+from sfumato.diffusion.sampler import Never
 from sfumato.diffusion.step import Denoiser, denoise_step
-from sfumato.diffusion.stopping import Never
 from sfumato.model.head import VocabularyPass
 
 

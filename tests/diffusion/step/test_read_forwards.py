@@ -15,9 +15,8 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.diffusion.step.batch import WIDTHS
-from sfumato.diffusion.step.captured import Forward
-from sfumato.diffusion.step.graphs import READS, StepGraphs
-from sfumato.diffusion.step.reads import (
+from sfumato.diffusion.step.captured import (
+    Forward,
     ReadForwards,
     ReadGroup,
     ReadKind,
@@ -25,6 +24,7 @@ from sfumato.diffusion.step.reads import (
     ReadRows,
     most_rows,
 )
+from sfumato.diffusion.step.graphs import READS, StepGraphs
 from sfumato.model.cache import Slot
 from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
 from sfumato.model.network import Network

@@ -13,11 +13,18 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.sampler import SAMPLERS, EntropyBound, FixedCount, StepView, Threshold
+from sfumato.diffusion.sampler import (
+    SAMPLERS,
+    EntropyBound,
+    FixedCount,
+    Never,
+    StableAndConfident,
+    StepView,
+    Threshold,
+)
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.rules import RuleGroup
-from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
 

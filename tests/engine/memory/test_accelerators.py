@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sfumato.engine.memory import accelerators as module
-from sfumato.engine.memory.accelerators import Accelerator, accelerators
+from sfumato.engine.memory import device_memory as module
+from sfumato.engine.memory.device_memory import Accelerator, accelerators
 
 GIB = 1 << 30
 

@@ -13,15 +13,16 @@ from tests.support.live_bytes import LiveBytes
 from sfumato.bench.random_weights import random_config
 from sfumato.diffusion.step.graphs import KINDS, MOST, READS
 from sfumato.engine.engine_config import EngineConfig
-from sfumato.engine.memory.device_overhead import (
+from sfumato.engine.memory.estimate import (
     CODE,
     GRAPH,
     MIB,
+    ModelFootprint,
     held_bytes,
     overhead_bytes,
+    pool_bytes,
+    predict,
 )
-from sfumato.engine.memory.estimate import pool_bytes, predict
-from sfumato.engine.memory.footprint import ModelFootprint
 from sfumato.model.cache import KVPool, slot_bytes
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.segments import PartRows, RowPart

@@ -10,12 +10,16 @@ import torch
 from sfumato import ops
 from sfumato.bench.random_weights import random_config
 from sfumato.engine.engine_config import EngineConfig
-from sfumato.engine.memory import kernel_memory
-from sfumato.engine.memory.estimate import Prediction, predict
-from sfumato.engine.memory.footprint import ModelFootprint
+from sfumato.engine.memory.estimate import (
+    ATTENTION,
+    ModelFootprint,
+    Prediction,
+    _expert_kernels,
+    predict,
+)
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.ops.narrow_cache import CACHED, FORMATS
-from sfumato.ops.triton import OPERATIONS, serving, tiles
+from sfumato.ops.triton import OPERATIONS, serving, tiles, workspaces
 
 GPU = torch.device("cuda")
 FULL = DIFFUSION_GEMMA.config.from_hf(random_config("26b-a4b", layers=6), {})
@@ -42,13 +46,13 @@ def test_kernels_read_slots_where_they_are(monkeypatch: pytest.MonkeyPatch) -> N
     """A long prefix has eight parts of 4,096 keys in float32; torch copies all slots three times
     instead. A step that may call either operation needs the larger one."""
     parts = 4 * 8 * 256 * 16 * (512 + 2) * 4
-    assert kernel_memory.attention_bytes(FULL, 4, 32768, GPU) == parts
-    assert kernel_memory.attention_bytes(FULL, 4, 4096, GPU) == 0
+    assert workspaces.attention_bytes(4, 256, 16, 512, 32768, GPU) == parts
+    assert workspaces.attention_bytes(4, 256, 16, 512, 4096, GPU) == 0
     none = predicted(monkeypatch, frozenset())
     one = predicted(monkeypatch, frozenset(("canvas_attention",)))
-    both = predicted(monkeypatch, kernel_memory.ATTENTION)
+    both = predicted(monkeypatch, ATTENTION)
     assert one.step == none.step > both.step + 10**8
-    longer = predicted(monkeypatch, kernel_memory.ATTENTION, context=65536)
+    longer = predicted(monkeypatch, ATTENTION, context=65536)
     assert longer.step - both.step == parts
 
 
@@ -58,17 +62,17 @@ def test_kernels_widen_no_narrow_cache(
 ) -> None:
     """But for what rows that commit see of their own; torch widens all slots."""
     footprint = replace(FOOTPRINT, cache_dtype=stored)
-    kernels = kernel_memory.ATTENTION | {f"{x} {FORMATS[stored]}" for x in CACHED}
+    kernels = ATTENTION | {f"{x} {FORMATS[stored]}" for x in CACHED}
     wide = predicted(monkeypatch, kernels)
     narrow = predicted(monkeypatch, kernels, footprint)
-    of_torch = predicted(monkeypatch, kernel_memory.ATTENTION, footprint)
+    of_torch = predicted(monkeypatch, ATTENTION, footprint)
     assert 0 <= narrow.step - wide.step < 10**8 < of_torch.step - wide.step
     assert narrow.slots < 0.57 * wide.slots
 
 
 def test_a_chunk_of_a_prompt_needs_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     joined = 2 * (32768 + 4096) * 2 * 512 * 2 + (32768 + 4096) * 8
-    assert kernel_memory.prefill_bytes(FULL, 4096, 32768, torch.bfloat16, GPU) == joined
+    assert workspaces.prefill_bytes(32768 + 4096, 2, 512, 2, GPU) == joined
     none = predicted(monkeypatch, frozenset())
     kernel = predicted(monkeypatch, frozenset(("attend",)))
     assert kernel.prefill < none.prefill and kernel.step == none.step
@@ -79,10 +83,11 @@ def test_the_larger_counts_where_the_form_of_a_weight_decides(
 ) -> None:
     none = predicted(monkeypatch, frozenset())
     head = predicted(monkeypatch, frozenset(("vocabulary_pass",)))
-    taken = kernel_memory.head_bytes(FULL, 4, torch.bfloat16, GPU)
+    taken = workspaces.head_bytes(4 * 256, FULL.vocab_size, FULL.hidden_size, 2, GPU)
     assert 0 <= head.step - none.step < taken < 150e6
     assert predicted(monkeypatch, frozenset(("experts",))).step == none.step
-    experts = kernel_memory.expert_bytes(FULL, 1024, torch.bfloat16)
+    monkeypatch.setattr(ops, "kernels_on", lambda device: frozenset(("experts",)))
+    experts = _expert_kernels(FOOTPRINT, 1024)
     assert experts == pytest.approx(8192 * (704 + 2816) * 2, rel=0.02)
 
 

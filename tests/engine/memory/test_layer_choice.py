@@ -12,10 +12,8 @@ from tests.support.gguf_files import gguf_config, random_state, write_gguf
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
 from sfumato.engine.memory.device_memory import Budget
-from sfumato.engine.memory.estimate import LIBRARIES, predict
-from sfumato.engine.memory.footprint import ModelFootprint
-from sfumato.engine.memory.guard import MemoryGuard
-from sfumato.engine.memory.layer_choice import Ask, Subject, check_placed, most_gpu_layers
+from sfumato.engine.memory.estimate import LIBRARIES, ModelFootprint, predict
+from sfumato.engine.memory.guard import Ask, MemoryGuard, Subject, check_placed, most_gpu_layers
 from sfumato.model.families import open_checkpoint
 from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.loading import config_of, load_network

@@ -28,15 +28,14 @@ from sfumato.engine import TooLarge
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
 from sfumato.engine.memory.device_memory import Budget
-from sfumato.engine.memory.device_overhead import held_bytes
 from sfumato.engine.memory.estimate import (
+    ModelFootprint,
     Prediction,
     _seen_of_pool,
-    pooled_bytes,
+    held_bytes,
     predict,
     state_bytes,
 )
-from sfumato.engine.memory.footprint import ModelFootprint
 from sfumato.engine.memory.guard import MemoryGuard, check_load
 from sfumato.model.cache import slot_bytes
 from sfumato.model.families import open_checkpoint
@@ -149,7 +148,7 @@ def test_the_prediction_is_what_a_process_takes(
     parts = (("full", 0), ("more", added))
 
     def predicted_of(figures: dict[str, Any], more: int) -> int:
-        return replace(plain, snapshots=figures["snapshots"]).anonymous + more
+        return replace(plain, snapshots=figures["snapshots"]).total - plain.mapped + more
 
     def holds(ratio: float) -> bool:
         return 0.9 < ratio < (1.15 if ops.multiplies_bf16(CPU) else 2.5)
@@ -204,7 +203,7 @@ def test_parts_follow_the_layout() -> None:
     more = predict(footprint, replace(LAYOUT, slots=4))
     assert more.slots == 2 * base.slots
     slots = 2 * slot_bytes(footprint.config, 2048, footprint.cache_dtype)
-    assert base.slots == slots + state_bytes(footprint, 2) + pooled_bytes(footprint, 2)
+    assert base.slots == slots + state_bytes(footprint, 2)
     assert more.step > base.step and more.prefill == base.prefill
     assert predict(footprint, replace(LAYOUT, prefill_chunk=2048)).prefill > base.prefill
     assert predict(footprint, replace(LAYOUT, snapshot_bytes=5)).snapshots == 5

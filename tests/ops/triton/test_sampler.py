@@ -10,12 +10,11 @@ from tests.support.kernels import interpreted
 from torch import Tensor
 
 from sfumato.diffusion.canvas import RowStart
-from sfumato.diffusion.sampler import EntropyBound, FixedCount
+from sfumato.diffusion.sampler import EntropyBound, FixedCount, Never, StableAndConfident
 from sfumato.diffusion.step.batch import StepBatch
 from sfumato.diffusion.step.captured import move_rows
 from sfumato.diffusion.step.rules import RowRules, StaticRules
 from sfumato.diffusion.step.step import FROZEN, NOT_FINITE, row_words, unpack
-from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.head import HeadStats
 
 pytestmark = interpreted

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sfumato.diffusion.constraints.hole import Hole, Part
 from sfumato.diffusion.constraints.hole_search import Tried
-from sfumato.diffusion.outcome import Stats
+from sfumato.diffusion.limits import Stats
 
 Decode = Callable[[Sequence[int]], str]
 

@@ -26,7 +26,7 @@ from sfumato.diffusion.constraints.decision_plan import (
 from sfumato.diffusion.constraints.questions import UNSURE, Sample
 from sfumato.diffusion.constraints.read_template import NOISE, ReadCanvas
 from sfumato.diffusion.scoring import Scoring, score
-from sfumato.diffusion.step.reads import ReadForwards
+from sfumato.diffusion.step.captured import ReadForwards
 from sfumato.model.cache import Slot
 from sfumato.model.device_result import DeviceResult, fetch_together
 from sfumato.model.label_scores import VocabularyMass, label_mass, label_scores

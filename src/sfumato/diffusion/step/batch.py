@@ -22,9 +22,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sfumato.diffusion.canvas import Canvas, RowStart, draw_first
 from sfumato.diffusion.noise import Noise, seed_words
-from sfumato.diffusion.sampler import EntropyBound
+from sfumato.diffusion.sampler import EntropyBound, Never
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.diffusion.stopping import Never
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
 from sfumato.model.to_device import to_device

@@ -26,9 +26,17 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.checks import check_returned
-from sfumato.diffusion.sampler import EntropyBound, FixedCount, Sampler, StepView, Threshold
+from sfumato.diffusion.sampler import (
+    EntropyBound,
+    FixedCount,
+    Never,
+    Sampler,
+    StableAndConfident,
+    StepView,
+    Stopping,
+    Threshold,
+)
 from sfumato.diffusion.step.batch import StepBatch
-from sfumato.diffusion.stopping import Never, StableAndConfident, Stopping
 from sfumato.model.head import HeadStats
 from sfumato.model.out_of_memory import is_out_of_memory
 from sfumato.model.to_device import to_device

@@ -1,4 +1,9 @@
-"""What an engine needs of memory, predicted from the shapes of a model (`footprint.py`) alone.
+"""What an engine needs of memory, predicted from a model's shapes and the bytes of its weights.
+
+The weights are counted before loading from what a checkpoint's headers say, afterwards from the
+weights themselves. What kernels for GPUs allocate is `ops.triton.workspaces`'s, the sizes of blocks
+are those of torch's caching allocator for CUDA and ROCm, and what a graph and a library take is an
+assumption until a device confirms or corrects it.
 
 The prediction is what weights, slots, working buffers and snapshots add to the bare process. Pages
 of mapped weight files are counted apart: the system can take them back. Working buffers of the
@@ -9,32 +14,213 @@ are one piece of memory, kept from call to call, which is as large as the larges
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
 
 import torch
 
 from sfumato import ops
 from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.step.batch import WIDTHS, StepBatch, width_for
-from sfumato.diffusion.step.reads import most_rows, room_tokens
+from sfumato.diffusion.step.captured import most_rows, room_tokens
+from sfumato.diffusion.step.graphs import READS, most_graphs
 from sfumato.engine.engine_config import TURN, EngineConfig
-from sfumato.engine.memory import kernel_memory
-from sfumato.engine.memory.device_overhead import held_bytes, overhead_bytes
-from sfumato.engine.memory.footprint import ModelFootprint
-from sfumato.model.cache import (
-    BLOCK,
-    slot_bytes,
-    slot_sizes,
-    snapshot_bytes,
-)
+from sfumato.model.cache import BLOCK, slot_bytes, slot_sizes, snapshot_bytes
+from sfumato.model.codes_on_load import as_codes
 from sfumato.model.head_memory import head_bytes
-from sfumato.model.placement import serving_kernels
+from sfumato.model.layer_devices import Placement, layer_of_experts, on_one_device
+from sfumato.model.loading import loaded_bytes, viewed_bytes
+from sfumato.model.model_config import LayerConfig, ModelConfig
+from sfumato.model.network import Network
+from sfumato.model.placement import cache_dtype, serving_kernels
 from sfumato.model.question_pool import MOST
 from sfumato.model.question_pool import pool_bytes as question_bytes
+from sfumato.model.streamed_layers import aligned, buffers_of, kept_bytes
 from sfumato.model.truncate import cutoff_bytes
+from sfumato.ops import gpu
 from sfumato.ops.cpu.attention import WINDOWS, packs
 from sfumato.ops.narrow_cache import beside_bytes, is_narrow, stored_width
+from sfumato.ops.triton import workspaces
+from sfumato.ops.triton.workspaces import rounded_up
+from sfumato.weights.checkpoint import Checkpoint
+
+MIB = 1 << 20
+SMALL, LARGE = 1 * MIB, 10 * MIB  # bounds of tensors that share a segment
+GRAIN, SMALL_SEGMENT, SEGMENT = 512, 2 * MIB, 20 * MIB
+
+GRAPH = 8 * MIB  # of the driver, for the thousand kernels of a step; assumed
+WORKSPACE = 32 * MIB  # of cuBLAS and of cuBLASLt on Hopper, for each stream; smaller on others
+STREAMS = 2  # that multiply: the current one, and that of captures
+CODE = 256 * MIB  # kernels, which are loaded when they first run; assumed
+
+
+def held_bytes(sizes: Iterable[int], device: torch.device) -> int:
+    """What an allocator holds for tensors of these bytes that live together: on a CUDA device in
+    blocks, elsewhere their sum.
+
+    Tensors up to SMALL share segments of 2 MiB, those below LARGE segments of 20 MiB, and larger
+    ones have one of their own, a multiple of 2 MiB.
+    """
+    if not gpu.is_gpu(device):
+        return sum(sizes)
+    small = own = 0
+    shared: list[int] = []
+    for size in sizes:
+        if size <= SMALL:
+            small += rounded_up(size, GRAIN)
+        elif size < LARGE:
+            _place(rounded_up(size, GRAIN), shared)
+        else:
+            own += rounded_up(size, SMALL_SEGMENT)
+    return rounded_up(small, SMALL_SEGMENT) + len(shared) * SEGMENT + own
+
+
+def _place(size: int, free: list[int]) -> None:
+    """Takes room of the fullest segment that has it, as the allocator does, or opens one."""
+    fitting = [room for room in free if room >= size]
+    if fitting:
+        room = min(fitting)
+        free.remove(room)
+    else:
+        room = SEGMENT
+    free.append(room - size)
+
+
+def overhead_bytes(device: torch.device, rows: int, step: int, captures: bool = True) -> int:
+    """Graphs of steps and of reads, workspaces and code of an engine of so many rows; step: bytes
+    of its buffers; captures: whether there are graphs.
+
+    Captured steps share a memory pool of their own, which the first run of a step, without a
+    graph, cannot use: the buffers of a step are held twice.
+    """
+    if not gpu.is_gpu(device):
+        return 0
+    libraries = 2 * STREAMS * WORKSPACE + CODE
+    return libraries + (step + (most_graphs(rows) + READS) * GRAPH if captures else 0)
+
+
+@dataclass(frozen=True)
+class ModelFootprint:
+    """A model as far as memory goes, or the part of it that is on one device."""
+
+    config: ModelConfig  # with the layers that are on the device, one at least
+    device: torch.device
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+    weights: int  # bytes, loaded
+    mapped: int = 0  # of these, pages of mapped files
+    # Of the weights, the experts of each layer; none once it is loaded.
+    experts: tuple[int, ...] = field(default=(), compare=False)
+    placement: Placement | None = field(default=None, compare=False)  # None: all on the device
+    kept: int = field(default=0, compare=False)  # bytes of streamed layers in the host's memory
+
+    @property
+    def is_home(self) -> bool:
+        """Whether embedding, head and the state of canvases are on the device."""
+        return self.placement is None or self.placement.device == self.device
+
+    @property
+    def captures(self) -> bool:
+        """Whether forwards are captured as graphs there."""
+        mixed = self.placement is not None and self.placement.is_mixed
+        return gpu.is_gpu(self.device) and not mixed
+
+    @property
+    def kernels(self) -> frozenset[str]:
+        """The operations that kernels for GPUs serve."""
+        return serving_kernels(self.device, self.dtype, self.cache_dtype)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the compiled operations for CPUs serve."""
+        return ops.multiplies_bf16(self.device) and self.cache_dtype == torch.bfloat16
+
+    @property
+    def packed(self) -> torch.dtype | None:
+        """What compiled attention packs keys and values as; None where torch attends."""
+        return packs(self.cache_dtype, self.dtype) if self.device.type == "cpu" else None
+
+    def in_slots(self, capacity: int) -> Iterator[tuple[LayerConfig, int]]:
+        """Each layer, and the positions that a slot of so many has of it."""
+        return zip(self.config.layers, slot_sizes(self.config, capacity), strict=True)
+
+    def seen(self, context: int) -> Iterator[tuple[LayerConfig, int]]:
+        """Each layer, and the positions of a context that it sees."""
+        window = min(context, self.config.sliding_window + BLOCK)
+        return ((each, window if each.sliding else context) for each in self.config.layers)
+
+    @classmethod
+    def of_checkpoint(
+        cls,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        cache_type: str | None = None,
+        placement: Placement | None = None,
+    ) -> ModelFootprint:
+        """A model that is not loaded yet, but for what the placement has on other devices. Raises
+        ValueError as `cache_dtype`."""
+        placement = placement or on_one_device(device, len(config.layers))
+        checkpoint = as_codes(checkpoint, placement.of)
+        tensors = [
+            (name, info)
+            for name, info in checkpoint.tensors.items()
+            if placement.of(name) == device
+        ]
+        sizes: list[int] = []
+        views = 0
+        experts, streamed = [0] * len(config.layers), [0] * len(config.layers)
+        for name, info in tensors:
+            size = loaded_bytes(name, info, device, dtype)
+            if (layer := placement.streamed_layer(name)) is not None:
+                streamed[layer] += aligned(size)
+                continue
+            sizes.append(size)
+            views += viewed_bytes(name, info, device, dtype) if checkpoint.is_view(name) else 0
+            if (layer := layer_of_experts(name)) is not None:
+                experts[layer] += size
+        layers = [size for size in streamed if size]
+        return cls(
+            _layers_on(config, placement, device),
+            device,
+            dtype,
+            cache_dtype(checkpoint, placement.device, dtype, cache_type),
+            held_bytes([*sizes, *buffers_of(layers)], device),
+            views,
+            tuple(experts),
+            placement,
+            kept_bytes(layers),
+        )
+
+    @classmethod
+    def of_network(cls, network: Network, device: torch.device | None = None) -> ModelFootprint:
+        """The part of a loaded model on a device, None for the network's own. Which of its weights
+        are mapped is not known any more."""
+        device, placement = device or network.device, network.placement
+        config = _layers_on(network.config, placement, device)
+        values: list[Any] = [*(network.head.output or ())]
+        if placement.streamed:  # their weights are views of these buffers
+            values += [each for streams in network.transformer.streams for each in streams.buffers]
+        for name, module in network.transformer.named_modules():
+            if placement.streamed_layer(f"{name}.") is None:
+                values += [*module.parameters(recurse=False), *vars(module).values()]
+        at = device.type, device.index or 0
+        weights = [value for value in values if hasattr(value, "nbytes")]
+        sizes = [w.nbytes for w in weights if (w.device.type, w.device.index or 0) == at]
+        kinds = network.dtype, network.cache_dtype, held_bytes(sizes, device)
+        return cls(config, device, *kinds, placement=placement)
+
+
+def _layers_on(config: ModelConfig, placement: Placement, device: torch.device) -> ModelConfig:
+    """The model with the layers of a device alone; with the last one where it has none, so that a
+    device with embeddings or experts is charged for a layer's keys too many rather than too few."""
+    pairs = zip(config.layers, placement.layers, strict=True)
+    layers = tuple(layer for layer, at in pairs if at == device)
+    return replace(config, layers=layers or config.layers[-1:])
+
 
 # What torch's and OpenMP's first work leaves behind (6 MB on Linux), and what the C library keeps
 # of memory that was given back, by pieces of up to 32 MiB.
@@ -42,6 +228,9 @@ LIBRARIES = 10 << 20
 TORCH = 48 << 20  # what torch's own matrix products keep besides, where no compiled ones serve
 MARKS = 8  # snapshots that are worth keeping for each slot
 _FLOAT = torch.float32.itemsize
+
+ATTENTION = frozenset(("canvas_attention", "phase_attention"))
+"""The operations of a step's attention: which of them a step calls depends on its rows."""
 
 
 @dataclass(frozen=True)
@@ -64,76 +253,75 @@ class Prediction:
         return max(self.step, self.prefill) + self.kept + self.reads + self.overhead
 
     @property
-    def total(self) -> int:
-        """All of it, on whatever device."""
-        return self.weights + self.slots + self.working + self.snapshots + self.libraries
+    def beside_weights(self) -> int:
+        """What an engine takes of its model's device, the weights aside."""
+        return self.slots + self.working + self.snapshots
 
     @property
-    def anonymous(self) -> int:
-        """The part that is the process's private memory on a CPU."""
-        return self.total - self.mapped
+    def total(self) -> int:
+        """All of it, on whatever device."""
+        return self.weights + self.beside_weights + self.libraries
 
 
 def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) -> Prediction:
     """What an engine of this layout takes at most. larger: positions of a slot beside those of the
     layout, for which steps need buffers; the slot itself does not count."""
-    model, rows = footprint.config, config.slots
+    model, rows, stored = footprint.config, config.slots, footprint.cache_dtype
     context = min(max(config.context, larger), model.context_length)
-    canvases = rows * model.canvas_length
-    chunk = max(config.prefill_chunk, 1)
-    kernels = serving_kernels(footprint.device, footprint.dtype, footprint.cache_dtype)
+    canvases, chunk = rows * model.canvas_length, max(config.prefill_chunk, 1)
     # One operation for each pool; a larger slot is a pool of one.
     pools = (rows, config.context), (1, larger)
-    one = snapshot_bytes(model, min(config.context, model.context_length), footprint.cache_dtype)
+    one = snapshot_bytes(model, min(config.context, model.context_length), stored)
     if footprint.device.type == "cpu":
         seen = _seen(footprint, model.canvas_length, context, causal=False)
     else:
-        seen = max(_seen_of_pool(footprint, *pool, kernels) for pool in pools)
-    step = _forward(footprint, canvases, seen, kernels)
+        seen = max(_seen_of_pool(footprint, *pool) for pool in pools)
+    step = _forward(footprint, canvases, seen)
+    slots = pool_bytes(footprint, rows, config.context)
     if footprint.is_home:
-        step += _head(footprint, rows, kernels) + cutoff_bytes(model, canvases)
-    chunk_seen = _seen_of_chunk(footprint, chunk, context, kernels)
-    kept = max(_kept(footprint, canvases, seen), _kept(footprint, chunk, chunk_seen))
-    read, questions = _reads(footprint, rows, chunk, pools, kernels)
+        step += _head(footprint, rows) + cutoff_bytes(model, canvases)
+        slots += state_bytes(footprint, rows)
+    chunk_seen = _seen_of_chunk(footprint, chunk, context)
+    read, questions = _reads(footprint, rows, chunk, pools)
+    # Each decision has a piece of a question that goes on in the next step.
+    turn = min(TURN, chunk) if footprint.device.type == "cpu" else chunk
+    pieces = rows + -(-turn // PIECE)
     return Prediction(
         weights=footprint.weights,
         mapped=footprint.mapped,
-        slots=pool_bytes(footprint, rows, config.context) + _canvases(footprint, rows),
+        slots=slots,
         step=step,
-        prefill=max(_forward(footprint, chunk, chunk_seen, kernels), read),
+        prefill=max(_forward(footprint, chunk, chunk_seen), read),
         snapshots=min(config.snapshot_bytes, rows * MARKS * one),
         libraries=LIBRARIES + (0 if ops.multiplies_bf16(footprint.device) else TORCH),
-        reads=(rows + _read_pieces(footprint, chunk))
-        * slot_bytes(model, PIECE, footprint.cache_dtype)
-        + questions,
+        reads=pieces * slot_bytes(model, PIECE, stored) + questions,
         overhead=overhead_bytes(footprint.device, rows, max(step, read), footprint.captures),
-        kept=kept,
+        kept=max(_kept(footprint, canvases, seen), _kept(footprint, chunk, chunk_seen)),
     )
 
 
 def pool_bytes(footprint: ModelFootprint, slots: int, capacity: int) -> int:
     """The tensors of a pool of slots: keys and values of each layer."""
-    model, stored = footprint.config, footprint.cache_dtype
+    stored = footprint.cache_dtype
     tensors = [
         slots * layer.kv_heads * size * stored_width(layer.head_dim, stored) * stored.itemsize
-        for layer, size in zip(model.layers, slot_sizes(model, capacity), strict=True)
+        for layer, size in footprint.in_slots(capacity)
     ]
     return held_bytes([*tensors, *tensors], footprint.device)
 
 
-def _read_pieces(footprint: ModelFootprint, chunk: int) -> int:
-    """Pieces of questions that a step encodes at most; of each decision one more goes on in the
-    next step."""
-    tokens = min(TURN, chunk) if footprint.device.type == "cpu" else chunk
-    return -(-tokens // PIECE)
+def state_bytes(footprint: ModelFootprint, rows: int) -> int:
+    """The state of canvases: batches of `rows` rows for every width that requests may name, with
+    the history that the built-in rules look at. And the vectors that prompts are pooled to."""
+    model = footprint.config
+    widths = {width_for(width, model.canvas_length) for width in (*WIDTHS, model.canvas_length)}
+    sizes = (model.hidden_size, footprint.dtype, torch.device("meta"))
+    batches = (StepBatch.allocate(rows, width, 1, *sizes) for width in widths)
+    return sum(batch.nbytes for batch in batches) + rows * model.hidden_size * _FLOAT
 
 
 def _reads(
-    footprint: ModelFootprint,
-    rows: int,
-    chunk: int,
-    pools: Sequence[tuple[int, int]],
-    kernels: frozenset[str],
+    footprint: ModelFootprint, rows: int, chunk: int, pools: Sequence[tuple[int, int]]
 ) -> tuple[int, int]:
     """Buffers of a forward of reads whose shapes are fixed, and what these keep; where a device
     captures no forwards there are none. Questions that find no place are counted beside that.
@@ -142,14 +330,17 @@ def _reads(
     if not footprint.captures:
         return 0, 0
     tokens = room_tokens(model.canvas_length)
-    if "read_attention" in kernels:
+    if "read_attention" in footprint.kernels:
         longest = max(capacity for _, capacity in pools)
-        seen = kernel_memory.read_bytes(model, tokens, longest, device)
+        seen = max(
+            workspaces.read_bytes(tokens, model.num_heads, layer.head_dim, size, device)
+            for layer, size in footprint.in_slots(longest)
+        )
     else:
         seen = max(_seen_of_reads(footprint, *pool, tokens) for pool in pools)
     sizes = question_bytes(model, question_places(rows, chunk), footprint.cache_dtype)
     room = tokens * model.hidden_size * footprint.dtype.itemsize
-    return _forward(footprint, tokens, seen, kernels), held_bytes([*sizes, room, room], device)
+    return _forward(footprint, tokens, seen), held_bytes([*sizes, room, room], device)
 
 
 def question_places(rows: int, chunk: int) -> int:
@@ -157,47 +348,26 @@ def question_places(rows: int, chunk: int) -> int:
     return min(MOST, (rows + -(-chunk // PIECE)) * PIECE)
 
 
-def _canvases(footprint: ModelFootprint, rows: int) -> int:
-    """What the network's own device has beside the keys and values of slots."""
-    if not footprint.is_home:
-        return 0
-    return state_bytes(footprint, rows) + pooled_bytes(footprint, rows)
-
-
-def state_bytes(footprint: ModelFootprint, rows: int) -> int:
-    """The state of canvases: batches of `rows` rows for every width that requests may name, with
-    the history that the built-in rules look at."""
-    model = footprint.config
-    widths = {width_for(width, model.canvas_length) for width in (*WIDTHS, model.canvas_length)}
-    sizes = (model.hidden_size, footprint.dtype, torch.device("meta"))
-    batches = (StepBatch.allocate(rows, width, 1, *sizes) for width in widths)
-    return sum(batch.nbytes for batch in batches)
-
-
-def pooled_bytes(footprint: ModelFootprint, rows: int) -> int:
-    """The vectors that prompts are pooled to. Hidden states are the forward's own buffers."""
-    return rows * footprint.config.hidden_size * _FLOAT
-
-
-def _head(footprint: ModelFootprint, rows: int, kernels: frozenset[str]) -> int:
+def _head(footprint: ModelFootprint, rows: int) -> int:
     """Buffers of the vocabulary head; kernels do not serve it where its weight is quantized."""
     model, device, dtype = footprint.config, footprint.device, footprint.dtype
     of_torch = head_bytes(model, dtype, rows, ops.multiplies_bf16(device))
-    if "vocabulary_pass" not in kernels:
+    if "vocabulary_pass" not in footprint.kernels:
         return of_torch
-    return max(of_torch, kernel_memory.head_bytes(model, rows, dtype, device))
+    shape = rows * model.canvas_length, model.vocab_size, model.hidden_size
+    return max(of_torch, workspaces.head_bytes(*shape, dtype.itemsize, device))
 
 
 def _kept(footprint: ModelFootprint, tokens: int, seen: int) -> int:
     """What the compiled operations of a forward keep: the buffers of the attention, `seen`, or the
     result of each expert that a token has chosen, whichever is more; see `sf_workspace_bytes`."""
-    if not _compiled(footprint):
-        return seen if _packs(footprint) is not None else 0
+    if not footprint.is_compiled:
+        return seen if footprint.packed is not None else 0
     model = footprint.config
     return max(seen, tokens * model.experts_per_token * model.hidden_size * _FLOAT)
 
 
-def _forward(footprint: ModelFootprint, tokens: int, seen: int, kernels: frozenset[str]) -> int:
+def _forward(footprint: ModelFootprint, tokens: int, seen: int) -> int:
     """Buffers of a forward of `tokens` tokens but for those that compiled operations keep; seen:
     those of its attention's keys and values."""
     model, size = footprint.config, footprint.dtype.itemsize
@@ -205,16 +375,23 @@ def _forward(footprint: ModelFootprint, tokens: int, seen: int, kernels: frozens
     heads = max(layer.head_dim * (model.num_heads + layer.kv_heads) for layer in model.layers)
     projected = tokens * heads * (size + 2 * _FLOAT)
     stream = 4 * tokens * model.hidden_size * max(size, _FLOAT)
-    chosen = tokens * model.experts_per_token * model.hidden_size
-    if _packs(footprint) is not None:
+    if footprint.packed is not None:  # compiled attention keeps what it packs
         seen = _narrowed(footprint, tokens)
-    if _compiled(footprint):
-        return projected + (0 if _packs(footprint) is None else seen) + stream
+    if footprint.is_compiled:
+        return projected + (0 if footprint.packed is None else seen) + stream
     # Torch gathers each token's experts; kernels do not serve them where they are quantized.
-    experts = 3 * chosen * size
-    if "experts" in kernels:
-        experts = max(experts, kernel_memory.expert_bytes(model, tokens, footprint.dtype))
+    experts = 3 * tokens * model.experts_per_token * model.hidden_size * size
+    if "experts" in footprint.kernels:
+        experts = max(experts, _expert_kernels(footprint, tokens))
     return max(projected + seen, experts) + stream
+
+
+def _expert_kernels(footprint: ModelFootprint, tokens: int) -> int:
+    """A layer's experts by kernels, the choice of them included."""
+    model, size = footprint.config, footprint.dtype.itemsize
+    shape = model.num_experts, model.expert_size, model.hidden_size
+    experts = workspaces.expert_bytes(tokens, model.experts_per_token, *shape, size)
+    return experts + workspaces.route_bytes(tokens, model.num_experts)
 
 
 def _narrowed(footprint: ModelFootprint, tokens: int) -> int:
@@ -223,45 +400,34 @@ def _narrowed(footprint: ModelFootprint, tokens: int) -> int:
     if not is_narrow(stored):
         return 0
     heads = max(layer.kv_heads * stored_width(layer.head_dim, stored) for layer in model.layers)
-    numbers = tokens * heads
-    return 2 * numbers * stored.itemsize + beside_bytes(numbers, stored)
+    return 2 * tokens * heads * stored.itemsize + beside_bytes(tokens * heads, stored)
 
 
-def _seen_of_chunk(
-    footprint: ModelFootprint, tokens: int, context: int, kernels: frozenset[str]
-) -> int:
-    """Keys and values of one row and layer, as a chunk of a prompt reads them."""
-    if "attend" not in kernels:
+def _seen_of_chunk(footprint: ModelFootprint, tokens: int, context: int) -> int:
+    """Keys and values of one row and layer, as a chunk of a prompt reads them: where kernels do not
+    serve, as `_seen`, else joined, and of a narrow cache widened too, while those of the new tokens
+    are narrow in between."""
+    if "attend" not in footprint.kernels:
         return _seen(footprint, tokens, context, causal=True)
-    shape = tokens, context, footprint.dtype, footprint.device
-    taken = kernel_memory.prefill_bytes(footprint.config, *shape)
-    if is_narrow(footprint.cache_dtype):
-        taken += _widened_chunk(footprint, tokens, context)
-    return taken
-
-
-def _widened_chunk(footprint: ModelFootprint, tokens: int, context: int) -> int:
-    """Keys and values of one row and layer, widened, as they stand while they are joined; those of
-    the new tokens are narrow in between."""
-    model, taken = footprint.config, 0
-    for layer in model.layers:
-        keys = min(context, model.sliding_window + BLOCK) if layer.sliding else context
-        numbers = (keys + tokens) * layer.kv_heads * layer.head_dim
-        beside = beside_bytes(numbers, footprint.cache_dtype)
-        taken = max(taken, 2 * numbers * footprint.dtype.itemsize + beside)
-    return taken
+    size, stored = footprint.dtype.itemsize, footprint.cache_dtype
+    joined = widened = 0
+    for layer, keys in footprint.seen(context):
+        shape = keys + tokens, layer.kv_heads, layer.head_dim
+        joined = max(joined, workspaces.prefill_bytes(*shape, size, footprint.device))
+        numbers = prod(shape)
+        widened = max(widened, 2 * numbers * size + beside_bytes(numbers, stored))
+    return joined + (widened if is_narrow(stored) else 0)
 
 
 def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -> int:
     """Keys and values of one row and layer, of `longest` new tokens: where rows are attended one
     after another."""
     model, size = footprint.config, footprint.dtype.itemsize
-    packed, seen = _packs(footprint), 0
+    packed, seen = footprint.packed, 0
     # What is widened stays while it is joined with the new tokens' own.
     copied = 6 if is_narrow(footprint.cache_dtype) else 4
-    for layer in model.layers:
-        keys = min(context, model.sliding_window + BLOCK) if layer.sliding else context
-        keys += longest
+    for layer, held in footprint.seen(context):
+        keys = held + longest
         if packed is not None:  # some keys at a time, with the state of all queries between them
             at_once, state = min(keys, WINDOWS[packed]), 0
             if keys > WINDOWS[packed]:
@@ -276,34 +442,31 @@ def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -
     return seen
 
 
-def _seen_of_pool(
-    footprint: ModelFootprint, rows: int, capacity: int, kernels: frozenset[str] = frozenset()
-) -> int:
-    """What kernels take of all rows of a pool, which read its slots where they are; else keys and
-    values of one layer and all rows, as the reference's `canvas_attention` copies them: those of
-    whole slots are gathered, in the dtype of the cache and then in that of the step, and joined
-    with the canvas's; the joined keys stay while the values are joined.
+def _seen_of_pool(footprint: ModelFootprint, rows: int, capacity: int) -> int:
+    """What kernels take of all rows of a pool, which read its slots where they are: the parts of
+    long prefixes, and the new keys and values of rows, some of which commit, as a narrow cache will
+    hold them. Else keys and values of one layer and all rows, as the reference's `canvas_attention`
+    copies them: those of whole slots are gathered, in the dtype of the cache and then in that of
+    the step, and joined with the canvas's; the joined keys stay while the values are joined.
 
     Scores are not counted: torch's fused attention holds none. Measured on no device."""
-    model = footprint.config
-    if kernels >= kernel_memory.ATTENTION:
-        parts = kernel_memory.attention_bytes(model, rows, capacity, footprint.device)
-        return parts + _rounded(footprint, rows)
-    return _gathered(footprint, rows, capacity, model.canvas_length, 0)
-
-
-def _rounded(footprint: ModelFootprint, rows: int) -> int:
-    """New keys and values of rows, some of which commit, as a narrow cache will hold them."""
     model, stored = footprint.config, footprint.cache_dtype
+    if not footprint.kernels >= ATTENTION:
+        return _gathered(footprint, rows, capacity, model.canvas_length, 0)
+    queries = rows, model.canvas_length, model.num_heads
+    parts = max(
+        workspaces.attention_bytes(*queries, layer.head_dim, size, footprint.device)
+        for layer, size in footprint.in_slots(capacity)
+    )
     if not is_narrow(stored):
-        return 0
+        return parts
     widest = max(layer.kv_heads * layer.head_dim for layer in model.layers)
     numbers = rows * model.canvas_length * widest
-    return 4 * numbers * footprint.dtype.itemsize + beside_bytes(numbers, stored)
+    return parts + 4 * numbers * footprint.dtype.itemsize + beside_bytes(numbers, stored)
 
 
 def _seen_of_reads(footprint: ModelFootprint, slots: int, capacity: int, tokens: int) -> int:
-    """As `_seen_of_pool`, of reads of so many tokens over a pool of slots, as the reference's
+    """Keys and values of reads of so many tokens over a pool of slots, as the reference's
     `read_attention` copies them: with the keys of each row's question."""
     rows = most_rows(tokens, WIDTHS[0], slots, frozenset())
     return _gathered(footprint, rows, capacity, tokens // rows, PIECE)
@@ -313,9 +476,9 @@ def _gathered(footprint: ModelFootprint, rows: int, capacity: int, width: int, b
     """Keys and values of rows as torch gathers those of their slots, and `beside` more of each row,
     and joins them with those of its canvas. What the cache holds in another dtype lives beside the
     copy that is made of it, and no longer when the values are joined."""
-    model, dtype, stored = footprint.config, footprint.dtype, footprint.cache_dtype
+    dtype, stored = footprint.dtype, footprint.cache_dtype
     seen = 0
-    for layer, size in zip(model.layers, slot_sizes(model, capacity), strict=True):
+    for layer, size in footprint.in_slots(capacity):
         lanes = rows * layer.kv_heads
         keys = -(-(size + beside + width) // BLOCK) * BLOCK
         held = stored_width(layer.head_dim, stored) * stored.itemsize if stored != dtype else 0
@@ -324,13 +487,3 @@ def _gathered(footprint: ModelFootprint, rows: int, capacity: int, width: int, b
         in_between = lanes * (size + beside) * held + beside_bytes(numbers, stored)
         seen = max(seen, joined + numbers * dtype.itemsize + max(joined, in_between))
     return seen
-
-
-def _packs(footprint: ModelFootprint) -> torch.dtype | None:
-    """What compiled attention packs keys and values as; None where torch attends."""
-    on_host = footprint.device.type == "cpu"
-    return packs(footprint.cache_dtype, footprint.dtype) if on_host else None
-
-
-def _compiled(footprint: ModelFootprint) -> bool:
-    return ops.multiplies_bf16(footprint.device) and footprint.cache_dtype == torch.bfloat16

@@ -1,7 +1,7 @@
 """Checks that the memory suffices: before an engine loads, and when a larger slot is asked for.
 
-Knows budgets and predictions; how the need is computed is `estimate.py`'s, and what is done
-when memory runs out in a step is `recovery.py`'s.
+And how many layers of a model fit a card. Knows budgets and predictions; how the need is computed
+is `estimate.py`'s, and what is done when memory runs out in a step is `recovery.py`'s.
 """
 
 from __future__ import annotations
@@ -15,10 +15,20 @@ import torch
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
 from sfumato.engine.memory.device_memory import Budget, budget, used_memory
-from sfumato.engine.memory.estimate import LIBRARIES, Prediction, pool_bytes, predict
-from sfumato.engine.memory.footprint import ModelFootprint
+from sfumato.engine.memory.estimate import (
+    LIBRARIES,
+    ModelFootprint,
+    Prediction,
+    pool_bytes,
+    predict,
+)
+from sfumato.model.layer_devices import Placement, make_placement
+from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import shares_host_memory
+from sfumato.weights.checkpoint import Checkpoint
+
+Ask = Callable[[torch.device], Budget | None]
 
 MORE_ON_CARD = ", or leave more to the card (--gpu-layers, --experts-on-cpu)"
 
@@ -40,7 +50,7 @@ class MemoryGuard:
         self,
         network: Network,
         config: EngineConfig,
-        ask: Callable[[torch.device], Budget | None] = budget,
+        ask: Ask = budget,
     ) -> None:
         """Raises EngineError where the slots and what steps need do not fit beside the weights."""
         self._footprint, self._config, self._ask = ModelFootprint.of_network(network), config, ask
@@ -48,7 +58,7 @@ class MemoryGuard:
         self.baseline = used_memory(network.device)
         self.budget = ask(network.device)
         self.spare: int | None = None  # bytes for larger slots; None: the budget is unknown
-        need = self.prediction.slots + self.prediction.working + self.prediction.snapshots
+        need = self.prediction.beside_weights
         if shares_host_memory(network.device):
             need += self.prediction.libraries
         if self.budget is not None:
@@ -61,9 +71,8 @@ class MemoryGuard:
         """Raises EngineError where another device has too little for its layers' slots."""
         available, prediction = self._ask(part.device), predict(part, self._config)
         if available is not None:
-            need = prediction.slots + prediction.working + prediction.snapshots
             what = f"the part on {part.device} of an engine of {self._config.slots} slots"
-            check(need, available, self._config.memory_margin, what)
+            check(prediction.beside_weights, available, self._config.memory_margin, what)
 
     @property
     def view(self) -> MemoryView:
@@ -129,7 +138,7 @@ def _advice(lacking: int, experts: Sequence[int], room: Budget | None) -> str:
 def check_load(
     footprint: ModelFootprint,
     config: EngineConfig,
-    ask: Callable[[torch.device], Budget | None] = budget,
+    ask: Ask = budget,
     beside: int = 0,
 ) -> Prediction:
     """What a model that is not loaded yet will take, with its engine. Raises EngineError where
@@ -158,7 +167,7 @@ def check_load(
 def check_kept(
     nbytes: int,
     config: EngineConfig,
-    ask: Callable[[torch.device], Budget | None] = budget,
+    ask: Ask = budget,
 ) -> None:
     """Raises EngineError where the host's memory does not hold so many bytes of streamed layers."""
     available = ask(torch.device("cpu"))
@@ -183,3 +192,54 @@ def _need(footprint: ModelFootprint, prediction: Prediction) -> int:
 
 def _size(nbytes: int) -> str:
     return f"{nbytes / 1e9:,.2f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:,.1f} MB"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that is not loaded yet, with the dtypes that it will have."""
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    dtype: torch.dtype
+    cache_type: str | None = None
+
+    def on(self, device: torch.device, placement: Placement) -> ModelFootprint:
+        """The part of it that a placement has on a device. Raises ValueError as
+        `ModelFootprint.of_checkpoint`."""
+        given = self.checkpoint, self.config, device, self.dtype, self.cache_type
+        return ModelFootprint.of_checkpoint(*given, placement)
+
+
+def check_placed(
+    subject: Subject, placement: Placement, engine: EngineConfig, ask: Ask = budget
+) -> None:
+    """Raises EngineError, naming the device, where a part does not fit with its engine; the host's
+    memory counts once for all parts that are in it, streamed layers with them."""
+    parts = [subject.on(device, placement) for device in placement.devices]
+    kept = sum(part.kept for part in parts)
+    in_host = [part for part in parts if shares_host_memory(part.device)]
+    for part in parts:
+        others = (other.weights for other in in_host if other is not part)
+        check_load(part, engine, ask, kept + sum(others) if part in in_host else 0)
+    if kept and not in_host:
+        check_kept(kept, engine, ask)
+
+
+def most_gpu_layers(
+    subject: Subject,
+    device: torch.device,
+    engine: EngineConfig,
+    experts_on_cpu: int = 0,
+    ask: Ask = budget,
+    other_layers: str = "cpu",
+) -> int:
+    """The largest number of layers that fit a device with an engine of this layout, as predicted;
+    all of them where the device's memory is unknown, and 0 where not even the embedding fits, which
+    `check_placed` says. other_layers: what becomes of the others. Raises ValueError as
+    `make_placement`."""
+    layers, available = len(subject.config.layers), ask(device)
+    for count in range(layers, 0, -1):
+        placement = make_placement(device, layers, experts_on_cpu, count, other_layers=other_layers)
+        if available is None or lacking(subject.on(device, placement), engine, available) <= 0:
+            return count
+    return 0

@@ -18,8 +18,8 @@ from sfumato.engine.events import Failed, Terminal
 from sfumato.engine.failures import explain, late
 from sfumato.engine.handle import AnyHandle, DecisionHandle, DecisionSink, Handle, Sink
 from sfumato.engine.job import Job
+from sfumato.engine.lifecycle import Inbox
 from sfumato.engine.prepare import prepare, prepare_decision, snapshot_points_of
-from sfumato.engine.queue.inbox import Inbox
 from sfumato.engine.queue.scheduler import Scheduler
 from sfumato.engine.queue.slots import Lacks
 from sfumato.engine.request import (

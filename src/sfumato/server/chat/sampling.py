@@ -12,12 +12,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from sfumato.diffusion.given_canvas import GivenCanvas
+from sfumato.diffusion.canvas import GivenCanvas
 from sfumato.diffusion.processors import LogitBias
-from sfumato.diffusion.sampler import FixedCount, Threshold
+from sfumato.diffusion.sampler import (
+    FixedCount,
+    LinearTemperature,
+    Never,
+    StableAndConfident,
+    Threshold,
+)
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.diffusion.schedule import LinearTemperature
-from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.engine import Request, ServedModel
 from sfumato.options import exclusions
 from sfumato.options.limits import LONGEST_STOP, MOST_BIASES, MOST_STOPS
