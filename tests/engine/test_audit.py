@@ -173,7 +173,7 @@ def test_lines_are_there_at_once(opened: Opener) -> None:
     assert (line["request_id"], line.keys() & {"text"}) == ("req-1", set())
     log.close()
     again = opened(log.path, text=True)
-    again.append(to_line(entry(REQUEST, FINISHED, FACTS)))
+    again.append(to_line(entry(REQUEST, FINISHED, FACTS, again.text)))
     again.close()
     assert [line.get("text", {}).get("answer") for line in lines(log.path)] == [None, ANSWER]
 
