@@ -13,7 +13,7 @@ import sfumato
 from sfumato import Choice, Model, Score, YesNo
 from sfumato.decisions import Calibration, Reading
 from sfumato.decisions.calibration import Temperature, wording
-from sfumato.decisions.metrics import tempered
+from sfumato.decisions.fit import tempered
 from sfumato.decisions.schema import schema_of
 
 

@@ -25,7 +25,7 @@ from sfumato.decisions import (
     schema_of,
     state_text,
 )
-from sfumato.decisions.options import DecideOptions
+from sfumato.decisions.calibration import DecideOptions
 from sfumato.device_trial import try_device
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults

@@ -14,8 +14,7 @@ from sfumato.decisions.calibration import (
     find_calibration,
     read_calibration,
 )
-from sfumato.decisions.fit import fit
-from sfumato.decisions.metrics import tempered
+from sfumato.decisions.fit import fit, tempered
 from sfumato.decisions.schema import schema_of
 from sfumato.diffusion.constraints.questions import Reading, ScoreAnswer, YesNoAnswer
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from sfumato import Choice, Score, YesNo
-from sfumato.decisions.forms import form_of
+from sfumato.decisions.schema import form_of
 from sfumato.diffusion.constraints.questions import (
     ChoiceQuestion,
     Option,

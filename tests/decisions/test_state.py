@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from sfumato.decisions.state import StateTemplate, state_text
+from sfumato.decisions.question_file import StateTemplate, state_text
 
 
 class Order(BaseModel):

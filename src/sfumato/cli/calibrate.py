@@ -19,10 +19,8 @@ from sfumato.cli.tables.reads import outcomes, running
 from sfumato.cli.tables.source import Row, Source, cell_text
 from sfumato.cli.units import table
 from sfumato.decisions.calibration import ModelIdentity, calibration_path, calibration_text
-from sfumato.decisions.fit import HIGHEST, LOWEST, Fitted, fit
-from sfumato.decisions.metrics import Metrics
+from sfumato.decisions.fit import HIGHEST, LOWEST, Fitted, Metrics, fit, plot
 from sfumato.decisions.question_file import QuestionFile, read_questions
-from sfumato.decisions.reliability import plot
 
 MOST_PROBABILITIES = 2_000_000  # of all rows, questions and options: fitting them takes a minute
 _NAME = "letters, digits, - and _"

@@ -21,8 +21,8 @@ from sfumato.cli.tables.source import Row, Source, cell_text
 from sfumato.cli.tables.summary import Summary, lines
 from sfumato.cli.tables.target import Target
 from sfumato.decisions.calibration import find_calibration
-from sfumato.decisions.kinds import Choice, Score, YesNo
 from sfumato.decisions.question_file import QuestionFile, read_questions
+from sfumato.decisions.schema import Choice, Score, YesNo
 
 INTERRUPTED = 130
 MOST_STATE = 16 << 20  # characters of standard input

@@ -6,11 +6,9 @@ Loads no torch. `Model.decide` asks; `diffusion.constraints` has the questions a
 from __future__ import annotations
 
 from sfumato.decisions.calibration import Calibration, ModelIdentity, read_calibration
-from sfumato.decisions.kinds import Choice, Score, YesNo
-from sfumato.decisions.question_file import QuestionFile, read_questions
+from sfumato.decisions.question_file import QuestionFile, read_questions, state_text
 from sfumato.decisions.results import Decision, DecisionUsage, TypedAnswer
-from sfumato.decisions.schema import Schema, schema_of
-from sfumato.decisions.state import state_text
+from sfumato.decisions.schema import Choice, Schema, Score, YesNo, schema_of
 from sfumato.diffusion.constraints.questions import Reading
 
 __all__ = [

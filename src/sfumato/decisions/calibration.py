@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
-from sfumato.decisions.fit import HIGHEST, LOWEST, Fitted
-from sfumato.decisions.metrics import Metrics, tempered
+from sfumato.decisions.fit import HIGHEST, LOWEST, Fitted, Metrics, tempered
 from sfumato.decisions.question_file import read_toml
 from sfumato.diffusion.constraints.questions import Answer, Question, Reading
 
@@ -214,3 +213,16 @@ def _metrics(figures: Metrics) -> str:
 def _toml(value: str | int | bool) -> str:
     """A plain value as TOML; JSON's text is TOML's basic string, but for U+007F."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+class DecideOptions(TypedDict, total=False):
+    """What `Model.decide` says of them."""
+
+    seed: int
+    samples: int | Literal["auto"]
+    orders: int
+    order: Literal["state", "schema"]
+    steps: int
+    joint: bool
+    label_mass: bool
+    calibration: Calibration | str | PathLike[str] | None

@@ -1,15 +1,85 @@
-"""Fits the temperature of one question to labelled probabilities, and measures it on rows that it
-was not fitted to. Knows no model and no files."""
+"""Fits the temperature of one question to labelled probabilities, measures it on rows that it was
+not fitted to (accuracy, NLL, Brier score, calibration error), and plots how reliable answers are.
+
+A table of probabilities is a list of rows, one a labelled state, each with the probability of every
+option; the labels are the options' numbers. Knows no model, no question and no files.
+"""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from xml.sax.saxutils import escape
 
-from sfumato.decisions.metrics import LEAST, Metrics, Rows, metrics, tempered
 from sfumato.refused import Refused
+
+Rows = Sequence[Sequence[float]]
+BINS = 10
+LEAST = 1e-30  # of a probability, before its logarithm
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Figures over labelled rows."""
+
+    accuracy: float  # share of rows whose most probable option is the label
+    nll: float  # mean −ln p(label), nats
+    brier: float  # mean Σᵢ (pᵢ − yᵢ)² over all options, 0..2
+    ece: float  # expected calibration error of the most probable option, 0..1
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The rows whose most probable option has a probability in one tenth of 0..1."""
+
+    count: int
+    probability: float  # mean of the most probable option's
+    accuracy: float
+
+
+def metrics(rows: Rows, labels: Sequence[int]) -> Metrics:
+    """At least one row."""
+    count = len(rows)
+    nll = sum(-math.log(max(row[label], LEAST)) for row, label in zip(rows, labels, strict=True))
+    brier = sum(
+        sum((p - (i == label)) ** 2 for i, p in enumerate(row))
+        for row, label in zip(rows, labels, strict=True)
+    )
+    right = sum(_top(row) == label for row, label in zip(rows, labels, strict=True))
+    ece = sum(each.count * abs(each.accuracy - each.probability) for each in bins(rows, labels))
+    return Metrics(right / count, nll / count, brier / count, ece / count)
+
+
+def bins(rows: Rows, labels: Sequence[int]) -> list[Bin]:
+    """The bins that have rows, from low to high, of BINS equal widths. Guo et al., "On Calibration
+    of Modern Neural Networks", 2017, section 2."""
+    members: list[list[tuple[float, bool]]] = [[] for _ in range(BINS)]
+    for row, label in zip(rows, labels, strict=True):
+        top = _top(row)
+        members[min(BINS - 1, int(row[top] * BINS))].append((row[top], top == label))
+    return [
+        Bin(len(each), sum(p for p, _ in each) / len(each), sum(r for _, r in each) / len(each))
+        for each in members
+        if each
+    ]
+
+
+def _top(row: Sequence[float]) -> int:
+    return max(range(len(row)), key=row.__getitem__)
+
+
+def tempered(probabilities: Sequence[float], temperature: float) -> tuple[float, ...]:
+    """pᵢ^(1/T) / Σⱼ pⱼ^(1/T): over 1 flattens, under 1 sharpens, the order stays."""
+    if temperature == 1.0:
+        return tuple(probabilities)
+    logs = [math.log(max(p, LEAST)) / temperature for p in probabilities]
+    most = max(logs)
+    weights = [math.exp(log - most) for log in logs]
+    total = math.fsum(weights)
+    return tuple(weight / total for weight in weights)
+
 
 LOWEST, HIGHEST = 0.05, 20.0  # temperatures
 LEAST_LABELS = 30  # with fewer the folds disagree about the temperature more than T = 1 is wrong
@@ -99,3 +169,77 @@ def _nll(logs: Sequence[float], label: int, inverse: float) -> float:
     most = max(logs)
     total = math.fsum(math.exp((log - most) * inverse) for log in logs)
     return math.log(total) - (logs[label] - most) * inverse
+
+
+SIDE, LEFT, TOP, GAP = 220, 56, 44, 64  # pixels: of a square of axes, and around it
+COLUMNS = 3
+_STYLE = """\
+text{font:12px system-ui,sans-serif;fill:#57606a}.title{font-weight:600}
+.axis{stroke:#8b949e;fill:none}.ideal{stroke:#8b949e;stroke-dasharray:4 4}
+.before{stroke:#d1602f;fill:#d1602f}.after{stroke:#2f7ed1;fill:#2f7ed1}
+@media(prefers-color-scheme:dark){text{fill:#adbac7}.before{stroke:#f0883e;fill:#f0883e}\
+.after{stroke:#6cb6ff;fill:#6cb6ff}}
+.line{fill:none;stroke-width:2}"""
+
+
+def plot(fitted: Mapping[str, tuple[Fitted, Rows, Sequence[int]]]) -> str:
+    """An SVG file with a square for each question: its fit, its rows before, and its labels."""
+    columns = min(COLUMNS, len(fitted))
+    width = LEFT + columns * (SIDE + GAP)
+    height = -(-len(fitted) // columns) * (TOP + SIDE + GAP) + 24
+    squares = []
+    for number, (name, (fit, rows, labels)) in enumerate(fitted.items()):
+        x = LEFT + number % columns * (SIDE + GAP)
+        y = TOP + number // columns * (TOP + SIDE + GAP)
+        squares.append(f'<g transform="translate({x} {y})">{_square(name, fit, rows, labels)}</g>')
+    legend = (
+        f'<g transform="translate({LEFT} {height - 12})"><text class="before" '
+        'style="stroke:none">before</text><text class="after" x="60" style="stroke:none">after, on '
+        "held-out folds</text></g>"
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img" aria-label="Reliability of the answers, before and after '
+        f'calibration">\n<style>{_STYLE}</style>\n' + "\n".join([*squares, legend]) + "\n</svg>\n"
+    )
+
+
+def _square(name: str, fit: Fitted, rows: Rows, labels: Sequence[int]) -> str:
+    parts = [
+        f'<text class="title" y="-22">{escape(_short(name))}</text>',
+        f'<text y="-7">T {fit.temperature:.2f}, ECE {fit.before.ece:.3f} → {fit.after.ece:.3f}'
+        "</text>",
+        f'<rect class="axis" width="{SIDE}" height="{SIDE}"/>',
+        f'<line class="ideal" x1="0" y1="{SIDE}" x2="{SIDE}" y2="0"/>',
+        *(
+            f'<text x="{SIDE * tick:.0f}" y="{SIDE + 16}" text-anchor="middle">{tick:g}</text>'
+            f'<text x="-8" y="{SIDE * (1 - tick) + 4:.0f}" text-anchor="end">{tick:g}</text>'
+            for tick in (0, 0.5, 1)
+        ),
+        f'<text x="{SIDE / 2}" y="{SIDE + 32}" text-anchor="middle">probability of the answer'
+        "</text>",
+        f'<text transform="translate(-36 {SIDE / 2}) rotate(-90)" text-anchor="middle">share right'
+        "</text>",
+        _curve("before", bins(rows, labels)),
+        _curve("after", bins(fit.held_out, labels)),
+    ]
+    return "".join(parts)
+
+
+def _curve(style: str, points: Sequence[Bin]) -> str:
+    """A line through the bins; the area of a point grows with its rows."""
+    most = max(each.count for each in points)
+    at = [(SIDE * each.probability, SIDE * (1 - each.accuracy)) for each in points]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
+    radii = (2 + 4 * (each.count / most) ** 0.5 for each in points)
+    dots = "".join(
+        f'<circle class="{style}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}">'
+        f"<title>{each.count} rows, probability {each.probability:.2f}, right {each.accuracy:.2f}"
+        "</title></circle>"
+        for (x, y), radius, each in zip(at, radii, points, strict=True)
+    )
+    return f'<polyline class="{style} line" points="{line}"/>{dots}'
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 30 else f"{name[:29]}…"

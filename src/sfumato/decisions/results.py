@@ -6,9 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from sfumato.decisions.forms import Form
-from sfumato.diffusion.constraints.questions import Answer, ChoiceAnswer, ScoreAnswer
-
 T = TypeVar("T")
 BAR = 20  # cells
 _LONGEST = 28  # cells of an option's name beside its bar
@@ -51,30 +48,6 @@ class TypedAnswer:
             f"TypedAnswer({self.value!r}, probability={self.probability:.2f}, "
             f"confidence={self.confidence:.2f}{more}{mass})"
         )
-
-
-def typed_answer(form: Form, answer: Answer) -> TypedAnswer:
-    """What a read's answer becomes for the caller."""
-    scored = answer if isinstance(answer, ScoreAnswer) else None
-    best = max(range(len(form.values)), key=answer.probabilities.__getitem__)
-    return TypedAnswer(
-        scored.score if scored and form.expected else form.values[best],
-        dict(zip(form.values, answer.probabilities, strict=True)),
-        _confidence(answer),
-        scored.score if scored else None,
-        answer.label_mass,
-        answer.is_label,
-        answer.samples,
-        answer.spread,
-        answer.orders,
-        answer.order_spread,
-    )
-
-
-def _confidence(answer: Answer) -> float:
-    if isinstance(answer, ChoiceAnswer | ScoreAnswer):
-        return answer.confidence
-    return abs(2 * answer.probabilities[0] - 1)  # that of a choice with two options
 
 
 class Decision(Mapping[str, TypedAnswer], Generic[T]):

@@ -6,8 +6,7 @@ import pytest
 
 from sfumato import YesNo
 from sfumato.cli.tables.columns import Columns, label_number, row_state
-from sfumato.decisions.question_file import QuestionFile
-from sfumato.decisions.state import StateTemplate
+from sfumato.decisions.question_file import QuestionFile, StateTemplate
 from sfumato.diffusion.constraints.questions import (
     ChoiceQuestion,
     Option,

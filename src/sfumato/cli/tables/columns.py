@@ -8,9 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sfumato.decisions.question_file import QuestionFile
+from sfumato.decisions.question_file import QuestionFile, json_text
 from sfumato.decisions.results import Decision, TypedAnswer, shown
-from sfumato.decisions.state import json_text
 from sfumato.diffusion.constraints.questions import Question, ScoreQuestion, YesNoQuestion
 
 ERROR = "error"
