@@ -23,7 +23,7 @@ from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.model.model_config import ConfigError
 from sfumato.text.template import TemplateError
-from sfumato.text.vocabulary import TokenizerError
+from sfumato.text.tokenizer import TokenizerError
 from sfumato.train.recipe import EMBEDDED
 from sfumato.train.vocabulary import END_OF_TURN, EOS, TOKENS
 from sfumato.weights.errors import CheckpointError

@@ -64,7 +64,7 @@ from sfumato.tasks.decide import Answers, DecideTask
 from sfumato.tasks.reply import ReplyTask
 from sfumato.tasks.works import Prompt
 from sfumato.text.prompt import prompt_ids
-from sfumato.text.stops import Stop
+from sfumato.text.reply import Stop
 from sfumato.text_side import TextSide, end_ids, load_text, read_template
 from sfumato.transcript import Done, Reply, Settled, Transcript, reply_events
 from sfumato.weights.checkpoint import Checkpoint

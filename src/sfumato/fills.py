@@ -29,9 +29,8 @@ from sfumato.refused import Refused
 from sfumato.tasks.alone import alone
 from sfumato.tasks.fill import FillTask, Ids
 from sfumato.tasks.works import Prompt
-from sfumato.text.prompt import prompt_ids
-from sfumato.text.stops import Stop, StopCut, StopGate, StopStrings
-from sfumato.text.user_turn import empty_thought_ids
+from sfumato.text.prompt import empty_thought_ids, prompt_ids
+from sfumato.text.reply import Stop, StopCut, StopGate, StopStrings
 from sfumato.text_side import TextSide
 from sfumato.transcript import Reply, Settled
 from sfumato.weights.errors import quoted

@@ -11,7 +11,7 @@ from sfumato.diffusion.constraints.call_grammar import CallSource
 from sfumato.diffusion.constraints.grammar_cache import GrammarCache, Source
 from sfumato.diffusion.constraints.grammar_reply import Constraint
 from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens
-from sfumato.text.user_turn import empty_thought_ids
+from sfumato.text.prompt import empty_thought_ids
 from sfumato.text_side import TextSide
 
 

@@ -11,9 +11,9 @@ from sfumato.diffusion.constraints.read_template import ReadTemplate
 from sfumato.model.families import ReadFormat, family_of
 from sfumato.model.model_config import ModelConfig
 from sfumato.refused import Refused
+from sfumato.text.prompt import user_turn
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
-from sfumato.text.user_turn import user_turn
 from sfumato.weights.checkpoint import Checkpoint
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Convergence, Draft
 from sfumato.diffusion.constraints.filled import Filled
 from sfumato.diffusion.limits import Outcome, SettledCanvas, Stats, StopReason
+from sfumato.text.calls import ToolCall
 from sfumato.text.markers import ChatMarkers
-from sfumato.text.reply import Delta, ReplyParser, ToolCall
-from sfumato.text.stops import Stop, StopCut, StopGate, StopStrings
+from sfumato.text.reply import Delta, ReplyParser, Stop, StopCut, StopGate, StopStrings
 from sfumato.text.tokenizer import Detokenizer, Tokenizer
 
 

@@ -12,8 +12,7 @@ from tokenizers import models
 
 from sfumato.convert.tokenizer_files import tokenizer_keys, write_tokenizer
 from sfumato.text.template import ChatTemplate
-from sfumato.text.tokenizer import Tokenizer
-from sfumato.text.vocabulary import TokenizerError
+from sfumato.text.tokenizer import Tokenizer, TokenizerError
 from sfumato.train.vocabulary import TOKENS, write_text_side
 
 TEXTS = ("Hello, world", "  two  spaces\n", "<|turn>user\nHi<turn|>", "bad cable")

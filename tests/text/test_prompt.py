@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from tests.support.pieces import MARKERS
 
 from sfumato.refused import Refused
+from sfumato.text.calls import ToolCall
 from sfumato.text.prompt import prompt_ids
-from sfumato.text.reply import ToolCall, parse_reply
+from sfumato.text.reply import parse_reply
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
 

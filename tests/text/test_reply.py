@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.pieces import MARKERS, pieces
 
-from sfumato.text.reply import Delta, ParsedReply, ReplyParser, ToolCall, parse_reply
+from sfumato.text.calls import ToolCall
+from sfumato.text.reply import Delta, ParsedReply, ReplyParser, parse_reply
 from sfumato.text.tokenizer import Marker, Piece
 
 CALL = '<|tool_call>call:f{a:<|"|>x<|"|>,n:3,t:true,l:[1],o:{k:null}}<tool_call|>'

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.support.pieces import MARKERS
 from tests.support.scripted_model import VOCABULARY, tokenizer
 
-from sfumato.text.reply import Region
-from sfumato.text.stops import StopCut, StopGate, StopSearch, StopStrings
+from sfumato.text.reply import Region, StopCut, StopGate, StopSearch, StopStrings
 from sfumato.text.tokenizer import Detokenizer, Marker, Piece
 
 TOKENIZER = tokenizer()

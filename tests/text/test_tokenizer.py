@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfumato.model.families import DIFFUSION_GEMMA
-from sfumato.text.tokenizer import Detokenizer, Tokenizer
-from sfumato.text.vocabulary import TokenizerError
+from sfumato.text.tokenizer import Detokenizer, Tokenizer, TokenizerError
 
 
 def test_known_strings_give_the_known_ids(

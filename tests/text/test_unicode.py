@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sfumato.text.unicode import unicode_fault
+from sfumato.text.jsonscan import unicode_fault
 
 
 @pytest.mark.parametrize("text", ["", "plain", "é 🦙 \x00 \U0010ffff", "\ufffd"])

@@ -11,8 +11,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models
 
-from sfumato.text.tokenizer import Tokenizer
-from sfumato.text.vocabulary import TokenizerError
+from sfumato.text.tokenizer import Tokenizer, TokenizerError
 
 
 def _metadata(**changes: Any) -> dict[str, Any]:

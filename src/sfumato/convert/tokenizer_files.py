@@ -16,8 +16,7 @@ import tokenizers
 
 from sfumato.text.markers import ChatMarkers
 from sfumato.text.template import ChatTemplate
-from sfumato.text.tokenizer import Tokenizer
-from sfumato.text.vocabulary import SPACE, TokenizerError, from_gguf, from_json
+from sfumato.text.tokenizer import SPACE, Tokenizer, TokenizerError, from_gguf, from_json
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.files.jsonfile import read_object
 

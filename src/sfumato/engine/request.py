@@ -24,7 +24,7 @@ from sfumato.refused import Refused, TooLarge
 from sfumato.tasks.wants import Pooling, PromptScoring
 from sfumato.tasks.works import Prompt
 from sfumato.text.prompt import prompt_ids
-from sfumato.text.stops import Stop
+from sfumato.text.reply import Stop
 from sfumato.weights.errors import quoted
 
 

@@ -7,8 +7,7 @@ Knows no tensors, no sampling and no requests.
 - messages.py   what callers send: messages and tools, checked and brought into one shape
 - template.py   the checkpoint's chat template, sandboxed
 - prompt.py     messages to prompt ids, with markers inside messages kept harmless
-- stops.py      where stop strings end a reply
-- reply.py      a reply, piece by piece, to thought, answer and tool calls
+- reply.py      a reply, piece by piece, to thought, answer and tool calls, up to a stop string
 - calls.py      the argument syntax of tool calls
-- unicode.py    what is wrong with a text that is no valid Unicode
+- jsonscan.py   what is wrong with texts from outside: JSON of too many values, no valid Unicode
 """

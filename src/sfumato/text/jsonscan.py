@@ -1,4 +1,5 @@
-"""Counts the values of a JSON text and their levels of nesting, before any of them is decoded.
+"""What is wrong with a text from outside: characters that are not valid Unicode; and JSON of too
+many values or levels, which are counted before any of them is decoded.
 
 A decoder holds the interpreter's lock from the first byte to the last, and makes an object of 60
 bytes or more of a value of two bytes. So the bytes that begin values are counted first, outside of
@@ -105,3 +106,20 @@ def values_of(decoded: Any) -> int:
             count += max(1, len(value))
             left.extend(value)
     return count
+
+
+def unicode_fault(text: str) -> str | None:
+    """What a message can say of `text` that UTF-8 cannot write, and what to do; None if it can.
+
+    Python's texts may hold halves of surrogate pairs: JSON with a cut escape such as `"\\ud83d"`
+    makes them, and so does undecodable input under Python's "surrogateescape".
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return (
+            "holds a character that is not valid Unicode (lone surrogate "
+            f"U+{ord(text[error.start]):04X} at position {error.start}); remove it, or send the "
+            "whole character that it is half of"
+        )
+    return None

@@ -13,9 +13,8 @@ from typing import Any
 
 from sfumato.refused import Refused
 from sfumato.text.calls import TOOL_NAME
-from sfumato.text.jsonscan import JsonTooLarge, extent
+from sfumato.text.jsonscan import JsonTooLarge, extent, unicode_fault
 from sfumato.text.markers import NO_MARKERS, ChatMarkers
-from sfumato.text.unicode import unicode_fault
 from sfumato.weights.errors import quoted
 
 ROLES = ("system", "user", "assistant", "tool")

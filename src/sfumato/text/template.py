@@ -20,7 +20,7 @@ from jinja2.utils import Namespace
 from sfumato.refused import Refused
 from sfumato.text.markers import NO_MARKERS, ChatMarkers
 from sfumato.text.messages import check_messages, check_tools
-from sfumato.text.vocabulary import TokenizerError, named_tokens
+from sfumato.text.tokenizer import TokenizerError, named_tokens
 from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.files.jsonfile import read_object
 

@@ -24,7 +24,7 @@ from sfumato.server.http.dialect import Frame, Renderer
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.schemas.body import Body
 from sfumato.server.service import Service
-from sfumato.text.reply import ToolCall
+from sfumato.text.calls import ToolCall
 
 # One word, with the space before it; what is very long, or has no spaces, is cut.
 _PIECE = re.compile(r"\s?\S{1,24}|\s{1,24}")

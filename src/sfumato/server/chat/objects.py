@@ -15,8 +15,8 @@ from sfumato.engine import Account, Finished
 from sfumato.server.schemas.body import Body
 from sfumato.server.schemas.generation import StreamOptions
 from sfumato.server.service import FINGERPRINT, Service
+from sfumato.text.calls import ToolCall
 from sfumato.text.markers import ChatMarkers
-from sfumato.text.reply import ToolCall
 
 
 def new_id(kind: str) -> str:

@@ -46,7 +46,7 @@ from sfumato.server.schemas.generation import (
 from sfumato.server.schemas.json_schemas import within
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
-from sfumato.text.reply import ToolCall
+from sfumato.text.calls import ToolCall
 
 NoFunctions = Only([], "none", "auto", why="is long deprecated; use tools and tool_choice")
 

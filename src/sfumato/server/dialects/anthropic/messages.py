@@ -33,7 +33,7 @@ from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.request_body import leaves_out
 from sfumato.server.http.wire import Wire, named_event
 from sfumato.server.service import Service
-from sfumato.text.reply import ToolCall
+from sfumato.text.calls import ToolCall
 
 _NO = {"supported": False}
 _YES = {"supported": True}

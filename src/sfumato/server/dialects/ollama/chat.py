@@ -38,7 +38,7 @@ from sfumato.server.http.wire import Wire, line
 from sfumato.server.schemas.body import Unknown
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
-from sfumato.text.reply import ToolCall
+from sfumato.text.calls import ToolCall
 
 _KEYS = {
     "system": {"content"},

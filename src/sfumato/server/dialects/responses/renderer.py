@@ -23,7 +23,7 @@ from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.wire import SSE, named_event
 from sfumato.server.response_store import Item
 from sfumato.server.service import Service
-from sfumato.text.reply import ToolCall
+from sfumato.text.calls import ToolCall
 
 Event = dict[str, Any]  # its type and fields, without the number in the stream
 
