@@ -26,8 +26,7 @@ from sfumato import Engine, EngineConfig, Request
 from sfumato.api import Model, Reply
 from sfumato.diffusion.constraints.grammar_source import GrammarSource, choice_source, schema_source
 from sfumato.embedded_questions import all_questions
-from sfumato.train import json_data
-from sfumato.train.json_data import JsonTask
+from sfumato.train.canvas_data import JsonTask, draw_json
 
 GOAL = 1.2
 OTHERS = ("yes", "no", "I do not know.")
@@ -98,7 +97,7 @@ def prompts_of(count: int, are_questions: bool) -> dict[str, JsonTask | None]:
         return dict.fromkeys(texts[:: max(1, len(texts) // count)][:count])
     rng, tasks = np.random.default_rng(0), dict[str, JsonTask | None]()
     while len(tasks) < count:
-        task = json_data.draw(rng)
+        task = draw_json(rng)
         tasks[task.request] = task
     return tasks
 

@@ -23,8 +23,7 @@ from benchmarks.fp8_choices import ALL
 import sfumato
 from sfumato.model.quant_recipes import takes_int4
 from sfumato.train.embedded_data import evaluation_sets
-from sfumato.train.evaluate import evaluate
-from sfumato.train.replies import Score
+from sfumato.train.evaluate import Score, evaluate
 from sfumato.weights.formats import Kind, Weight, round_rows
 
 

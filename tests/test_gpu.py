@@ -29,8 +29,7 @@ from sfumato.model.layer_devices import Placement
 from sfumato.model.loading import config_of, load_network
 from sfumato.model.network import Network
 from sfumato.ops.cpu import library
-from sfumato.train.recipe import EMBEDDED, initialised
-from sfumato.train.save import save_checkpoint
+from sfumato.train.recipe import EMBEDDED, initialised, save_checkpoint
 from sfumato.train.vocabulary import write_text_side
 from sfumato.weights.formats import QuantizedTensor
 

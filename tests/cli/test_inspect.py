@@ -13,8 +13,7 @@ from sfumato.model.cache import slot_bytes
 from sfumato.model.families import open_checkpoint
 from sfumato.model.head_memory import head_bytes
 from sfumato.model.loading import load_network
-from sfumato.train.recipe import EMBEDDED, initialised
-from sfumato.train.save import save_checkpoint
+from sfumato.train.recipe import EMBEDDED, initialised, save_checkpoint
 
 
 @pytest.fixture(autouse=True)

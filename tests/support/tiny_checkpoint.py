@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from sfumato.train.recipe import EMBEDDED, initialised
-from sfumato.train.save import save_checkpoint
+from sfumato.train.recipe import EMBEDDED, initialised, save_checkpoint
 from sfumato.train.vocabulary import write_text_side
 
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sfumato.train import canvas_objective
-from sfumato.train.canvas_objective import canvas_losses
+from sfumato.train import objective
 from sfumato.train.canvas_rows import CanvasRow, collate
+from sfumato.train.objective import canvas_losses
 from sfumato.train.recipe import EMBEDDED, initialised
 from sfumato.train.vocabulary import BOS, END_OF_TURN, EOS, encode_text
 
@@ -80,12 +80,12 @@ def test_a_canvas_begins_as_its_start_where_that_is_no_noise(network, monkeypatc
     assert 0.3 < same < 0.7 and right < 0.1
 
 
-def test_what_a_step_accepts_keeps_its_token():
+def test_what_a_step_accepts_keeps_its_token(monkeypatch):
     batch = collate([row("abcd", [i < 4 for i in range(16)])])
     scores = torch.zeros(1, 16, EMBEDDED.vocab_size)
     scores[0, :2, 30] = 100.0  # sure
-    noise = torch.full((1, 16), 50)
-    stepped = canvas_objective._stepped(scores, batch, noise, torch.Generator().manual_seed(0))
+    monkeypatch.setattr(torch, "randint", lambda *given, **named: torch.full((1, 16), 50))
+    stepped = objective._stepped(scores, batch, torch.Generator().manual_seed(0))
     assert stepped[0, :2].tolist() == [30, 30]
     assert stepped[0, 3] == 50
     assert stepped[0, 4:].tolist() == batch.target[0, 4:].tolist()

@@ -8,13 +8,13 @@ import torch
 
 from sfumato.embedded_questions import first_asked
 from sfumato.train import sudoku
+from sfumato.train.canvas_rows import collate_targets
 from sfumato.train.embedded_data import (
     Evaluation,
     Example,
     Mixture,
     batches,
-    canvas_rows,
-    collate,
+    canvases,
     evaluation_sets,
     fixed_prompts,
     sample,
@@ -80,15 +80,15 @@ def test_sudoku_responses_solve_their_puzzles() -> None:
 
 def test_canvases_of_a_response_join_up_and_are_filled_with_eos() -> None:
     response = [*range(10, 49), END_OF_TURN]
-    first, second = canvas_rows(Example([2, 5], response), CANVAS)
+    first, second = canvases(Example([2, 5], response), CANVAS)
     assert first == ([2, 5], response[:32])
     assert second == ([2, 5, *response[:32]], response[32:] + [EOS] * 24)
-    (only,) = canvas_rows(Example([2], [9] * 31 + [END_OF_TURN]), CANVAS)
+    (only,) = canvases(Example([2], [9] * 31 + [END_OF_TURN]), CANVAS)
     assert only == ([2], [9] * 31 + [END_OF_TURN])
 
 
 def test_collate_pads_contexts_on_the_right() -> None:
-    batch = collate([([2, 5, 9], [7, 1]), ([2], [8, 1])])
+    batch = collate_targets([([2, 5, 9], [7, 1]), ([2], [8, 1])])
     assert batch.context.tolist() == [[2, 5, 9], [2, PAD, PAD]]
     assert batch.lengths.tolist() == [3, 1]
     assert batch.target.tolist() == [[7, 1], [8, 1]]

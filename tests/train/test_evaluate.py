@@ -10,12 +10,11 @@ import torch
 import sfumato
 from sfumato.diffusion.constraints.decision_plan import DecisionSettings
 from sfumato.train import evaluate
-from sfumato.train.decision_figures import DecisionScore, ReadPair, read_cases
-from sfumato.train.decision_figures import figures as decision_figures
 from sfumato.train.decision_states import choice, yes_no
 from sfumato.train.decision_states import score as score_case
 from sfumato.train.decisions_data import held_out
 from sfumato.train.embedded_data import evaluation_sets, fixed_prompts
+from sfumato.train.evaluate import DecisionScore, ReadPair, decision_figures, read_cases
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +115,7 @@ def test_the_seed_draws_the_tasks_and_the_noise(monkeypatch):
         return {"fill": (2, of_two)}
 
     monkeypatch.setattr(evaluate, "load", lambda path, **options: None)
-    monkeypatch.setattr(evaluate.canvas_figures, "canvas_runs", fills)
+    monkeypatch.setattr(evaluate, "canvas_runs", fills)
     monkeypatch.setattr(evaluate, "evaluate", score)
     monkeypatch.setattr(evaluate, "evaluate_decisions", decisions)
     for seed in (0, 5):

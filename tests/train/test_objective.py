@@ -59,11 +59,13 @@ def test_the_padded_batches_of_training_compute_what_the_cached_rows_of_inferenc
 def test_gradients_of_the_canvas_loss_flow_through_the_encoders_keys_and_values(network):
     context, lengths, target = batch([5, 9])
     context[:, 2], target[target == 7] = 7, 8  # a token that only the contexts hold
-    canvas_loss, _ = loss(network, context, lengths, target, torch.Generator().manual_seed(0))
+    canvas_loss = loss(network, context, lengths, target, torch.Generator().manual_seed(0))[
+        "canvas"
+    ]
     with_it = torch.autograd.grad(canvas_loss, network.embed_tokens.weight)[0][7]
     # As an output row, token 7 gets a gradient too; without its context it would be another one.
     context[:, 2] = 9
-    again, _ = loss(network, context, lengths, target, torch.Generator().manual_seed(0))
+    again = loss(network, context, lengths, target, torch.Generator().manual_seed(0))["canvas"]
     without = torch.autograd.grad(again, network.embed_tokens.weight)[0][7]
     assert (with_it - without).abs().max() > 1e-6
 
@@ -98,7 +100,7 @@ def test_pads_do_not_change_the_losses(network):
         loss(network, c, lengths, target, torch.Generator().manual_seed(1))
         for c in (context, wider)
     ]
-    for short, padded in zip(*losses, strict=True):
+    for short, padded in zip(*(each.values() for each in losses), strict=True):
         assert short.item() == pytest.approx(padded.item(), abs=1e-5)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sfumato.train import prediction_data, sudoku
+from sfumato.train import canvas_data, sudoku
 from sfumato.train.vocabulary import END_OF_TURN, TOKENS
 
 
@@ -13,7 +13,7 @@ def shown(ids):
 def test_a_predicted_sudoku_begins_as_a_right_grid_or_as_another_ones():
     rng, right = np.random.default_rng(0), 0
     for _ in range(100):
-        row = prediction_data.row(rng, 32)
+        row = canvas_data.predicted_row(rng, 32)
         assert len(row.start) == len(row.target) == 32 and row.open is None
         if END_OF_TURN not in row.target or sudoku.from_text(shown(row.target)) is None:
             continue
@@ -25,5 +25,5 @@ def test_a_predicted_sudoku_begins_as_a_right_grid_or_as_another_ones():
 
 def test_a_changed_text_differs_at_one_place_by_two_letters_at_most():
     rng = np.random.default_rng(1)
-    lengths = {len(prediction_data.changed("It works.", rng)) for _ in range(100)}
+    lengths = {len(canvas_data.changed("It works.", rng)) for _ in range(100)}
     assert lengths == {7, 8, 9, 10, 11}

@@ -6,7 +6,7 @@ import numpy as np
 
 from sfumato.embedded_questions import all_questions
 from sfumato.train import sudoku
-from sfumato.train.questions import about_nothing, wording
+from sfumato.train.embedded_data import about_nothing, wording
 from sfumato.train.vocabulary import CHARACTERS
 
 

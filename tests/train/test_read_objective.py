@@ -10,10 +10,14 @@ import torch.nn.functional as F
 from sfumato import ops
 from sfumato.train import decisions_data, recipe
 from sfumato.train.decision_states import choice
-from sfumato.train.fast_ops import fast_ops, linear, rms_norm
 from sfumato.train.objective import PrefixAttention, logits
-from sfumato.train.read_attention import MATCHING_LAYER, ReadAttention
-from sfumato.train.read_objective import read_losses, slot_scores
+from sfumato.train.read_objective import (
+    MATCHING_LAYER,
+    ReadAttention,
+    read_losses,
+    slot_scores,
+)
+from sfumato.train.trainer import fast_ops, linear, rms_norm
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +30,7 @@ def test_packed_reads_that_share_states_score_as_each_read_by_itself(network):
     rng = np.random.default_rng(1)
     groups = [decisions_data.sample(rng, 3) for _ in range(4)]
     batch = decisions_data.collate(groups, rng)
-    slots, ends = slot_scores(network, *batch[:5])
+    slots, ends, *_ = slot_scores(network, *batch[:5])
     for number, row in enumerate(chain(*groups)):
         context = torch.tensor([row.state + row.question])
         lengths = torch.tensor([context.shape[1]])
@@ -45,9 +49,9 @@ def test_the_loss_asks_the_slot_for_the_known_probabilities(network):
     rng = np.random.default_rng(2)
     batch = decisions_data.collate([decisions_data.sample(rng, 2)], rng)
     losses = read_losses(network, batch)
-    slots, ends = slot_scores(network, *batch[:5])
+    slots, ends, *_ = slot_scores(network, *batch[:5])
     torch.testing.assert_close(losses["slot"], F.cross_entropy(slots, batch.truth))
-    torch.testing.assert_close(losses["prompt"], F.cross_entropy(ends, batch.truth))
+    torch.testing.assert_close(losses["end"], F.cross_entropy(ends, batch.truth))
     losses["options"].backward()
     assert network.layers[-2].mlp.up_proj.weight.grad.abs().sum() > 0
     assert network.layers[-1].mlp.up_proj.weight.grad is None  # the options are read before it
@@ -72,9 +76,9 @@ def test_words_are_asked_for_their_place_in_the_state(network):
     queries = torch.zeros(tokens, width)
     queries[attend.question_index[owner, place]] = 40 * torch.eye(width)[target]
     attend.taught[MATCHING_LAYER] = queries[:, None], keys[:, None]
-    assert float(attend.word_loss(batch.matches)) < 1e-6
+    assert float(attend.look_loss(MATCHING_LAYER, 0, batch.matches)) < 1e-6
     attend.taught[MATCHING_LAYER] = -queries[:, None], keys[:, None]
-    assert float(attend.word_loss(batch.matches)) > 10
+    assert float(attend.look_loss(MATCHING_LAYER, 0, batch.matches)) > 10
 
 
 def test_fast_operations_have_the_references_values_and_gradients():

@@ -6,16 +6,17 @@ import pytest
 import torch
 
 import sfumato
-from sfumato.train import decision_stage, fill_stage, recipe
+from sfumato.train import recipe
+from sfumato.train.trainer import Watch
 from sfumato.weights.errors import CheckpointError
 
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
-    monkeypatch.setattr(recipe, "BATCH", 8)
-    monkeypatch.setattr(decision_stage, "STATES", 1)
-    monkeypatch.setattr(decision_stage, "CHATS", 2)
-    monkeypatch.setattr(fill_stage, "ROWS", 2)
+    monkeypatch.setattr(recipe, "TALK_ROWS", 8)
+    monkeypatch.setattr(recipe, "DECIDE_STATES", 1)
+    monkeypatch.setattr(recipe, "DECIDE_CHATS", 2)
+    monkeypatch.setattr(recipe, "FILL_ROWS", 2)
 
 
 def test_a_short_run_writes_a_checkpoint_that_loads_and_answers(tmp_path):
@@ -64,26 +65,25 @@ def test_a_later_stage_needs_a_checkpoint_of_the_recipe(tmp_path):
 
 
 def test_the_same_seed_gives_the_same_weights():
-    first, second, other = (recipe.train(steps=2, seed=s, every=99).state_dict() for s in (5, 5, 6))
+    first, second, other = (recipe.train_talk(steps=2, seed=s).state_dict() for s in (5, 5, 6))
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
 def test_training_lowers_the_loss_and_leaves_layer_scalars_alone():
     lines, reported = [], []
-    network = recipe.train(
-        steps=24, report=lines.append, every=1, progress=lambda *far: reported.append(far)
-    )
+    watch = Watch(lines.append, lambda *far: reported.append(far), every=1)
+    network = recipe.train_talk(steps=24, watch=watch)
     assert reported == [(step, 24) for step in range(1, 25)]
-    losses = [float(line.split("canvas loss ")[1].split(",")[0]) for line in lines]
+    losses = [float(line.split("canvas ")[1].split(",")[0]) for line in lines]
     assert losses[-1] < losses[0] - 0.15
     assert all(bool((layer.layer_scalar == 1).all()) for layer in network.layers)
 
 
 def test_the_rate_warms_up_then_falls_along_one_cosine_and_a_small_second_one():
-    rates = [recipe.learning_rate(step, 8700) for step in range(8700)]
+    rates = [recipe.talk_rate(step, 8700) for step in range(8700)]
     main, last = rates[:8000], rates[8000:]
-    for part, peak, within in ((main, recipe.LEARNING_RATE, 0.01), (last, recipe.LAST_RATE, 0.06)):
+    for part, peak, within in ((main, recipe.TALK_RATE, 0.01), (last, recipe.LAST_RATE, 0.06)):
         top = part.index(max(part))
         assert 90 <= top <= 100 and part[top] == pytest.approx(peak, rel=within)
         assert part == sorted(part[: top + 1]) + sorted(part[top + 1 :], reverse=True)
@@ -92,7 +92,7 @@ def test_the_rate_warms_up_then_falls_along_one_cosine_and_a_small_second_one():
 
 @pytest.mark.parametrize("steps", [1, 2, 7])
 def test_a_run_of_few_steps_has_a_rate_and_a_mixture_for_each(steps):
-    assert all(recipe.learning_rate(step, steps) > 0 for step in range(steps))
+    assert all(recipe.talk_rate(step, steps) > 0 for step in range(steps))
     assert all(recipe.mixture(step, steps) for step in range(steps))
 
 

@@ -7,8 +7,7 @@ import torch
 
 from sfumato.model.families import open_checkpoint
 from sfumato.model.network import Network
-from sfumato.train.recipe import EMBEDDED, initialised
-from sfumato.train.save import save_checkpoint
+from sfumato.train.recipe import EMBEDDED, initialised, save_checkpoint
 
 transformers = pytest.importorskip("transformers")
 

@@ -1,14 +1,17 @@
-"""Rows of the third stage: a canvas after its prefix, some of it pinned or begun as another text.
+"""Rows and batches of training: a canvas after its prefix, some of it pinned or begun as another
+text.
 
 Knows no task, no noise, no loss and no network.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from sfumato.train.vocabulary import END_OF_TURN, EOS, PAD, TOKENS
@@ -17,6 +20,22 @@ KINDS = ("sudoku", "questions", "fill", "json", "predicted")
 COPYING = ("fill", "json")
 """Kinds whose texts repeat words of their prompts."""
 _WORD = re.compile(r"[A-Za-z0-9]+")
+_POOL_BATCHES = 16
+_Row = TypeVar("_Row")
+_Batch = TypeVar("_Batch")
+
+
+class Batch(NamedTuple):
+    """Conversations for one training step, all int64.
+
+    `context` [B, S]: the prompt and the earlier canvases of the response, padded on the right;
+    `lengths` [B]: how much of each row of the context counts; `target` [B, canvas]: the canvas to
+    denoise, filled with EOS after the end of the response.
+    """
+
+    context: torch.Tensor
+    lengths: torch.Tensor
+    target: torch.Tensor
 
 
 class CanvasRow(NamedTuple):
@@ -57,6 +76,29 @@ class CanvasBatch(NamedTuple):
     open: torch.Tensor
     kinds: torch.Tensor
     copies: torch.Tensor
+
+
+def pooled(
+    rng: np.random.Generator,
+    batch_size: int,
+    draw: Callable[[int], _Row],
+    length: Callable[[_Row], int],
+    collate: Callable[[Sequence[_Row]], _Batch],
+) -> Iterator[_Batch]:
+    """Training batches without end, of rows of similar length; the same ones for the same generator
+    state. A pool of batches is sorted, cut, and given in random order. draw: a row, for the number
+    of its pool's first batch."""
+    for first in itertools.count(0, _POOL_BATCHES):
+        rows = sorted((draw(first) for _ in range(batch_size * _POOL_BATCHES)), key=length)
+        for i in rng.permutation(_POOL_BATCHES):
+            yield collate(rows[i * batch_size : (i + 1) * batch_size])
+
+
+def collate_targets(rows: Sequence[tuple[list[int], list[int]]]) -> Batch:
+    """Stack (context, target) rows, with contexts padded to the longest."""
+    lengths = [len(context) for context, _ in rows]
+    contexts = _padded([context for context, _ in rows], max(lengths), PAD)
+    return Batch(contexts, torch.tensor(lengths), torch.tensor([target for _, target in rows]))
 
 
 def collate(rows: Sequence[CanvasRow]) -> CanvasBatch:

@@ -19,11 +19,11 @@ from sfumato.diffusion.constraints.questions import (
     YesNoQuestion,
 )
 from sfumato.embedded_questions import countries
-from sfumato.train.questions import pick
+from sfumato.train.embedded_data import pick
 
 MOST_CHOICES = 8
 MANY_SHARE = 0.03
-"""Of the choices, those with up to MANY_CHOICES options."""
+"""Share of the choices that have up to MANY_CHOICES options."""
 MANY_CHOICES = 12
 
 NAMES = ("Anna", "Ben", "Carl", "Dora", "Emma", "Finn", "Greta", "Hugo", "Iris", "Jon")
@@ -80,6 +80,14 @@ class Case:
         """Whether the state leaves the question open."""
         return max(self.truth) < 1
 
+    @property
+    def kind(self) -> str:
+        """ "score", "yes_no" in either order of its options, or "choice"."""
+        if isinstance(self.question, ScoreQuestion):
+            return "score"
+        names = {option.name for option in self.question.options}
+        return "yes_no" if names == {"yes", "no"} else "choice"
+
 
 def in_order(case: Case, order: Sequence[int]) -> Case:
     """The case with its options in another order; levels keep theirs. Yes and no become a choice
@@ -87,9 +95,7 @@ def in_order(case: Case, order: Sequence[int]) -> Case:
     question = case.question
     if isinstance(question, ScoreQuestion):
         return case
-    text = question.instructions
-    if isinstance(question, YesNoQuestion):
-        text = text or DOES_IT_HOLD
+    text = question.instructions or DOES_IT_HOLD * isinstance(question, YesNoQuestion)
     options = tuple(question.options[i] for i in order)
     return Case(case.state, ChoiceQuestion(text, options), tuple(case.truth[i] for i in order))
 
@@ -107,10 +113,28 @@ def score(state: str, text: str, levels: Sequence[str], level: int) -> Case:
     return Case(state, ScoreQuestion(text, tuple(levels)), truth)
 
 
-def _one_of(
-    state: str, text: str, right: str, among: Sequence[str], rng: np.random.Generator
+Forms = str | tuple[str, ...]
+"""One wording, or several of which one is drawn; {} stands for a word."""
+
+
+def _form(forms: Forms, rng: np.random.Generator) -> str:
+    return forms if isinstance(forms, str) else pick(forms, rng)
+
+
+def _whether(
+    state: str, forms: Forms, right: str, among: Sequence[str], rng: np.random.Generator
+) -> Case:
+    """A yes/no question about the right word, or as often about another one."""
+    is_right = rng.random() < 0.5
+    word = right if is_right else pick([other for other in among if other != right], rng)
+    return yes_no(state, _form(forms, rng).format(word), float(is_right))
+
+
+def _which(
+    state: str, forms: Forms, right: str, among: Sequence[str], rng: np.random.Generator
 ) -> Case:
     """A choice of `right` and some others; 2 to MOST_CHOICES options, or seldom more."""
+    text = _form(forms, rng)
     most = MANY_CHOICES if rng.random() < MANY_SHARE else MOST_CHOICES
     others = [word for word in among if word != right]
     count = 1 + int(rng.random() ** 2 * min(most - 1, len(others)))
@@ -118,11 +142,20 @@ def _one_of(
     return choice(state, text, [right, *drawn], [1.0] + [0.0] * count)
 
 
-def _or_other(right: str, among: Sequence[str], rng: np.random.Generator) -> tuple[str, float]:
-    """The right word, or as often another one, and whether it is the right one."""
-    if rng.random() < 0.5:
-        return right, 1.0
-    return pick([word for word in among if word != right], rng), 0.0
+def _how_many(
+    state: str,
+    text: str,
+    number: int,
+    among: Sequence[tuple[str, ...]],
+    rng: np.random.Generator,
+) -> Case:
+    """A score of a number 1 to 9, on some levels: 2, 3 or 9."""
+    levels = pick(among, rng)
+    level = {2: int(number > 5), 3: (number - 1) // 3, 9: number - 1}[len(levels)]
+    return score(state, text, levels, level)
+
+
+_LEVELS = (("1 to 3", "4 to 6", "7 to 9"), ("1 to 5", "6 to 9"), tuple(map(str, range(1, 10))))
 
 
 def orders(facts: np.random.Generator, rng: np.random.Generator) -> Case:
@@ -136,49 +169,32 @@ def orders(facts: np.random.Generator, rng: np.random.Generator) -> Case:
         ),
         facts,
     )
-    kind = int(rng.random() * 7)
-    if kind == 0:
-        word, truth = _or_other(status, STATUSES, rng)
-        return yes_no(state, pick((f"Is the order {word}?", f"Is it {word}?"), rng), truth)
-    if kind == 1:
-        word, truth = _or_other(name, NAMES, rng)
-        return yes_no(state, pick((f"Is it for {word}?", f"Is the buyer {word}?"), rng), truth)
-    if kind == 2:
-        word, truth = _or_other(item, ITEMS, rng)
-        return yes_no(state, f"Were {word} ordered?", truth)
-    if kind == 3:
-        return _one_of(state, pick(("What was ordered?", "Which goods?"), rng), item, ITEMS, rng)
-    if kind == 4:
-        return _one_of(state, pick(("Who is the buyer?", "Who ordered?"), rng), name, NAMES, rng)
-    if kind == 5:
-        text = pick(("What is the status?", "Which status?"), rng)
-        return _one_of(state, text, status, STATUSES, rng)
-    levels = pick(
-        (("1 to 3", "4 to 6", "7 to 9"), ("1 to 5", "6 to 9"), tuple(map(str, range(1, 10)))), rng
+    questions: tuple[tuple[Callable[..., Case], Forms, object, Sequence[object]], ...] = (
+        (_whether, ("Is the order {}?", "Is it {}?"), status, STATUSES),
+        (_whether, ("Is it for {}?", "Is the buyer {}?"), name, NAMES),
+        (_whether, "Were {} ordered?", item, ITEMS),
+        (_which, ("What was ordered?", "Which goods?"), item, ITEMS),
+        (_which, ("Who is the buyer?", "Who ordered?"), name, NAMES),
+        (_which, ("What is the status?", "Which status?"), status, STATUSES),
+        (_how_many, "How many were ordered?", number, _LEVELS),
     )
-    return score(state, "How many were ordered?", levels, _level_of(number, len(levels)))
-
-
-def _level_of(number: int, levels: int) -> int:
-    """Of a number 1 to 9: the index of its level when there are 2, 3 or 9."""
-    return {2: int(number > 5), 3: (number - 1) // 3, 9: number - 1}[levels]
+    make, forms, right, among = pick(questions, rng)
+    return make(state, forms, right, among, rng)
 
 
 def places(facts: np.random.Generator, rng: np.random.Generator) -> Case:
-    country = pick([c for c in countries() if "continent" in c], facts)
+    known = [c for c in countries() if "continent" in c]
+    country = pick(known, facts)
     where, name, order = country["name"], pick(NAMES, facts), 10 + int(facts.random() * 90)
     state = pick(
         (f"{name} lives in {where}.", f"{name} is in {where}.", f"Order {order} goes to {where}."),
         facts,
     )
-    known = [c for c in countries() if "continent" in c]
-    field = pick(("continent", "capital"), rng)
+    field, form = pick((("continent", "Is it in {}?"), ("capital", "Is the capital {}?")), rng)
     values = sorted({c[field] for c in known})
     if rng.random() < 0.5:
-        word, truth = _or_other(country[field], values, rng)
-        text = f"Is it in {word}?" if field == "continent" else f"Is the capital {word}?"
-        return yes_no(state, text, truth)
-    return _one_of(state, f"Which {field}?", country[field], values, rng)
+        return _whether(state, form, country[field], values, rng)
+    return _which(state, f"Which {field}?", country[field], values, rng)
 
 
 def reviews(facts: np.random.Generator, rng: np.random.Generator) -> Case:
@@ -201,7 +217,7 @@ def reviews(facts: np.random.Generator, rng: np.random.Generator) -> Case:
     if kind < 2:
         tones = ("positive", "neutral", "negative")
         right = tones[0] if level > 2 else tones[2] if level < 2 else tones[1]
-        return _one_of(state, pick(("Which tone?", "What is the tone?"), rng), right, tones, rng)
+        return _which(state, ("Which tone?", "What is the tone?"), right, tones, rng)
     if level != 2 and rng.random() < 0.2:
         return score(state, "How good is it?", ("bad", "good"), int(level > 2))
     if rng.random() < 0.4:
@@ -225,8 +241,7 @@ def counts(facts: np.random.Generator, rng: np.random.Generator) -> Case:
     item = pick(ITEMS, facts)
     state = f"{a} {item} are for {first} and {b} for {second}."
     name, number = pick(((first, a), (second, b)), rng)
-    levels = pick((("1 to 3", "4 to 6", "7 to 9"), ("1 to 5", "6 to 9")), rng)
-    return score(state, f"How many for {name}?", levels, _level_of(number, len(levels)))
+    return _how_many(state, f"How many for {name}?", number, _LEVELS[:2], rng)
 
 
 def words(facts: np.random.Generator, rng: np.random.Generator) -> Case:
@@ -237,7 +252,7 @@ def words(facts: np.random.Generator, rng: np.random.Generator) -> Case:
     if rng.random() < 0.5:
         word, truth = pick(((present, 1.0), (absent, 0.0)), rng)
         return yes_no(state, f"Is {pick(word, rng)} there?", truth)
-    return _one_of(state, "Which word is there?", pick(present, rng), absent, rng)
+    return _which(state, "Which word is there?", pick(present, rng), absent, rng)
 
 
 def _tenths(parts: int, facts: np.random.Generator) -> list[int]:

@@ -36,7 +36,7 @@ from sfumato.train.decision_states import (
     Case,
     in_order,
 )
-from sfumato.train.questions import pick
+from sfumato.train.embedded_data import ask, pick
 from sfumato.train.vocabulary import END_OF_TURN, EOS, TOKENS, encode_chat, encode_text
 
 PER_STATE = 3
@@ -67,7 +67,7 @@ _NUMBERS = re.compile(r" are for |One is")
 """In states that give each of several words a number, which stands before it."""
 _NUMBERED = {*NAMES, *COLOURS, *STATUSES, *LEVELS_VOTED[0], *LEVELS_VOTED[1]}
 _WORD = re.compile(r"[A-Za-z0-9]+")
-_TURN = encode_chat([{"role": "user", "content": "."}])
+_TURN = encode_chat(ask("."))
 _HEAD = _TURN[: _TURN.index(encode_text(".")[0])]
 """What comes before the state in a prompt."""
 
@@ -169,7 +169,7 @@ def row(case: Case) -> Row:
     """The read of a case, its options in their order."""
     labels = labels_of(case)
     text = case.state + BETWEEN + question_text(case.question, labels)
-    context = encode_chat([{"role": "user", "content": text}])
+    context = encode_chat(ask(text))
     end = len(_HEAD) + len(case.state)
     body = text[len(case.state) :]
     lines = body[len(BETWEEN) :].split("\n")
@@ -178,7 +178,7 @@ def row(case: Case) -> Row:
     starts = [end + 1 for end in ends[1 : 1 + len(labels)]]
     matches = _matches(case.state, body[: options[-1] + 1])
     ids = encode_text("".join(labels))
-    links = _links(body, options) if _is_yes_no(case) or _OF_ONE.search(body) else []
+    links = _links(body, options) if case.kind == "yes_no" or _OF_ONE.search(body) else []
     return Row(
         context[:end],
         context[end:],
@@ -219,7 +219,7 @@ def _evidence(case: Case, body: str, options: list[int]) -> list[tuple[int, int]
     if evidence is None:
         return []
     place = len(_HEAD) + evidence.end(evidence.lastindex or 0) - 1
-    ends = [*options, _turns_on(body).end(1) - 1] if _is_yes_no(case) else options
+    ends = [*options, _turns_on(body).end(1) - 1] if case.kind == "yes_no" else options
     return [(end, place) for end in ends]
 
 
@@ -242,10 +242,6 @@ def _turns_on(body: str) -> re.Match[str]:
     word = _SECOND.search(body) or _LAST.search(body)
     assert word is not None, body
     return word
-
-
-def _is_yes_no(case: Case) -> bool:
-    return {option.name for option in case.question.options} == {"yes", "no"}
 
 
 def _links(body: str, options: list[int]) -> list[tuple[int, int]]:

@@ -1,31 +1,38 @@
 """What the embedded model is trained and tested on: a stream of conversations as token ids.
 
-Mixes Sudoku and questions into examples, cuts responses into canvases and collates batches; gives
-the fixed sets that a trained model is measured with. Knows no noise, no loss and no network.
+Words questions as people may, mixes them with Sudoku into examples, and cuts responses into
+canvases; gives the fixed sets that a trained model is measured with. Knows no noise, no loss and no
+network.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-import torch
 
-from sfumato.embedded_questions import all_questions, first_asked
+from sfumato.embedded_questions import (
+    Question,
+    all_questions,
+    countries,
+    first_asked,
+    questions_file,
+)
 from sfumato.train import sudoku
-from sfumato.train.questions import about_nothing, pick, wording
-from sfumato.train.vocabulary import END_OF_TURN, EOS, PAD, encode_chat, encode_text
+from sfumato.train.canvas_rows import Batch, collate_targets, pooled
+from sfumato.train.vocabulary import END_OF_TURN, EOS, encode_chat, encode_text
 
 HISTORY_SHARE = 0.15
 TWO_TURNS_SHARE = 0.2
-"""Of the examples with a history, those with two earlier turns instead of one."""
+"""Share of two earlier turns, instead of one, among the examples with a history."""
 SYSTEM_SHARE = 0.04
 MADE_UP_SHARE = 0.06
-"""Of the questions, those about a made-up word."""
+"""Share of questions about a made-up word."""
+FIRST_ASKED = 0.1
+"""Share of those that people ask first among the questions of conversations, in later stages."""
 
-_POOL_BATCHES = 16
+_FINAL_MARKS = "?!."
 _TRAINING_BLANKS = (4, 5, 6, 7, *2 * (8, 9, 10, 11, 12))
 _SUDOKU_HEADINGS = (
     *17 * ("sudoku\n",),
@@ -37,6 +44,7 @@ _SUDOKU_HEADINGS = (
 _SYSTEM_PROMPTS = ("You are a helpful assistant.", "Answer briefly.", "You are Sfumato's demo.")
 
 Message = dict[str, str]
+_Choice = TypeVar("_Choice")
 
 
 class Mixture(NamedTuple):
@@ -57,19 +65,6 @@ class Example(NamedTuple):
     response_ids: list[int]
 
 
-class Batch(NamedTuple):
-    """Rows for one training step, all int64.
-
-    `context` [B, S]: the prompt and the earlier canvases of the response, padded on the right;
-    `lengths` [B]: how much of each row of the context counts; `target` [B, canvas]: the canvas to
-    denoise, filled with EOS after the end of the response.
-    """
-
-    context: torch.Tensor
-    lengths: torch.Tensor
-    target: torch.Tensor
-
-
 class Evaluation(NamedTuple):
     """A conversation that ends with the user, and the one right reply."""
 
@@ -77,17 +72,58 @@ class Evaluation(NamedTuple):
     expected: str
 
 
-def _ask(text: str) -> list[Message]:
+def pick(choices: Sequence[_Choice], rng: np.random.Generator) -> _Choice:
+    """One of the choices, evenly; many times faster than Generator.choice."""
+    return choices[int(rng.random() * len(choices))]
+
+
+def ask(text: str) -> list[Message]:
+    """A conversation of one user's message."""
     return [{"role": "user", "content": text}]
+
+
+def wording(question: Question, rng: np.random.Generator) -> str:
+    """The question as a user might type it: other words, case, politeness, end."""
+    text = pick(question.also, rng) if question.also and rng.random() < 0.5 else question.text
+    if rng.random() < 0.3:
+        text = text.rstrip(_FINAL_MARKS)
+    polite = rng.random()
+    if polite < 0.1 and not question.text.endswith("!"):
+        bare = text.rstrip(_FINAL_MARKS)
+        last = f"{bare}, please{text[len(bare) :]}"
+        text = last if polite < 0.05 else f"Please {text[0].lower()}{text[1:]}"
+    case = rng.random()
+    if case < 0.35:
+        return text.lower()
+    return text[0].upper() + text[1:] if case < 0.7 else text
+
+
+def about_nothing(rng: np.random.Generator) -> Question:
+    """A question about a made-up word, so that the model learns to say that it does not know."""
+    known = {country["name"].lower() for country in countries()}
+    name = ""
+    while not name or name in known:
+        syllables = 2 + int(rng.random() * 2)
+        name = "".join(pick("bdfgklmnprstvz", rng) + pick("aeiou", rng) for _ in range(syllables))
+        name += pick(("", "", "n", "s", "r"), rng)
+    forms = [form["question"] for form in questions_file()["about_countries"]]
+    form = pick([*forms, "What is {name}?", "Who is {name}?", "Where is {name}?", "{name}"], rng)
+    return Question(form.format(name=name.capitalize()), questions_file()["unknown"])
+
+
+def trained_sudoku(blanks: Sequence[int], rng: np.random.Generator) -> tuple[sudoku.Cells, str]:
+    """A puzzle with one of these numbers of blanks, of a grid that is not held out, and its
+    solution as a text."""
+    grid = pick(sudoku.split()[0], rng)
+    cells = sudoku.puzzle(grid, pick(blanks, rng), rng)
+    return cells, sudoku.to_text(sudoku.all_grids()[grid])
 
 
 def _exchange(rng: np.random.Generator, mixture: Mixture) -> tuple[str, str]:
     """A user's text and the answer, as training words them."""
     if rng.random() < mixture.sudoku:
-        grid = pick(sudoku.split()[0], rng)
-        cells = sudoku.puzzle(grid, pick(_TRAINING_BLANKS, rng), rng)
-        text = pick(_SUDOKU_HEADINGS, rng) + sudoku.to_text(cells)
-        return text, sudoku.to_text(sudoku.all_grids()[grid])
+        cells, solved = trained_sudoku(_TRAINING_BLANKS, rng)
+        return pick(_SUDOKU_HEADINGS, rng) + sudoku.to_text(cells), solved
     if rng.random() < MADE_UP_SHARE:
         question = about_nothing(rng)
     elif rng.random() < mixture.first_asked:
@@ -105,12 +141,12 @@ def sample(rng: np.random.Generator, mixture: Mixture = EVEN) -> Example:
     if rng.random() < HISTORY_SHARE:
         for _ in range(2 if rng.random() < TWO_TURNS_SHARE else 1):
             text, answer = _exchange(rng, mixture)
-            messages += [*_ask(text), {"role": "assistant", "content": answer}]
+            messages += [*ask(text), {"role": "assistant", "content": answer}]
     text, answer = _exchange(rng, mixture)
-    return Example(encode_chat(messages + _ask(text)), [*encode_text(answer), END_OF_TURN])
+    return Example(encode_chat(messages + ask(text)), [*encode_text(answer), END_OF_TURN])
 
 
-def canvas_rows(example: Example, canvas: int) -> list[tuple[list[int], list[int]]]:
+def canvases(example: Example, canvas: int) -> list[tuple[list[int], list[int]]]:
     """(context, target) for each canvas of the response, the last one filled up with EOS."""
     prompt, response = example
     filled = response + [EOS] * (-len(response) % canvas)
@@ -120,34 +156,21 @@ def canvas_rows(example: Example, canvas: int) -> list[tuple[list[int], list[int
     ]
 
 
-def collate(rows: Sequence[tuple[list[int], list[int]]]) -> Batch:
-    """Stack (context, target) rows, with contexts padded to the longest."""
-    lengths = [len(context) for context, _ in rows]
-    context = [row + [PAD] * (max(lengths) - len(row)) for row, _ in rows]
-    targets = [target for _, target in rows]
-    return Batch(torch.tensor(context), torch.tensor(lengths), torch.tensor(targets))
-
-
 def batches(
     rng: np.random.Generator,
     batch_size: int,
     canvas: int = 32,
     mixture: Callable[[int], Mixture] = lambda step: EVEN,
 ) -> Iterator[Batch]:
-    """Training batches without end; the same ones for the same generator state.
-
-    `mixture` is asked once for every pool, with the number of its first batch, from 0.
-
-    Of each example one canvas, drawn evenly, makes a row. Rows of similar context length share a
-    batch: a pool of 16 batches is sorted, cut, and given in random order.
-    """
-    for start in itertools.count(0, _POOL_BATCHES):
-        mixed = mixture(start)
-        examples = (sample(rng, mixed) for _ in range(batch_size * _POOL_BATCHES))
-        rows = [pick(canvas_rows(example, canvas), rng) for example in examples]
-        rows.sort(key=lambda row: len(row[0]))
-        for i in rng.permutation(_POOL_BATCHES):
-            yield collate(rows[i * batch_size : (i + 1) * batch_size])
+    """Training batches without end: one canvas, drawn evenly, of each example makes a row.
+    mixture: asked with the number of the first batch of a row's pool, from 0."""
+    return pooled(
+        rng,
+        batch_size,
+        lambda first: pick(canvases(sample(rng, mixture(first)), canvas), rng),
+        lambda row: len(row[0]),
+        collate_targets,
+    )
 
 
 def _held_out_puzzles(count: int, fewest: int, rng: np.random.Generator) -> list[Evaluation]:
@@ -158,7 +181,7 @@ def _held_out_puzzles(count: int, fewest: int, rng: np.random.Generator) -> list
         grid = pick(held_out, rng)
         blanks = int(rng.integers(fewest, sudoku.MAX_BLANKS + 1))
         text = sudoku.prompt(sudoku.puzzle(grid, blanks, rng))
-        tasks[text] = Evaluation(_ask(text), sudoku.to_text(sudoku.all_grids()[grid]))
+        tasks[text] = Evaluation(ask(text), sudoku.to_text(sudoku.all_grids()[grid]))
     return list(tasks.values())
 
 
@@ -172,7 +195,7 @@ def evaluation_sets(seed: int = 0, count: int = 200) -> dict[str, list[Evaluatio
     rng = np.random.default_rng(seed)
     puzzles = _held_out_puzzles(count, sudoku.MIN_BLANKS, rng)
     hard = _held_out_puzzles(count, sudoku.HARD_BLANKS, rng)
-    questions = [Evaluation(_ask(q.text), q.answer) for q in all_questions()]
+    questions = [Evaluation(ask(q.text), q.answer) for q in all_questions()]
     chat = []
     for i in range(50):
         earlier = pick(questions if rng.random() < 0.5 else puzzles, rng)

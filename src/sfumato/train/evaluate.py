@@ -1,5 +1,5 @@
-"""How good the embedded model is: exact answers and steps on fixed sets, and what they rest on;
-and how well it decides.
+"""How good the embedded model is: exact answers and steps on fixed sets by the product's own calls,
+and what they rest on; how well it fills holes, writes JSON, mends predictions and decides.
 
 Besides the model as it runs, hard grids are tried with a single step and without self-conditioning:
 if those did as well, the refinement would be for show.
@@ -8,25 +8,81 @@ if those did as well, the refinement would be for show.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+import json
+import math
+import operator
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from sfumato.api import Model, load
+from sfumato.diffusion.constraints.decision_plan import DecisionSettings
+from sfumato.diffusion.constraints.grammar_source import schema_source
+from sfumato.diffusion.constraints.hole import Hole
+from sfumato.diffusion.constraints.questions import ScoreQuestion
+from sfumato.diffusion.prediction import PredictedText
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.engine import Request
-from sfumato.train import canvas_figures
-from sfumato.train.decision_figures import DecisionScore, evaluate_decisions
-from sfumato.train.decision_figures import lines as decision_lines
+from sfumato.engine import Account, Engine, EngineConfig, Finished, Handle, Request
+from sfumato.options.limits import MOST_STEPS
+from sfumato.train import canvas_data, sudoku
+from sfumato.train.canvas_data import FillTask, JsonTask
+from sfumato.train.decision_states import Case, in_order
 from sfumato.train.decisions_data import held_out
-from sfumato.train.embedded_data import Evaluation, evaluation_sets
-from sfumato.train.replies import Score, replies, score_of
+from sfumato.train.embedded_data import Evaluation, ask, evaluation_sets, pick
 
 Figures = dict[str, dict[str, Any]]
+Answered = Callable[[], None]
+_T = TypeVar("_T")
 
 DECISIONS = "decisions"
-CANVASES = 2  # no answer of the sets is longer
+CANVASES, JSON_CANVASES = 2, 3
+"""Canvases that a reply may have; no answer of the sets and no object is longer."""
+ROWS = 32  # requests at a time
+FEWER = 4
+"""Texts and objects are so many times fewer than other tasks: a model that was not trained for them
+takes most of the steps that there are, and lengths are eight canvases each."""
+MORE_LENGTHS = 4  # that a hole of an open length may have beyond its own, at most
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a set of tasks came to."""
+
+    tasks: int
+    exact: float  # share of right ones; of replies, those equal to the expected one
+    steps: float  # denoising steps per canvas, mean
+    most_steps: int
+    converged: float  # share of canvases that ended before the step cap
+
+
+class _Account(Protocol):
+    """What is known of the canvases of a reply or a fill."""
+
+    @property
+    def steps(self) -> Sequence[int]: ...
+    @property
+    def convergence(self) -> Sequence[str]: ...
+
+
+def _score(accounts: Iterable[_Account], right: Sequence[bool]) -> Score:
+    """The figures of tasks, of which these are right."""
+    each = list(accounts)
+    steps = [count for account in each for count in account.steps]
+    ends = [end for account in each for end in account.convergence]
+    converged = ends.count("converged") / len(ends)
+    return Score(
+        len(right), sum(right) / len(right), sum(steps) / len(steps), max(steps), converged
+    )
+
+
+def _noise(seed: int, number: int) -> int:
+    """Another seed for every task: one unlucky canvas must not decide them all."""
+    return seed * 1_000_003 + number
 
 
 def evaluate(
@@ -34,29 +90,288 @@ def evaluate(
     tasks: Sequence[Evaluation],
     config: SamplerConfig | None = None,
     seed: int = 0,
-    answered: Callable[[], None] = lambda: None,
+    answered: Answered = lambda: None,
+    canvases: int = CANVASES,
+    is_right: Callable[[str, str], bool] = operator.eq,
+    **each: Sequence[Any],
 ) -> Score:
     """Submits all tasks to an engine, each with its own noise. An empty answer counts as it is.
-    answered: called after each."""
-    requests = [_request(model, index, task, config, seed) for index, task in enumerate(tasks)]
-    done = replies(model, requests, CANVASES, answered)
-    right = [text == task.expected for (text, _), task in zip(done, tasks, strict=True)]
-    return score_of([account for _, account in done], right)
 
-
-def _request(
-    model: Model, index: int, task: Evaluation, config: SamplerConfig | None, seed: int
-) -> Request:
+    answered: called after each; canvases: of a reply at most; is_right: called with a reply and the
+    expected one; each: further fields of the requests, with a value for each task."""
     sampler = replace(config or SamplerConfig(), canvas_length=model.config.canvas_length)
-    return Request(
-        messages=task.messages,
-        max_tokens=CANVASES * model.config.canvas_length,
-        # Another seed for every task: one unlucky canvas must not decide them all.
-        seed=seed * 1_000_003 + index,
-        sampler=sampler,
-        retry_empty=False,
-        endpoint="evaluate",
+    requests = [
+        Request(
+            messages=task.messages,
+            max_tokens=canvases * model.config.canvas_length,
+            seed=_noise(seed, number),
+            sampler=sampler,
+            retry_empty=False,
+            endpoint="evaluate",
+            **{name: values[number] for name, values in each.items()},
+        )
+        for number, task in enumerate(tasks)
+    ]
+    done = _replies(model, requests, canvases, answered)
+    right = [is_right(text, task.expected) for (text, _), task in zip(done, tasks, strict=True)]
+    return _score([account for _, account in done], right)
+
+
+def _replies(
+    model: Model, requests: Sequence[Request], canvases: int, answered: Answered
+) -> list[tuple[str, Account]]:
+    """The text and the account of each request, in their order; `ROWS` at a time, and a row that
+    ends makes room."""
+    longest = max(len(model.prompt_ids(messages=request.messages)) for request in requests)
+    context = longest + (canvases - 1) * model.config.canvas_length
+    limits = EngineConfig(
+        slots=ROWS,
+        context=context,
+        snapshot_bytes=0,
+        max_steps=MOST_STEPS,
+        request_timeout_s=None,
     )
+    engine = Engine(model, limits)
+    waiting, running = deque(enumerate(requests)), list[tuple[int, Handle]]()
+    results: dict[int, tuple[str, Account]] = {}
+    while waiting or running:
+        while waiting and len(running) < ROWS:
+            number, request = waiting.popleft()
+            running.append((number, engine.submit(request)))
+        engine.step()
+        for number, handle in [row for row in running if row[1].terminal is not None]:
+            running.remove((number, handle))
+            reply = handle.result()
+            assert isinstance(handle.terminal, Finished)
+            text = model.tokenizer.decode(reply.token_ids)
+            results[number] = text, handle.terminal.account
+            answered()
+    engine.close()
+    return [results[number] for number in range(len(requests))]
+
+
+def evaluate_fills(
+    model: Model,
+    tasks: Sequence[FillTask],
+    config: SamplerConfig | None = None,
+    seed: int = 0,
+    answered: Answered = lambda: None,
+    open_lengths: bool = False,
+) -> Score:
+    """Fills the holes of each task. Right is a text that equals the task's; or, with open lengths,
+    a hole of the right length, where up to MORE_LENGTHS more were allowed."""
+    rng, done, right = np.random.default_rng((seed, 5)), [], []
+    for number, task in enumerate(tasks):
+        parts = task.parts
+        if open_lengths:
+            hole = Hole(at_most=task.length + 1 + int(rng.random() * MORE_LENGTHS))
+            parts = tuple(part if isinstance(part, str) else hole for part in parts)
+        filled = model.fill(
+            parts, messages=task.messages, seed=_noise(seed, number), sampler=config
+        )
+        done.append(filled.stats)
+        length = len(filled.holes[0].token_ids)
+        right.append(length == task.length if open_lengths else filled.text == task.text)
+        answered()
+    return _score(done, right)
+
+
+def held_out_fills(seed: int, count: int) -> list[FillTask]:
+    """Different texts with holes, never trained on; the same for the same arguments."""
+    rng = np.random.default_rng((seed, 1))
+    return _different(count, lambda: canvas_data.draw_fill(rng, held_out=True), _fill_key)
+
+
+def held_out_lengths(seed: int, count: int) -> list[FillTask]:
+    """Texts as `held_out_fills`, with one hole and something after it: there its length can be
+    found."""
+    rng = np.random.default_rng((seed, 2))
+    return _different(
+        count, lambda: canvas_data.draw_fill(rng, held_out=True), _fill_key, _has_one_length
+    )
+
+
+def held_out_json(seed: int, count: int) -> list[JsonTask]:
+    """Different requests for objects, never trained on; the same for the same arguments."""
+    rng = np.random.default_rng((seed, 3))
+    draw = partial(canvas_data.draw_json, rng, held_out=True)
+    return _different(count, draw, lambda task: task.request)
+
+
+def _fill_key(task: FillTask) -> object:
+    return task.key, task.parts
+
+
+def _has_one_length(task: FillTask) -> bool:
+    holes = sum(isinstance(part, Hole) for part in task.parts)
+    return holes == 1 and (task.messages is not None or isinstance(task.parts[-1], str))
+
+
+def _different(
+    count: int,
+    draw: Callable[[], _T],
+    key: Callable[[_T], object],
+    wanted: Callable[[_T], bool] = lambda task: True,
+) -> list[_T]:
+    tasks: dict[object, _T] = {}
+    while len(tasks) < count:
+        task = draw()
+        if wanted(task):
+            tasks[key(task)] = task
+    return list(tasks.values())
+
+
+def wrong_solutions(tasks: Sequence[Evaluation], seed: int) -> list[str]:
+    """For each Sudoku the solution of another one."""
+    rng = np.random.default_rng((seed, 4))
+    solved = [sudoku.to_text(grid) for grid in sudoku.all_grids()]
+    return [pick([text for text in solved if text != task.expected], rng) for task in tasks]
+
+
+def _grid_task(task: Evaluation) -> FillTask:
+    cells = sudoku.from_text(task.messages[-1]["content"])
+    assert cells is not None
+    return canvas_data.sudoku_task(cells, task.expected)
+
+
+def is_same_object(text: str, expected: str) -> bool:
+    """Whether the text is the same object, its names in the same order."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(value, dict) and json.dumps(value) == expected
+
+
+Run = Callable[[Answered], Score]
+
+
+def canvas_runs(
+    model: Model, hard: Sequence[Evaluation], seed: int, count: int, config: SamplerConfig
+) -> dict[str, tuple[int, Run]]:
+    """What is measured of canvases of which some is given, by name: the number of tasks, and what
+    gives their score. hard: Sudokus, to be filled and begun as predictions."""
+    smaller = -(-count // FEWER)
+    fills, lengths = held_out_fills(seed, smaller), held_out_lengths(seed, smaller)
+    objects = held_out_json(seed, smaller)
+    asked_for = [Evaluation(ask(task.request), task.text) for task in objects]
+    schemas = [schema_source(task.schema) for task in objects]
+    right, wrong = [task.expected for task in hard], wrong_solutions(hard, seed)
+
+    def fill(tasks: Sequence[FillTask], open_lengths: bool = False) -> tuple[int, Run]:
+        return len(tasks), lambda answered: evaluate_fills(
+            model, tasks, config, seed, answered, open_lengths
+        )
+
+    def reply(tasks: Sequence[Evaluation], canvases: int, **each: Any) -> tuple[int, Run]:
+        return len(tasks), lambda answered: evaluate(
+            model, tasks, config, seed, answered, canvases, **each
+        )
+
+    return {
+        "fill": fill(fills),
+        "fill, length found": fill(lengths, open_lengths=True),
+        "fill, sudoku_hard": fill([_grid_task(task) for task in hard]),
+        "json": reply(asked_for, JSON_CANVASES, is_right=is_same_object),
+        "json, held to its schema": reply(
+            asked_for, JSON_CANVASES, is_right=is_same_object, grammar=schemas
+        ),
+        "sudoku_hard, right prediction": reply(
+            hard, 1, prediction=[PredictedText(text) for text in right]
+        ),
+        "sudoku_hard, wrong prediction": reply(
+            hard, 1, prediction=[PredictedText(text) for text in wrong]
+        ),
+    }
+
+
+@dataclass(frozen=True)
+class ReadPair:
+    """The probabilities of a case's options in their order, read in that order and in another
+    (the same one for scores), and the labels' share of the vocabulary in the first read."""
+
+    given: tuple[float, ...]
+    moved: tuple[float, ...]
+    label_mass: float
+
+
+@dataclass(frozen=True)
+class DecisionScore:
+    """Figures of held-out decisions; NaN where a set has no question of the kind."""
+
+    tasks: int
+    known_error: float
+    """Mean over questions that their state leaves open of mean |p - known| over their options."""
+    yes_no: float  # of settled yes/no questions: the right answer is the likelier one
+    choice: float  # of settled choices: the right option has the highest probability
+    score_error: float  # of settled scores: mean |Σ i·pᵢ - level|, in levels
+    moved: float
+    """Mean over yes/no questions and choices of the mean |p - p'| over their options, p' being
+    read with the options in another order."""
+    most_moved: float  # the same with the largest |p - p'| of each question
+    label_mass: float
+
+
+def decision_figures(cases: Sequence[Case], pairs: Sequence[ReadPair]) -> DecisionScore:
+    """What the reads of these cases come to."""
+    groups: dict[str, list[float]] = {
+        name: [] for name in ("known", "yes_no", "choice", "score", "moved", "most", "mass")
+    }
+    for case, pair in zip(cases, pairs, strict=True):
+        off = np.subtract(pair.given, case.truth)
+        if case.open:
+            groups["known"].append(float(np.abs(off).mean()))
+        elif case.kind == "score":
+            groups["score"].append(abs(float(np.arange(len(off)) @ off)))
+        else:
+            right = int(np.argmax(pair.given)) == int(np.argmax(case.truth))
+            groups[case.kind].append(float(right))
+        if case.kind != "score":
+            moved = np.abs(np.subtract(pair.given, pair.moved))
+            groups["moved"].append(float(moved.mean()))
+            groups["most"].append(float(moved.max()))
+        groups["mass"].append(pair.label_mass)
+    means = (math.fsum(x) / len(x) if x else math.nan for x in groups.values())
+    return DecisionScore(len(cases), *means)
+
+
+def read_cases(
+    model: Model, cases: Sequence[Case], seed: int = 0, answered: Answered = lambda: None
+) -> list[ReadPair]:
+    """Each case by the product's own read, in the case's order and in another; seed: of the orders
+    and of the slots' noise. answered: called for each. Neighbours about one state share it."""
+    rng = np.random.default_rng(seed)
+    pairs = []
+    for number, (state, group) in enumerate(itertools.groupby(cases, lambda case: case.state)):
+        some = list(group)
+        orders = [_another(len(case.truth), rng) for case in some]
+        questions = {f"given {i}": case.question for i, case in enumerate(some)}
+        for i, (case, order) in enumerate(zip(some, orders, strict=True)):
+            questions[f"moved {i}"] = in_order(case, order).question
+        settings = DecisionSettings(seed=_noise(seed, number))
+        answers = model.read_questions(state, questions, settings)
+        for i, (case, order) in enumerate(zip(some, orders, strict=True)):
+            given, moved = answers[f"given {i}"], answers[f"moved {i}"].probabilities
+            if not isinstance(case.question, ScoreQuestion):
+                moved = tuple(moved[order.index(option)] for option in range(len(order)))
+            pairs.append(ReadPair(given.probabilities, moved, given.label_mass or 0.0))
+            answered()
+    return pairs
+
+
+def _another(count: int, rng: np.random.Generator) -> list[int]:
+    """An order other than 0, 1, 2 …, where there is one."""
+    order = list(range(count))
+    while count > 1 and order == list(range(count)):
+        order = [int(i) for i in rng.permutation(count)]
+    return order
+
+
+def evaluate_decisions(
+    model: Model, cases: Sequence[Case], seed: int = 0, answered: Answered = lambda: None
+) -> DecisionScore:
+    """The figures of these cases, read with this model."""
+    return decision_figures(cases, read_cases(model, cases, seed, answered))
 
 
 def run(
@@ -80,20 +395,22 @@ def run(
     sets = {name: tasks[:count] for name, tasks in evaluation_sets(seed, count).items()}
     hard = sets["sudoku_hard"]
     one_step, blind = replace(config, max_steps=1), replace(config, self_conditioning=False)
-    runs = [(name, tasks, config) for name, tasks in sets.items()]
-    runs += [("sudoku_hard, one step", hard, one_step)]
-    runs += [("sudoku_hard, no self-conditioning", hard, blind)]
-    others = canvas_figures.canvas_runs(model, hard, seed, count, config)
-    cases = held_out(seed, 3 * count)
-    total = sum(len(tasks) for _, tasks, _ in runs) + len(cases)
-    total += sum(tasks for tasks, _ in others.values())
-    done = itertools.count(1)
-    answered: Callable[[], None] = lambda: progress(next(done), total)  # noqa: E731
-    figures = {
-        name: asdict(evaluate(model, tasks, how, seed, answered)) for name, tasks, how in runs
+    trials = [(name, tasks, config) for name, tasks in sets.items()]
+    trials += [("sudoku_hard, one step", hard, one_step)]
+    trials += [("sudoku_hard, no self-conditioning", hard, blind)]
+    runs: dict[str, tuple[int, Callable[[Answered], Score | DecisionScore]]] = {
+        name: (len(tasks), partial(evaluate, model, tasks, how, seed))
+        for name, tasks, how in trials
     }
-    figures |= {name: asdict(score(answered)) for name, (_, score) in others.items()}
-    return figures | {DECISIONS: asdict(evaluate_decisions(model, cases, seed, answered))}
+    runs |= canvas_runs(model, hard, seed, count, config)
+    cases = held_out(seed, 3 * count)
+    runs[DECISIONS] = len(cases), partial(evaluate_decisions, model, cases, seed)
+    total, done = sum(tasks for tasks, _ in runs.values()), itertools.count(1)
+
+    def answered() -> None:
+        progress(next(done), total)
+
+    return {name: asdict(score(answered)) for name, (_, score) in runs.items()}
 
 
 def table(figures: Figures) -> str:
@@ -101,10 +418,22 @@ def table(figures: Figures) -> str:
     lines = [f"{'':34}{'tasks':>6}{'exact':>8}{'steps':>7}{'most':>6}{'converged':>11}"]
     for name, score in figures.items():
         if name == DECISIONS:
-            lines += ["", *decision_lines(DecisionScore(**score))]
+            lines += ["", *_decision_lines(DecisionScore(**score))]
             continue
         lines.append(
             f"{name:34}{score['tasks']:6}{score['exact']:8.1%}{score['steps']:7.2f}"
             f"{score['most_steps']:6}{score['converged']:11.1%}"
         )
     return "\n".join(lines)
+
+
+def _decision_lines(score: DecisionScore) -> list[str]:
+    return [
+        f"decisions: {score.tasks} held-out questions, one read each",
+        f"  known probabilities: mean error       {score.known_error:.3f}",
+        f"  yes or no, right                      {score.yes_no:.1%}",
+        f"  choice, right                         {score.choice:.1%}",
+        f"  score, mean error in levels           {score.score_error:.3f}",
+        f"  moved by another order: mean, most    {score.moved:.3f}, {score.most_moved:.3f}",
+        f"  mean probability of all labels        {score.label_mass:.3f}",
+    ]

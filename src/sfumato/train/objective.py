@@ -1,12 +1,11 @@
 """The training objective of block diffusion.
 
 A clean context goes through the encode phase, a noised canvas through the denoise phase, and the
-loss asks for the clean canvas at every position.  Knows no data and no optimiser.
+loss asks for the clean canvas: at every position, or where the canvas is not pinned.  Knows no
+optimiser, and of the data only how rows are packed.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -14,13 +13,19 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.model.transformer import Transformer
+from sfumato.train.canvas_rows import KINDS, CanvasBatch
 
 LEAST_NOISE = 0.001
 ENCODER_WEIGHT = 0.1
-"""Of the encoder's next-token loss, against 1 for the canvas. The embedded model's prompts are
-mostly random digits, which cannot be predicted; a full weight would spend the network on them."""
+"""Weight of the encoder's next-token loss, against 1 for the canvas. The embedded model's prompts
+are mostly random digits, which cannot be predicted; a full weight would spend the network on
+them."""
 COPYING_LAYER, COPYING_HEAD = 3, 1
 """The head that training may ask to look at what a text repeats; others serve reads."""
+TEMPERATURE, BOUND = 0.8, 0.1
+"""The product's at its first step: of the tokens drawn, and of the positions accepted."""
+MOST_STEPS = 4
+"""Steps of the product that may come before the one that is trained."""
 
 
 class PrefixAttention:
@@ -59,13 +64,9 @@ class PrefixAttention:
             self.kept[layer] = k, v
             mask = self.encode_masks[sliding]
         else:
-            old_k, old_v = self.kept[layer]
-            prefix = self.denoise_masks[sliding]
-            own = self.canvas_mask
-            own = prefix.new_zeros(len(k), k.shape[2]) if own is None else own
-            mask = torch.cat((prefix, own), dim=1)
-            mask = mask[:, None].expand(-1, k.shape[2], -1)
-            k, v = torch.cat((old_k, k), 2), torch.cat((old_v, v), 2)
+            k, v, mask = behind_prefix(
+                self.kept[layer], self.denoise_masks[sliding], k, v, self.canvas_mask
+            )
         if layer == COPYING_LAYER:
             self.looking = q[:, COPYING_HEAD], k[:, COPYING_HEAD * k.shape[1] // q.shape[1]], mask
         return ops.attention(q, k, v, mask).transpose(1, 2)
@@ -77,10 +78,27 @@ class PrefixAttention:
         queries, keys, mask = self.looking
         seen = mask[row, place, source].isfinite()  # a window may end before a far source
         row, place, source = row[seen], place[seen], source[seen]
-        if not len(row):
-            return queries.new_zeros(())
-        scores = (keys[row] @ queries[row, place, :, None])[..., 0] + mask[row, place]
-        return F.cross_entropy(scores, source)
+        return looking_loss(queries[row, place], keys[row], mask[row, place], source)
+
+
+def behind_prefix(
+    kept: tuple[Tensor, Tensor], prefix: Tensor, k: Tensor, v: Tensor, own: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The keys, the values and the mask of canvases that see the kept ones and their own.
+
+    prefix [batch, kept], own [batch, tokens] (None: all seen): additive masks."""
+    own = prefix.new_zeros(len(k), k.shape[2]) if own is None else own
+    mask = torch.cat((prefix, own), dim=1)[:, None].expand(-1, k.shape[2], -1)
+    return torch.cat((kept[0], k), 2), torch.cat((kept[1], v), 2), mask
+
+
+def looking_loss(queries: Tensor, keys: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy in nats of where queries [n, d] look: each has its keys [n, length, d], mask
+    [n, length] added, and target int64 [n], a place among its keys."""
+    if not len(queries):
+        return queries.new_zeros(())
+    scores = (keys @ queries[:, :, None])[..., 0]
+    return F.cross_entropy(scores + mask, target)
 
 
 def additive(mask: Tensor) -> Tensor:
@@ -108,37 +126,115 @@ def loss(
     lengths: Tensor,
     target: Tensor,
     generator: torch.Generator | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Cross-entropies in nats of the canvas and of the encoder's next tokens.
+) -> dict[str, Tensor]:
+    """Cross-entropies in nats: "canvas", and "encoder" of the encoder's next tokens.
 
     context int64 [batch, width], right-padded: prompt and clean earlier canvases; lengths int64
     [batch]; target int64 [batch, length]: the clean canvas.  With probability one half a first
     pass without gradient gives the soft embedding for the pass that counts.  No 1/t weight.
     """
     attend = PrefixAttention(network, lengths, context.shape[1])
-    positions = torch.arange(context.shape[1]).expand_as(context)
-    dtype = network.norm.weight.dtype
-    encoded = network.encode(context, positions, attend, dtype)
-    attend.encoding = False
-
+    encoded = _encoded(network, context, attend)
     canvas = noised(target, network.config.vocab_size, generator)
-    positions = lengths[:, None] + torch.arange(target.shape[1])
-    denoise: Callable[[Tensor | None], Tensor] = lambda soft: network.denoise(  # noqa: E731
-        canvas, soft, positions, attend, dtype
-    )
     soft = None
     if torch.rand((), generator=generator) < 0.5:
         with torch.no_grad():
-            weight = network.embed_tokens.weight
-            believed = logits(network, denoise(None)).softmax(dim=-1)
-            soft = believed.to(weight.dtype) @ weight * weight.shape[1] ** 0.5
-    scores = logits(network, denoise(soft))
-    canvas_loss = F.cross_entropy(scores.flatten(0, 1), target.flatten())
-    return canvas_loss, _next_token_loss(network, encoded, context, lengths)
+            soft = _soft(_scores(network, canvas, None, attend), network)
+    scores = _scores(network, canvas, soft, attend)
+    real = torch.arange(1, context.shape[1]) < lengths[:, None]
+    return {
+        "canvas": F.cross_entropy(scores.flatten(0, 1), target.flatten()),
+        "encoder": _next_token_loss(network, encoded, context, real),
+    }
+
+
+def canvas_losses(
+    network: Transformer, batch: CanvasBatch, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Cross-entropies in nats: "canvas", the mean over rows of the mean over each row's open
+    positions; the same of each kind of row in the batch; "reply" and "prompt", of the encoder's
+    next tokens; "copies_of_reply" and "copies_of_canvas", of where one head looks in either phase:
+    at the letter of the prompt that the text repeats.
+
+    Half of the batches have a first pass without gradient, as in `loss`; its soft embedding is zero
+    at pinned positions.  In half of these, the canvas of the trained pass is what one to MOST_STEPS
+    of the product's steps make of the first one: after each the positions of least entropy keep the
+    token drawn, the others are noise again.
+    """
+    attend = PrefixAttention(network, batch.lengths, batch.context.shape[1], batch.filled)
+    encoded = _encoded(network, batch.context, attend)
+    row, at, source = batch.copies.unbind(1)
+    losses = {"copies_of_reply": attend.copy_loss(row, at - 1, source)}
+
+    canvas = noised(batch.start, network.config.vocab_size, generator)
+    canvas = torch.where(batch.open, canvas, batch.target)
+    soft, way = None, float(torch.rand((), generator=generator))
+    if way < 0.5:
+        steps = 1 + int(way * 4 * MOST_STEPS) if way < 0.25 else 0
+        with torch.no_grad():
+            for _ in range(max(1, steps)):
+                scores = _scores(network, canvas, soft, attend)
+                if steps:
+                    scores /= TEMPERATURE
+                    canvas = _stepped(scores, batch, generator)
+                soft = _soft(scores, network) * batch.open[:, :, None]
+    scores = _scores(network, canvas, soft, attend)
+    each = F.cross_entropy(scores.flatten(0, 1), batch.target.flatten(), reduction="none")
+    of_row = (each.view(batch.open.shape) * batch.open).sum(1) / batch.open.sum(1)
+    losses["canvas"] = of_row.mean()
+    at = at - batch.lengths[row]
+    seen = (at >= 0) & batch.open[row, at.clamp(min=0)]
+    losses["copies_of_canvas"] = attend.copy_loss(row[seen], at[seen], source[seen])
+    for number, kind in enumerate(KINDS):
+        some = of_row[batch.kinds == number]
+        if len(some):
+            losses[kind] = some.mean()
+    for name, which in (("reply", batch.replies), ("prompt", batch.prompts)):
+        losses[name] = _next_token_loss(network, encoded, batch.context, which)
+    return losses
+
+
+def _encoded(network: Transformer, context: Tensor, attend: PrefixAttention) -> Tensor:
+    """The encode phase's hidden states [batch, width, hidden]."""
+    positions = torch.arange(context.shape[1]).expand_as(context)
+    return network.encode(context, positions, attend, network.norm.weight.dtype)
+
+
+def _scores(
+    network: Transformer, canvas: Tensor, soft: Tensor | None, attend: PrefixAttention
+) -> Tensor:
+    """The denoise phase's scores [batch, length, vocab]."""
+    attend.encoding = False
+    positions = attend.lengths[:, None] + torch.arange(canvas.shape[1])
+    dtype = network.norm.weight.dtype
+    return logits(network, network.denoise(canvas, soft, positions, attend, dtype))
+
+
+def _soft(scores: Tensor, network: Transformer) -> Tensor:
+    """The soft embedding [batch, length, hidden] of scores [batch, length, vocab]."""
+    weight = network.embed_tokens.weight
+    return scores.softmax(dim=-1).to(weight.dtype) @ weight * weight.shape[1] ** 0.5
 
 
 def _next_token_loss(
-    network: Transformer, encoded: Tensor, context: Tensor, lengths: Tensor
+    network: Transformer, encoded: Tensor, context: Tensor, which: Tensor
 ) -> Tensor:
-    real = torch.arange(1, context.shape[1]) < lengths[:, None]
-    return F.cross_entropy(logits(network, encoded[:, :-1][real]), context[:, 1:][real])
+    """The mean over those tokens of the context, of which `which` [batch, width - 1] says what
+    comes next; 0 if there are none."""
+    hidden, wanted = encoded[:, :-1][which], context[:, 1:][which]
+    of_tokens = F.cross_entropy(logits(network, hidden), wanted, reduction="sum")
+    return of_tokens / max(1, len(wanted))
+
+
+def _stepped(scores: Tensor, batch: CanvasBatch, generator: torch.Generator) -> Tensor:
+    """The canvas after a step with these scores [B, C, vocab]: see `sampler.EntropyBound`."""
+    noise = torch.randint(0, scores.shape[-1], batch.target.shape, generator=generator)
+    chances = scores.softmax(dim=-1)
+    drawn = torch.multinomial(chances.flatten(0, 1), 1, generator=generator).view(noise.shape)
+    entropy = -(chances * chances.clamp(min=1e-30).log()).sum(-1)
+    # What is pinned takes no part of the bound.
+    entropy = entropy.masked_fill(~batch.open, 0.0)
+    ascending, order = entropy.sort(dim=-1)
+    inside = ascending.cumsum(dim=-1) - ascending <= BOUND
+    accepted = torch.zeros_like(inside).scatter(-1, order, inside)
+    return torch.where(batch.open, torch.where(accepted, drawn, noise), batch.target)

@@ -1,38 +1,67 @@
 """Recipes: from nothing to a checkpoint, reproducibly.
 
-`embedded` makes the model that ships in the package, in three stages: a network that talks, the
-same one once it has learnt to decide (`decision_stage.py`), and once it fills holes and writes
-JSON (`fill_stage.py`).  Knows no command line.
+`embedded` makes the model that ships in the package, in three stages: a network that talks; the
+same one once it has learnt to decide; and once it fills holes, writes small JSON objects and mends
+a wrong prediction.  Every step of a later stage mixes what is new with what was learnt before, so
+that this is not lost.  Knows no command line.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import repeat
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from sfumato.api import load
+from sfumato.convert.files import config_files, save_folder
+from sfumato.diffusion.sampler_config import REFERENCE
+from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.transformer import Transformer
-from sfumato.train import decision_stage, fill_stage
-from sfumato.train.embedded_data import Mixture, batches
-from sfumato.train.objective import ENCODER_WEIGHT, loss
-from sfumato.train.save import save_checkpoint
-from sfumato.train.vocabulary import BOS, END_OF_TURN, EOS, PAD, TOKENS
+from sfumato.train import canvas_data, decisions_data, embedded_data
+from sfumato.train.canvas_rows import CanvasBatch, collate, pooled
+from sfumato.train.decisions_data import Reads
+from sfumato.train.embedded_data import FIRST_ASKED, Mixture
+from sfumato.train.objective import ENCODER_WEIGHT, canvas_losses, loss
+from sfumato.train.read_objective import read_losses
+from sfumato.train.trainer import PRINTED, Gradients, Progress, Trainer, Watch, adamw, muon
+from sfumato.train.vocabulary import BOS, END_OF_TURN, EOS, PAD, TOKENS, write_text_side
+from sfumato.weights.files.tensor_stream import TensorStream
 
-STEPS = 8_700
-BATCH = 32
-LEARNING_RATE = 3e-3
+TALK_STEPS, DECIDE_STEPS, FILL_STEPS = 8_700, 5_550, 13_578
 WARM_UP = 100
-CLIP = 1.0
-LAST_RATE = 3e-4
+PARTS = 2
+"""Parts of each step of the later stages; numbers of rows are those of a part."""
+QUESTIONS = 4
+"""Questions about each state, of reads."""
+
+TALK_ROWS = 32
+TALK_RATE, LAST_RATE = 3e-3, 3e-4
 TURN_SHARE, MAIN_SHARE = 3360 / 8700, 8000 / 8700
 EARLY, LATER, LAST = Mixture(), Mixture(sudoku=0.35), Mixture(sudoku=0.35, first_asked=0.25)
+
+DECIDE_STATES = 4
+DECIDE_CHATS = 12
+"""Conversations of each part, in all phases that say no other number."""
+READ_WEIGHTS = {"slot": 1.0, "end": 0.3, "options": 1.0}
+LOOK_WEIGHT = 0.5
+"""Weight of the losses that say where heads look."""
+
+FILL_STATES = 1
+FILL_ROWS = 24
+FILL_RATE, FALL_SHARE = 6e-4, 0.25
+AVERAGE = 0.9995
+"""Share of the mean of the weights that a step leaves as it is: a step's own weights answer now
+this question better and now that one, and their mean nearly all."""
+READS_WEIGHT = 0.5
+REPLY_WEIGHT = 0.5
+"""Weight of the encoder's next tokens within texts."""
 
 _SLIDING = LayerConfig(True, kv_heads=2, head_dim=32, rope_theta=1e4, rope_pairs=16)
 _FULL = LayerConfig(False, kv_heads=1, head_dim=64, rope_theta=1e6, rope_pairs=8)
@@ -56,9 +85,9 @@ EMBEDDED = ModelConfig(
     pad_id=PAD,
     filler_id=EOS,
 )
+CANVAS = EMBEDDED.canvas_length
 
-Report = Callable[[str], None]
-Progress = Callable[[int, int], None]  # called with the steps done, and all of them
+_Batch = TypeVar("_Batch")
 
 
 def initialised(config: ModelConfig, generator: torch.Generator) -> Transformer:
@@ -72,17 +101,23 @@ def initialised(config: ModelConfig, generator: torch.Generator) -> Transformer:
     return network
 
 
-def learning_rate(step: int, steps: int) -> float:
-    """Linear warm-up, then one cosine down to 2 %: restarting it at full rate costs accuracy. The
-    last steps are another one, from a tenth of the rate."""
+def _warm_up(step: int) -> float:
+    return min(1.0, (step + 1) / WARM_UP)
+
+
+def _fallen(angle: float) -> float:
+    """A cosine from 1 at angle 0 down to 2 % at angle π."""
+    return 0.02 + 0.98 * (0.5 * (1 + math.cos(angle)))
+
+
+def talk_rate(step: int, steps: int) -> float:
+    """Linear warm-up, then one cosine: restarting it at full rate costs accuracy. The last steps
+    are another one, from a tenth of the rate."""
     main = round(MAIN_SHARE * steps)
     peak, done, total = (
-        (LEARNING_RATE, step, main)
-        if step < main
-        else (LAST_RATE, step - main, max(1, steps - main))
+        (TALK_RATE, step, main) if step < main else (LAST_RATE, step - main, max(1, steps - main))
     )
-    cosine = 0.5 * (1 + math.cos(math.pi * done / total))
-    return peak * min(1.0, (done + 1) / WARM_UP) * (0.02 + 0.98 * cosine)
+    return peak * _warm_up(done) * _fallen(math.pi * done / total)
 
 
 def mixture(step: int, steps: int) -> Mixture:
@@ -92,51 +127,155 @@ def mixture(step: int, steps: int) -> Mixture:
     return EARLY if share < TURN_SHARE else LATER if share < MAIN_SHARE else LAST
 
 
-def train(
-    steps: int = STEPS,
-    seed: int = 0,
-    report: Report = print,
-    every: int = 200,
-    progress: Progress = lambda done, total: None,
-) -> Transformer:
-    """Trains the embedded model; the same seed, torch and thread count give the same weights."""
+def train_talk(steps: int = TALK_STEPS, seed: int = 0, watch: Watch = PRINTED) -> Transformer:
+    """The first stage; the same seed, torch and thread count give the same weights."""
     generator = torch.Generator().manual_seed(seed)
     network = initialised(EMBEDDED, generator)
-    learned = [p for p in network.parameters() if p.requires_grad]
-    optimiser = torch.optim.AdamW(
-        [
-            {"params": [p for p in learned if p.ndim > 1], "weight_decay": 0.01},
-            {"params": [p for p in learned if p.ndim == 1], "weight_decay": 0.0},
-        ],
-        lr=LEARNING_RATE,
-        betas=(0.9, 0.98),
-    )
-    data = batches(
-        np.random.default_rng(seed),
-        BATCH,
-        EMBEDDED.canvas_length,
-        lambda step: mixture(step, steps),
-    )
-    start, smooth = time.perf_counter(), math.nan
-    for step in range(steps):
-        for group in optimiser.param_groups:
-            group["lr"] = learning_rate(step, steps)
-        canvas_loss, encoder_loss = loss(network, *next(data), generator)
-        optimiser.zero_grad(set_to_none=True)
-        (canvas_loss + ENCODER_WEIGHT * encoder_loss).backward()
-        torch.nn.utils.clip_grad_norm_(learned, CLIP)
-        optimiser.step()
-        value = canvas_loss.item()
-        progress(step + 1, steps)
-        smooth = value if math.isnan(smooth) else 0.98 * smooth + 0.02 * value
-        if (step + 1) % every == 0:
-            spent = time.perf_counter() - start
-            report(
-                f"step {step + 1} of {steps}: canvas loss {smooth:.4f}, encoder loss "
-                f"{encoder_loss.item():.3f}, {spent / (step + 1) * 1e3:.0f} ms a step, "
-                f"{spent / 60:.1f} min"
-            )
+    trainer = Trainer("talk", network, adamw(network), steps, watch)
+    rng = np.random.default_rng(seed)
+    data = embedded_data.batches(rng, TALK_ROWS, CANVAS, lambda step: mixture(step, steps))
+
+    def work(part: int) -> Iterator[Gradients]:
+        for batch in data:
+            losses = loss(network, *batch, generator)
+            yield trainer.gradients(losses, {"canvas": 1.0, "encoder": ENCODER_WEIGHT})
+
+    trainer.run(steps, lambda step: talk_rate(step, steps), work)
     return network
+
+
+class Phase(NamedTuple):
+    """Steps of the second stage up to `until`, with a stream of data of their own. The rate is that
+    of a cosine from `peak` at step `start` down to 2 % of it at step `end`; `looks`: the losses of
+    where heads look; labels: as `read_losses` takes it; chats: conversations of each part; sudoku:
+    their share of Sudoku."""
+
+    until: int
+    peak: float
+    start: int
+    end: int
+    looks: tuple[str, ...]
+    labels: bool = True
+    chats: int = DECIDE_CHATS
+    sudoku: float = 0.35
+
+    def learning_rate(self, step: int) -> float:
+        """With a linear warm-up of the stage's first steps."""
+        done = (step - self.start) / (self.end - self.start)
+        return self.peak * _warm_up(step) * _fallen(math.pi * done)
+
+
+LOOKS = ("words", "looks", "labels", "evidence", "turns")
+ALL_LOOKS = (*LOOKS, "numbers")
+PHASES = (  # a look was added where a figure stood still
+    Phase(750, 2e-3, 0, 2400, ("words",), labels=False, chats=5),
+    Phase(1000, 2e-3, 0, 2150, ("words", "looks"), labels=False, chats=5),
+    Phase(1250, 2e-3, 0, 2100, ("words", "looks", "turns"), labels=False, chats=5),
+    Phase(2150, 1.2e-3, 1250, 2150, LOOKS, chats=5),
+    Phase(2500, 1.2e-3, 2150, 6650, LOOKS, chats=8, sudoku=0.3),
+    Phase(3250, 1.2e-3, 2150, 6650, ALL_LOOKS, chats=8, sudoku=0.3),
+    Phase(4750, 1.1e-3, 3250, 4750, ALL_LOOKS, sudoku=0.2),
+    # The last one brings hard grids back.
+    Phase(DECIDE_STEPS, 8e-4, 4750, DECIDE_STEPS, ALL_LOOKS, chats=24, sudoku=0.6),
+)
+
+
+def phases(steps: int) -> tuple[Phase, ...]:
+    """Phases of the recipe; other numbers of steps have one."""
+    if steps == DECIDE_STEPS:
+        return PHASES
+    return (Phase(steps, 2e-3, 0, steps, ALL_LOOKS, chats=DECIDE_CHATS),)
+
+
+def _part(
+    key: tuple[int, ...], states: int, others: Callable[[np.random.Generator], Iterator[_Batch]]
+) -> Iterator[tuple[Reads, _Batch, torch.Generator]]:
+    """What one process computes steps of: reads, other rows, and what draws the noise; the same for
+    the same key."""
+    rng = np.random.default_rng(key)
+    reads = decisions_data.batches(rng, states, QUESTIONS)
+    batches = others(rng)
+    noise = torch.Generator().manual_seed(int(rng.integers(2**62)))
+    return zip(reads, batches, repeat(noise), strict=False)
+
+
+def decide_rows(
+    seed: int, phase: Phase, first: int, part: int
+) -> Iterator[tuple[Reads, embedded_data.Batch, torch.Generator]]:
+    """The rows of one part of a phase's steps. first: the phase's first step."""
+    mixed = Mixture(phase.sudoku, FIRST_ASKED)
+    return _part(
+        (seed, first, part),
+        DECIDE_STATES,
+        lambda rng: embedded_data.batches(rng, phase.chats, CANVAS, lambda step: mixed),
+    )
+
+
+def train_decide(
+    network: Transformer, steps: int = DECIDE_STEPS, seed: int = 0, watch: Watch = PRINTED
+) -> None:
+    """The second stage: trains the network of the first in place; the same seed and torch give the
+    same weights."""
+    trainer = Trainer("decide", network, muon(network), steps, watch, PARTS)
+    for phase in phases(steps):
+        weights = {"canvas": 1.0, "encoder": ENCODER_WEIGHT} | READ_WEIGHTS
+        weights |= dict.fromkeys(phase.looks, LOOK_WEIGHT)
+
+        def work(
+            part: int,
+            phase: Phase = phase,
+            first: int = trainer.done,
+            weights: dict[str, float] = weights,
+        ) -> Iterator[Gradients]:
+            for reads, chats, noise in decide_rows(seed, phase, first, part):
+                losses = read_losses(network, reads, phase.labels)
+                losses |= loss(network, *chats, noise)
+                yield trainer.gradients(losses, weights, ("slot", "options", "canvas"))
+
+        trainer.run(phase.until, phase.learning_rate, work)
+
+
+def fill_rows(seed: int, part: int) -> Iterator[tuple[Reads, CanvasBatch, torch.Generator]]:
+    """The rows of one part of the third stage's steps."""
+
+    def canvases(rng: np.random.Generator) -> Iterator[CanvasBatch]:
+        return pooled(
+            rng,
+            FILL_ROWS,
+            lambda first: canvas_data.draw(rng, CANVAS),
+            lambda row: len(row.prefix) + len(row.text),
+            collate,
+        )
+
+    return _part((seed, 3, part), FILL_STATES, canvases)
+
+
+def fill_rate(step: int, steps: int) -> float:
+    """A linear warm-up, level, and in the last steps a line down to 2 %: what is learnt last, the
+    letters of long words, needs many steps at the full rate."""
+    left = min(1.0, (steps - step) / (FALL_SHARE * steps))
+    return FILL_RATE * _warm_up(step) * (0.02 + 0.98 * left)
+
+
+def train_fill(
+    network: Transformer, steps: int = FILL_STEPS, seed: int = 0, watch: Watch = PRINTED
+) -> None:
+    """The third stage: trains the network of the second in place, and leaves the exponential mean
+    of its weights over the steps; the same seed and torch give the same weights."""
+    trainer = Trainer("fill", network, muon(network), steps, watch, PARTS, AVERAGE)
+    weights = {"canvas": 1.0, "reply": REPLY_WEIGHT, "prompt": ENCODER_WEIGHT}
+    weights |= dict.fromkeys(("copies_of_reply", "copies_of_canvas"), LOOK_WEIGHT)
+    weights |= {name: READS_WEIGHT * weight for name, weight in READ_WEIGHTS.items()}
+    weights |= dict.fromkeys(ALL_LOOKS, READS_WEIGHT * LOOK_WEIGHT)
+
+    def work(part: int) -> Iterator[Gradients]:
+        for reads, canvases, noise in fill_rows(seed, part):
+            losses = canvas_losses(network, canvases, noise)
+            shown = (*losses, "slot", "options")
+            yield trainer.gradients(losses | read_losses(network, reads), weights, shown)
+
+    trainer.run(steps, lambda step: fill_rate(step, steps), work)
+    trainer.finish()
 
 
 def run(
@@ -144,7 +283,7 @@ def run(
     out: Path,
     steps: int | None = None,
     seed: int = 0,
-    report: Report = print,
+    report: Callable[[str], None] = print,
     progress: Progress = lambda done, total: None,
     begin_with: Path | None = None,
     stage: int = 2,
@@ -156,18 +295,16 @@ def run(
     CheckpointError for one that cannot be read."""
     if name != "embedded":
         raise ValueError(f"recipe: {name!r} is not known; there is 'embedded'")
-    counts = [steps or each for each in (STEPS, decision_stage.STEPS, fill_stage.STEPS)]
+    counts = [steps or each for each in (TALK_STEPS, DECIDE_STEPS, FILL_STEPS)]
     first = 1 if begin_with is None else stage
     network = None if begin_with is None else load_weights(begin_with)
     done, total = 0, sum(counts[first - 1 :])
-    for number in range(first, 4):
-        before, count = done, counts[number - 1]
-        shown = partial(_shown, progress, before, total)
+    for number, count in list(enumerate(counts, 1))[first - 1 :]:
+        watch = Watch(report, partial(_shown, progress, done, total))
         if network is None:
-            network = train(count, seed, report, progress=shown)
+            network = train_talk(count, seed, watch)
         else:
-            of_stage = (decision_stage if number == 2 else fill_stage).train
-            of_stage(network, count, seed, report, progress=shown)
+            (train_decide if number == 2 else train_fill)(network, count, seed, watch)
         done += count
         save_checkpoint(network, out)
         # What a stage begins with is what the checkpoint of the one before holds.
@@ -188,3 +325,17 @@ def load_weights(folder: Path) -> Transformer:
     weights = loaded.network.transformer.state_dict()
     network.load_state_dict({name: value.float() for name, value in weights.items()})
     return network
+
+
+def save_checkpoint(network: Transformer, folder: Path) -> None:
+    """Writes config.json, generation_config.json with the reference's sampler, model.safetensors
+    (bfloat16) and the text side, in place of an earlier checkpoint: whole, or not at all.
+    `transformers` loads the folder too. Raises ValueError for a folder that is more than a
+    checkpoint, and OSError."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    name_of = DIFFUSION_GEMMA.tensor_names.transformers_name
+    tensors = {name_of(name): value for name, value in network.state_dict().items()}
+    tensors |= DIFFUSION_GEMMA.config.hf_placeholders(network.config)
+    streams = [TensorStream.of(name, value, "BF16") for name, value in tensors.items()]
+    files = config_files(DIFFUSION_GEMMA, network.config, REFERENCE, network.config.eos_ids)
+    save_folder(folder, files, streams, write_text_side, force=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from sfumato.diffusion.constraints.hole import Hole
-from sfumato.train import fill_data, sudoku
+from sfumato.train import canvas_data, sudoku
 from sfumato.train.decisions_data import is_held_out
 from sfumato.train.vocabulary import BOS, END_OF_TURN, EOS, TOKENS
 
@@ -12,7 +12,7 @@ CANVAS = 32
 
 def tasks(count, held_out=False, seed=0):
     rng = np.random.default_rng(seed)
-    return [fill_data.draw(rng, held_out) for _ in range(count)]
+    return [canvas_data.draw_fill(rng, held_out) for _ in range(count)]
 
 
 def shown(ids):
@@ -48,7 +48,7 @@ def is_solved(text):
 def test_a_row_is_the_products_canvas():
     """The pinned positions are the given texts, and what is open is what fills them."""
     for task in tasks(300, seed=1):
-        row = fill_data.row(task, CANVAS)
+        row = canvas_data.fill_row(task, CANVAS)
         if row is None:
             continue
         assert len(row.target) <= CANVAS and len(row.open) == len(row.target)
@@ -65,8 +65,8 @@ def test_a_row_is_the_products_canvas():
 
 def test_a_text_behind_its_canvas_begins_in_the_prefix():
     text = "Monday, Tuesday, Wednesday, Thursday, Friday"
-    parts = fill_data.with_holes(text, [(17, 26)])
-    row = fill_data.row(fill_data.FillTask(None, parts, text, ""), CANVAS)
+    parts = canvas_data.with_holes(text, [(17, 26)])
+    row = canvas_data.fill_row(canvas_data.FillTask(None, parts, text, ""), CANVAS)
     assert shown(row.prefix) == "<bos>Monday, Tuesday, "
     assert shown(row.target) == "Wednesday, Thursday, Friday"
     assert row.open == [True] * 9 + [False] * 18
@@ -75,12 +75,13 @@ def test_a_text_behind_its_canvas_begins_in_the_prefix():
 def test_a_fact_has_one_filling_of_any_length():
     rng = np.random.default_rng(0)
     for _ in range(200):
-        task = fill_data._of_facts(rng) if rng.random() < 0.5 else fill_data._of_names(rng)
+        task = canvas_data._of_facts(rng) if rng.random() < 0.5 else canvas_data._of_names(rng)
         if task is not None:
             start = len(task.parts[0]) if isinstance(task.parts[0], str) else 0
             span = start, start + task.length
             assert (
-                sum(fill_data._fits(text, task.text, span) for text, _ in fill_data._facts()) == 1
+                sum(canvas_data.fits(text, task.text, span) for text, _ in canvas_data._facts())
+                == 1
             )
     fact, both = "The capital of France is Paris.", (15, 30)
-    assert sum(fill_data._fits(text, fact, both) for text, _ in fill_data._facts()) > 1
+    assert sum(canvas_data.fits(text, fact, both) for text, _ in canvas_data._facts()) > 1

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import sfumato
-from sfumato.train import canvas_figures, sudoku
+from sfumato.train import evaluate, sudoku
+from sfumato.train.canvas_data import JsonTask
 from sfumato.train.decisions_data import is_held_out
 from sfumato.train.embedded_data import evaluation_sets
-from sfumato.train.json_data import JsonTask
 
 
 @pytest.fixture(scope="module")
@@ -17,23 +17,23 @@ def model():
 
 
 def test_held_out_tasks_are_fixed_and_different():
-    for make in (canvas_figures.held_out_fills, canvas_figures.held_out_lengths):
+    for make in (evaluate.held_out_fills, evaluate.held_out_lengths):
         tasks = make(0, 30)
         assert tasks == make(0, 30) and tasks != make(1, 30)
         assert all(is_held_out(task.key) for task in tasks)
-    objects = canvas_figures.held_out_json(0, 30)
-    assert objects == canvas_figures.held_out_json(0, 30)
+    objects = evaluate.held_out_json(0, 30)
+    assert objects == evaluate.held_out_json(0, 30)
     assert len({task.request for task in objects}) == 30
 
 
 def test_where_a_length_is_asked_for_something_follows_the_hole():
-    for task in canvas_figures.held_out_lengths(0, 50):
+    for task in evaluate.held_out_lengths(0, 50):
         assert task.messages is not None or isinstance(task.parts[-1], str)
 
 
 def test_a_wrong_solution_is_another_grid():
     tasks = evaluation_sets(0, 20)["sudoku_hard"]
-    for task, text in zip(tasks, canvas_figures.wrong_solutions(tasks, 0), strict=True):
+    for task, text in zip(tasks, evaluate.wrong_solutions(tasks, 0), strict=True):
         assert text != task.expected
         assert (sudoku.all_grids() == sudoku.from_text(text)).all(1).any()
 
@@ -50,4 +50,5 @@ def test_a_wrong_solution_is_another_grid():
     ],
 )
 def test_an_object_is_right_whatever_its_white_space(text, right):
-    assert canvas_figures._same_object(text, JsonTask("", {"name": "Ann", "count": 2}, {})) == right
+    task = JsonTask("", {"name": "Ann", "count": 2}, {})
+    assert evaluate.is_same_object(text, task.text) == right

@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from sfumato.train.part_processes import PartProcesses
+from sfumato.train.trainer import part_processes
 
 
 def _work(weight):
@@ -21,13 +21,13 @@ def _work(weight):
 
 def _two_steps(weight):
     """What two steps give; the weight doubles between them."""
-    results = []
-    with PartProcesses([weight], _work(weight), 2) as parts:
+    given = []
+    with part_processes([weight], _work(weight), 2) as results:
         for _ in range(2):
-            results += [(grads[0].clone(), losses) for grads, losses in parts.step()]
+            given += [(grads[0].clone(), losses) for grads, losses in results()]
             with torch.no_grad():
                 weight.mul_(2)
-    return results
+    return given
 
 
 def test_processes_see_the_weights_of_each_step_and_give_what_one_process_gives(monkeypatch):
@@ -47,10 +47,10 @@ def test_what_a_part_raises_is_raised():
         yield (torch.zeros(1),), {}
 
     with (
-        PartProcesses([torch.nn.Parameter(torch.zeros(1))], steps, 2) as parts,
+        part_processes([torch.nn.Parameter(torch.zeros(1))], steps, 2) as results,
         pytest.raises(ValueError, match="no rows"),
     ):
-        parts.step()
+        results()
 
 
 def test_a_process_that_dies_ends_the_step():
@@ -59,7 +59,7 @@ def test_a_process_that_dies_ends_the_step():
         yield (torch.zeros(1),), {}
 
     with (
-        PartProcesses([torch.nn.Parameter(torch.zeros(1))], steps, 1) as parts,
+        part_processes([torch.nn.Parameter(torch.zeros(1))], steps, 1) as results,
         pytest.raises(RuntimeError, match="has died"),
     ):
-        parts.step()
+        results()

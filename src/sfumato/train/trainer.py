@@ -1,0 +1,301 @@
+"""The training loop: optimisers, gradients that several processes compute, and reports.
+
+The parts of a step have a process each, on weights in shared memory: in threads of one process they
+wait for each other's turn in the interpreter, since most of a step's operations are small.  Knows
+no data and no objective.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from sfumato.model.transformer import Transformer
+from sfumato.ops import reference
+from sfumato.ops.registry import differentiable
+
+CLIP = 1.0
+BETAS = (0.9, 0.98)
+SMOOTH = 0.97  # share of the earlier losses in those that a report shows
+MATRICES = tuple(f"{name}_proj.weight" for name in ("q", "k", "v", "o", "gate", "up", "down"))
+"""Ends of the names of those parameters that Muon trains; AdamW does the others."""
+TILE = 32
+"""Only products with both sides of the weight a multiple of this are rounded to bfloat16: the
+router and the vocabulary's scores are not."""
+
+Gradients = tuple[tuple[Tensor, ...], dict[str, float]]
+"""The gradient of every parameter that is learned, and the losses by name."""
+Work = Callable[[int], Iterator[Gradients]]
+"""What a part, by its number, computes in its steps, one after another."""
+Progress = Callable[[int, int], None]  # called with the steps done, and all of them
+
+
+class Watch(NamedTuple):
+    """`report` gets a line every so many steps, `progress` is called after each."""
+
+    report: Callable[[str], None] = print
+    progress: Progress = lambda done, total: None
+    every: int = 100
+
+
+PRINTED = Watch()
+
+
+def adamw(network: Transformer) -> list[torch.optim.Optimizer]:
+    """AdamW for all parameters; matrices decay."""
+    learned = [p for p in network.parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in learned if p.ndim > 1], "weight_decay": 0.01},
+        {"params": [p for p in learned if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    return [torch.optim.AdamW(groups, betas=BETAS)]
+
+
+def muon(network: Transformer) -> list[torch.optim.Optimizer]:
+    """Muon for MATRICES, AdamW for the others."""
+    named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
+    matrices = [p for name, p in named if name.endswith(MATRICES)]
+    others = [p for name, p in named if not name.endswith(MATRICES)]
+    return [
+        # Equal steps in all directions of a matrix: reads were learnt in fewer steps with it.
+        torch.optim.Muon(matrices, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, betas=BETAS, weight_decay=0.0),
+    ]
+
+
+class Trainer:
+    """A network with its optimisers, and the number of steps done."""
+
+    def __init__(
+        self,
+        name: str,
+        network: Transformer,
+        optimisers: Sequence[torch.optim.Optimizer],
+        steps: int,
+        watch: Watch,
+        parts: int = 0,
+        average: float | None = None,
+    ) -> None:
+        """name: for reports; parts: of each step, computed with `fast_ops` (0: this process
+        computes the steps, with plain operations); average: the share of the mean of the weights
+        that a step leaves as it is (None: no mean is kept)."""
+        self.name, self.network, self.optimisers = name, network, optimisers
+        self.steps, self.watch, self.parts = steps, watch, parts
+        self.learned = [p for p in network.parameters() if p.requires_grad]
+        self.done, self.start, self.smooth = 0, time.perf_counter(), dict[str, float]()
+        self.mean = None
+        if average is not None:
+            self.mean = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(average))
+
+    def gradients(
+        self,
+        losses: Mapping[str, Tensor],
+        weights: Mapping[str, float],
+        shown: Collection[str] | None = None,
+    ) -> Gradients:
+        """The gradients of the sum of the weighted losses. shown: the losses of a report (None:
+        all)."""
+        total = torch.zeros(())
+        for name, weight in weights.items():
+            total = total + weight * losses[name]
+        # Without a soft embedding, what reads it has no gradient: one process then leaves it as it
+        # is, for several the gradient is zero.
+        of_parameters = torch.autograd.grad(
+            total, self.learned, allow_unused=True, materialize_grads=self.parts > 0
+        )
+        return of_parameters, {name: losses[name].item() for name in shown or losses}
+
+    def step(self, results: Sequence[Gradients], rate: float) -> dict[str, float]:
+        """One step at this learning rate, on the mean of the parts' gradients; returns the mean of
+        each loss over the parts that have it."""
+        for parameter, *each in zip(self.learned, *(grads for grads, _ in results), strict=True):
+            parameter.grad = None if each[0] is None else sum(each[1:], each[0]) / len(each)
+        torch.nn.utils.clip_grad_norm_(self.learned, CLIP)
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = rate
+            optimiser.step()
+        self.done += 1
+        if self.mean is not None:
+            self.mean.update_parameters(self.network)
+        values: dict[str, list[float]] = {}
+        for name, value in (item for _, losses in results for item in losses.items()):
+            values.setdefault(name, []).append(value)
+        return {name: sum(each) / len(each) for name, each in values.items()}
+
+    def run(self, until: int, rate: Callable[[int], float], work: Work) -> None:
+        """Takes steps until so many are done, each at the rate of its number."""
+        with self._results(work) as results:
+            while self.done < until:
+                losses = self.step(results(), rate(self.done))
+                for name, value in losses.items():
+                    before = self.smooth.get(name, value)
+                    self.smooth[name] = SMOOTH * before + (1 - SMOOTH) * value
+                self.watch.progress(self.done, self.steps)
+                if self.done % self.watch.every == 0:
+                    self._report()
+
+    def finish(self) -> None:
+        """Gives the network the mean of its weights over the steps."""
+        assert self.mean is not None
+        self.network.load_state_dict(self.mean.module.state_dict())
+
+    @contextmanager
+    def _results(self, work: Work) -> Iterator[Callable[[], list[Gradients]]]:
+        """What computes the next gradients of all parts."""
+        if not self.parts:
+            steps = work(0)
+            yield lambda: [next(steps)]
+            return
+        with fast_ops(), part_processes(self.learned, work, self.parts) as results:
+            yield results
+
+    def _report(self) -> None:
+        spent = time.perf_counter() - self.start
+        losses = ", ".join(f"{name} {value:.4f}" for name, value in self.smooth.items())
+        self.watch.report(
+            f"{self.name}, step {self.done} of {self.steps}: {losses}, "
+            f"{spent / self.done * 1e3:.0f} ms a step, {spent / 60:.1f} min"
+        )
+
+
+@contextmanager
+def part_processes(
+    learned: Sequence[Tensor], work: Work, count: int
+) -> Iterator[Callable[[], list[Gradients]]]:
+    """What computes the next gradients of `count` parts, valid until the next call.
+
+    learned: the parameters, which move to shared memory. Where the system cannot fork, the parts
+    follow each other in this process, with the same results. The call raises what the work of a
+    part raises, and RuntimeError where its process has died."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        here = [work(part) for part in range(count)]
+        yield lambda: [next(steps) for steps in here]
+        return
+    for parameter in learned:
+        parameter.data = parameter.data.share_memory_()
+    context, parts = multiprocessing.get_context("fork"), []
+    for part in range(count):
+        shared = tuple(torch.zeros_like(parameter.data).share_memory_() for parameter in learned)
+        pipe, end = context.Pipe()
+        process = context.Process(target=_compute, args=(end, work, part, shared), daemon=True)
+        process.start()
+        # The child's alone from now on: where it dies, reading here ends.
+        end.close()
+        parts.append((process, pipe, shared))
+
+    def results() -> list[Gradients]:
+        for _, pipe, _ in parts:
+            pipe.send(True)
+        return [(shared, _received(pipe)) for _, pipe, shared in parts]
+
+    try:
+        yield results
+    finally:
+        for process, pipe, _ in parts:
+            pipe.close()
+            process.terminate()
+            process.join()
+
+
+def _received(pipe: Connection) -> dict[str, float]:
+    try:
+        result = pipe.recv()
+    except EOFError:
+        raise RuntimeError("train: a process that computes gradients has died") from None
+    if isinstance(result, BaseException):
+        raise result
+    losses: dict[str, float] = result
+    return losses
+
+
+def _compute(pipe: Connection, work: Work, part: int, shared: Sequence[Tensor]) -> None:
+    """The life of a process: one step's gradients for every message."""
+    # The parts share the processor's cores; and threads of OpenMP do not outlive a fork.
+    torch.set_num_threads(1)
+    steps = work(part)
+    try:
+        while pipe.recv():
+            gradients, losses = next(steps)
+            for place, gradient in zip(shared, gradients, strict=True):
+                place.copy_(gradient)
+            pipe.send(losses)
+    except (EOFError, KeyboardInterrupt):
+        return
+    except Exception as error:
+        pipe.send(error)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """y = h · w with h = x · r, r = 1 / sqrt(mean(x²) + eps).
+
+    With g = dL/dy: dL/dw = Σ g · h, and dL/dx = r · (g · w - h · mean(g · w · h)).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        root = (length * length / x.shape[-1] + eps).rsqrt()
+        unit = x * root
+        ctx.save_for_backward(unit, root, weight)
+        return unit if weight is None else unit * weight
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        unit, root, weight = ctx.saved_tensors
+        product, of_weight = gradients[0] * unit, None
+        if weight is None:
+            scaled, along = gradients[0].clone(), product.sum(-1, keepdim=True)
+        else:
+            of_weight = product.reshape(-1, product.shape[-1]).sum(0)
+            scaled, along = gradients[0] * weight, (product @ weight).unsqueeze(-1)
+        of_x = scaled.addcmul_(unit, along / unit.shape[-1], value=-1).mul_(root)
+        return of_x, of_weight, None
+
+
+class _Linear(torch.autograd.Function):
+    """x @ w.T with all operands rounded to bfloat16, sums in float32, and the same for both
+    gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        rounded, narrow = x.bfloat16(), weight.bfloat16()
+        ctx.save_for_backward(rounded, narrow)
+        return F.linear(rounded, narrow).float()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        gradient = gradients[0].bfloat16()
+        of_weight = gradient.flatten(0, -2).T @ x.flatten(0, -2)
+        return (gradient @ weight).float(), of_weight.float()
+
+
+def linear(x: Tensor, weight: Tensor, tile: int | None = None) -> Tensor:
+    """Computes `ops.linear`: x float32 [..., in], weight float32 [out, in] → float32 [..., out]."""
+    if any(size % TILE for size in weight.shape):
+        return reference.linear.reference(x, weight)
+    return _Linear.apply(x, weight)
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Computes `ops.rms_norm` of float32 x [..., size] and weight [size] or None; the gradient is
+    written by hand."""
+    return _RMSNorm.apply(x, weight, eps)
+
+
+@contextmanager
+def fast_ops() -> Iterator[None]:
+    """Operations with gradients that are faster on a CPU serve inside, wherever a gradient is asked
+    for, in every thread."""
+    with differentiable({"rms_norm": rms_norm, "linear": linear}):
+        yield
