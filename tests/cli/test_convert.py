@@ -11,7 +11,7 @@ import sfumato.convert
 from sfumato.api import EMBEDDED
 from sfumato.model.families import open_checkpoint
 from sfumato.model.quant_recipes import TARGETS
-from sfumato.options import FORMATS
+from sfumato.options.table import FORMATS
 
 
 def test_the_listed_formats_are_those_there_are() -> None:

@@ -17,7 +17,8 @@ from sfumato.cli.arguments import build_parser
 from sfumato.cli.view.display import Silent
 from sfumato.diffusion import sampler
 from sfumato.model import quantize_on_load
-from sfumato.options import ON_LOAD, SAMPLERS
+from sfumato.options import SAMPLERS
+from sfumato.options.table import ON_LOAD
 
 HI = Request("Hi")
 

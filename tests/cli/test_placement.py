@@ -14,8 +14,8 @@ from sfumato.engine.memory.guard import check_placed
 from sfumato.model import placement
 from sfumato.model.layer_devices import OTHER_LAYERS
 from sfumato.ops import ACTIVATIONS as OURS
-from sfumato.options import ACTIVATIONS, CACHE_TYPES
-from sfumato.options import OTHER_LAYERS as OTHERS
+from sfumato.options.table import ACTIVATIONS, CACHE_TYPES
+from sfumato.options.table import OTHER_LAYERS as OTHERS
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from sfumato.cli import reference
 from sfumato.cli.arguments import build_parser
-from sfumato.options import OPTIONS
+from sfumato.options.table import OPTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 

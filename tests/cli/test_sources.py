@@ -14,7 +14,7 @@ import pytest
 from sfumato.cli.arguments import build_parser, label
 from sfumato.cli.serve import _api_keys
 from sfumato.cli.sources import LARGEST, suspicious
-from sfumato.options import OPTIONS, Option
+from sfumato.options.table import OPTIONS, Option
 from sfumato.values import Choice, Each, Flag, Number, Text, Whole
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import Request
-from sfumato.options import OPTIONS, exclusions
+from sfumato.options import exclusions
 from sfumato.options.exclusions import EXCLUSIONS, Exclusion
+from sfumato.options.table import OPTIONS
 from sfumato.refused import Refused
 from sfumato.server.dialects.fill import FillBody
 from sfumato.server.dialects.ollama.forms import OllamaGenerateBody

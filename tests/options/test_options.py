@@ -9,16 +9,8 @@ from sfumato.diffusion import checks, sampler, sampler_config
 from sfumato.diffusion.sampler import EntropyBound, FixedCount, Threshold
 from sfumato.model.placement import DTYPES as PLACED
 from sfumato.model.truncate import MOST_TOP_K
-from sfumato.options import (
-    DTYPES,
-    OPTIONS,
-    SAMPLERS,
-    SETTINGS,
-    bounds,
-    default,
-    limits,
-    options_of,
-)
+from sfumato.options import SAMPLERS, SETTINGS, bounds, default, limits
+from sfumato.options.table import DTYPES, OPTIONS, options_of
 from sfumato.values import Flag
 
 

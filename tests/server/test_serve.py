@@ -25,8 +25,8 @@ from tests.support.preloaded import preloaded
 from sfumato.cli.arguments import build_parser
 from sfumato.engine import EngineConfig
 from sfumato.engine.audit import MAX_BYTES
-from sfumato.options import OPTIONS
 from sfumato.options.limits import MOST_STEPS
+from sfumato.options.table import OPTIONS
 from sfumato.server.settings import ServerSettings
 from sfumato.values import Whole
 

@@ -12,7 +12,8 @@ from sfumato import __version__
 from sfumato.cli import notes
 from sfumato.cli.commands import COMMANDS, Command, command_of
 from sfumato.cli.sources import Origin, resolve
-from sfumato.options import GROUP_NOTES, OPTIONS, SETTINGS, Option, options_of
+from sfumato.options import SETTINGS
+from sfumato.options.table import GROUP_NOTES, OPTIONS, Option, options_of
 from sfumato.refused import Refused
 from sfumato.values import Choice, Each, Flag, Kind
 

@@ -15,7 +15,8 @@ from sfumato.cli import output
 from sfumato.cli.arguments import rank
 from sfumato.cli.decoding import request_fields, sampler_options
 from sfumato.cli.sources import COMMAND_LINE
-from sfumato.options import LAST_SEED, exclusions, options_of
+from sfumato.options import LAST_SEED, exclusions
+from sfumato.options.table import options_of
 
 if TYPE_CHECKING:
     import torch

@@ -30,7 +30,8 @@ from sfumato.engine import Engine, EngineConfig, EngineError, Failed, Finished, 
 from sfumato.engine.prepare import prepare, snapshot_points_of
 from sfumato.model.cache import snapshot_bytes
 from sfumato.model.families import open_checkpoint
-from sfumato.options import DEVICES, MOST_STEPS
+from sfumato.options import MOST_STEPS
+from sfumato.options.table import DEVICES
 from sfumato.weights.fingerprint import fingerprint
 
 if TYPE_CHECKING:

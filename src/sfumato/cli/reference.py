@@ -9,8 +9,9 @@ import sys
 from sfumato.cli.chat_commands import COMMANDS as CHAT_COMMANDS
 from sfumato.cli.chat_commands import USAGES
 from sfumato.cli.commands import COMMANDS
-from sfumato.options import OPTIONS, SETTINGS, Option, Setting
+from sfumato.options import SETTINGS, Setting
 from sfumato.options.exclusions import EXCLUSIONS, Exclusion
+from sfumato.options.table import OPTIONS, Option
 from sfumato.values import Flag
 
 _INTRODUCTION = """\

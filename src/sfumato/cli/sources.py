@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sfumato.options import OPTIONS, PREFIX, Option, options_of
+from sfumato.options.table import OPTIONS, PREFIX, Option, options_of
 
 LARGEST = 1 << 20  # bytes of a file
 OTHER_VARIABLES = (

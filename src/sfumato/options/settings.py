@@ -33,6 +33,9 @@ from sfumato.values import Biases, Choice, Each, Flag, Kind, Number, OneOrTwo, T
 MODES = ("canvas", "causal")
 """How a reply is written: canvas by canvas, or one token after another."""
 
+POOLINGS = ("mean", "last")
+"""How the states of tokens become one embedding."""
+
 SAMPLERS = ("entropy-bound", "fixed-count", "threshold")
 """Names of the samplers; diffusion/sampler.py has a class for each, and needs torch."""
 

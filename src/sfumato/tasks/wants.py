@@ -15,8 +15,8 @@ from torch import Tensor
 from sfumato.diffusion.causal import check_finite
 from sfumato.model.head import VocabularyHead
 from sfumato.model.token_scores import TokenScores, token_scores
-from sfumato.options.kinds import POOLINGS
 from sfumato.options.limits import MOST_TOP
+from sfumato.options.settings import POOLINGS
 from sfumato.refused import Refused
 from sfumato.tasks.works import Want
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from sfumato.engine import Finished, Pooling, Prompt, Request, Settled
-from sfumato.options.kinds import POOLINGS
+from sfumato.options.settings import POOLINGS
 from sfumato.refused import Refused
 from sfumato.server.chat.objects import warned
 from sfumato.server.chat.prompts import LONG_INPUT, MixedPrompt, check_slot, prompts_in

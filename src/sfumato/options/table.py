@@ -1,0 +1,428 @@
+"""Every option of every command, and the commands that have them: one row an option.
+
+Knows what options are called and which values they take, and not what they do. A choice of decoding
+is a row of `settings.py`, to which `decoding` adds what the command line says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sfumato.options.limits import (
+    LAST_SEED,
+    MOST_LAYERS,
+    MOST_READ_STEPS,
+    MOST_READS,
+    MOST_STEPS,
+    MOST_THREADS,
+    MOST_TOKENS,
+    STRENGTH,
+)
+from sfumato.options.settings import POOLINGS, SAMPLERS, setting
+from sfumato.values import (
+    Choice,
+    Each,
+    Flag,
+    Kind,
+    Listed,
+    Number,
+    Path,
+    Size,
+    Text,
+    Whole,
+    WholeOr,
+)
+
+PREFIX = "SFUMATO_"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of one or more commands. A name may have several rows, for different commands."""
+
+    name: str  # as on the command line: max-tokens
+    kind: Kind
+    commands: tuple[str, ...]
+    help: str  # the default is added where there is one
+    default: Any = None
+    metavar: str = ""
+    group: str = ""  # the heading that --help shows it under
+    short: str = ""  # one letter
+    required: bool = False
+    secret: bool = False  # its value is shown nowhere
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name}"
+
+    @property
+    def key(self) -> str:
+        """Its attribute of the parsed arguments."""
+        return self.name.replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return PREFIX + self.key.upper()
+
+    @property
+    def off(self) -> str:
+        """What turns a flag off again on the command line: --strict has --no-strict."""
+        plain = self.name.removeprefix("no-")
+        return f"--{plain}" if plain != self.name else f"--no-{self.name}"
+
+    @property
+    def shown_default(self) -> str:
+        """The default as a user writes it; empty where there is none, or it does nothing."""
+        nothing = self.default is None or self.default is False or self.default == ()
+        return "" if nothing else self.kind.show(self.default)
+
+
+def decoding(
+    name: str,
+    commands: tuple[str, ...],
+    metavar: str = "",
+    group: str = "",
+    default: Any = None,
+    more: str = "",
+) -> Option:
+    """The option of a setting: what the table of settings says of it, and `more` of its help."""
+    chosen = setting(name)
+    assert chosen.option
+    return Option(chosen.option, chosen.kind, commands, chosen.help + more, default, metavar, group)
+
+
+# Names that other modules define too, which need torch; tests hold them equal.
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+ACTIVATIONS = ("int8", "bf16")
+CACHE_TYPES = ("bf16", "fp8", "q8_0")
+OTHER_LAYERS = ("auto", "cpu", "stream")
+ON_LOAD = ("q4_k", "q8_0", "fp8")
+FORMATS = (
+    *("q4_k_m", "q5_k_m", "q8_0", "q6_k", "q5_k", "q4_k", "q5_0"),
+    *("bf16", "f16", "f32"),
+)
+DEVICES = "auto, cpu, cuda, cuda:1, mps, xpu"
+SAMPLER_NAMES = ", ".join(SAMPLERS)
+
+SERVE, BENCH = ("serve",), ("bench",)
+TALK = ("run", "chat")
+DECIDE, CALIBRATE = ("decide",), ("calibrate",)
+FILL, EDIT = ("fill",), ("edit",)
+WRITE = (*TALK, *FILL, *EDIT)
+LOAD = (*WRITE, "serve", "decide", "calibrate", "perplexity")
+EVERY = (
+    *("run", "chat", "fill", "edit", "decide", "calibrate", "serve", "demo", "inspect"),
+    *("convert", "doctor", "pull", "train", "eval", "bench", "perplexity"),
+)
+
+# The headings of --help.
+MODEL, REPLY, ENGINE, HTTP, AUDIT = "model", "generation", "engine", "HTTP", "audit"
+READS = "how questions are read"
+SUBJECT, WORK, SAMPLING, REPORT = "what is measured", "work", "sampling", "report"
+GROUP_NOTES = {
+    REPLY: "defaults are the checkpoint's",
+    SAMPLING: "defaults are the checkpoint's",
+    WORK: "N,N,… measures every combination",
+}
+
+FLAG, TEXT, PATH, SIZE = Flag(), Text(), Path(), Size()
+FROM_1, FROM_0 = Whole(1), Whole(0)
+THREADS, SEED = Whole(1, MOST_THREADS), Whole(0, LAST_SEED)
+SECONDS = Number(0, 10**9, unit="seconds")
+QUANTIZE_HELP = "quantize float matrices as they are loaded; quantized ones stay as they are"
+ROUNDED, ALL = "; default: what a CPU's rounding hides", "; default: all"
+FILE = "a GGUF file, a file or folder of safetensors, or hf:owner/name[:file]; default: embedded"
+_TO = (
+    f"{', '.join(FORMATS)}, or nearest for a narrow source; default: nearest for a narrow source, "
+    "q4_k_m for another GGUF, bf16 (of bf16, f16, f32) for a folder"
+)
+_FAST = "on a CPU, for products with quantized weights: int8, or bf16, more exact"
+_COUNT = Whole(1, MOST_TOKENS)
+_BOTH = (*DECIDE, *CALIBRATE)
+_SAMPLES = WholeOr(Whole(1, MOST_READS), "auto")
+_ORDER = Choice(("state", "schema"))
+_FILE_OR_NAME = f"{FILE}; with --url, the server's name of it"
+
+# A row is a line or two; the formatter would make it nine.
+# fmt: off
+GENERAL = (
+    # Name, kind, commands, help, default, metavar, group.
+    Option("config", PATH, EVERY, "TOML file of options; docs/options.md", metavar="FILE"),
+    # What a command prints.
+    Option("json", FLAG,
+           ("run", *FILL, *EDIT, "decide", "calibrate", "perplexity", "inspect", "doctor", "eval"),
+           "print a JSON object", False),
+    Option("tensors", FLAG, ("inspect",), "list every tensor", False),
+    # train and eval
+    Option("recipe", TEXT, ("train",), "name of the recipe", "embedded", "NAME"),
+    Option("out", PATH, ("train",), "folder for the checkpoint", metavar="DIR", required=True),
+    Option("steps", FROM_1, ("train",), "steps of each stage; default: the recipe's", metavar="N"),
+    Option("from", PATH, ("train",), "begin a later stage with this one", metavar="DIR"),
+    Option("stage", Whole(2, 3), ("train",), "the stage that --from begins", 2, "N"),
+    Option("threads", THREADS, ("train",), "CPU threads; default: all", metavar="N"),
+    Option("force", FLAG, ("train",), "replace a checkpoint that is at --out", False),
+    Option("count", FROM_1, ("eval",), "tasks of each set at most", 200, "N"),
+    # convert and pull
+    Option("to", Choice((*FORMATS, "nearest")), ("convert",), _TO, metavar="FORMAT"),
+    Option("force", FLAG, ("convert",), "replace an existing file or folder", False),
+    Option("force", FLAG, ("pull",), "download even where disk or memory is short", False),
+    # perplexity
+    Option("context", Whole(2, MOST_TOKENS), ("perplexity",),
+           "tokens of a window; default: 2048, or the model's context", None, "N"),
+    Option("stride", FROM_1, ("perplexity",),
+           "tokens by which a window goes on, which it scores; default: half a window", None, "N"),
+    # The model.
+    Option("model", PATH, (*LOAD, "eval"), FILE, None, "PATH", MODEL, short="m"),
+    Option("device", TEXT, LOAD, DEVICES, "auto", "NAME", MODEL),
+    Option("dtype", Choice(DTYPES), LOAD, ", ".join(DTYPES), "auto", "NAME", MODEL),
+    Option("activations", Choice(ACTIVATIONS), LOAD, _FAST, "int8", "", MODEL),
+    Option("quantize", Choice(ON_LOAD), LOAD, QUANTIZE_HELP, None, "", MODEL),
+    Option("cache-type", Choice(CACHE_TYPES), (*LOAD, "inspect", "eval"),
+           "how keys and values are stored; default: as --dtype says", None, "", MODEL),
+    Option("quantize", Choice(ON_LOAD), ("inspect", "eval"), QUANTIZE_HELP),
+    Option("experts-on-cpu", Whole(0, MOST_LAYERS), LOAD,
+           "layers whose experts stay with the CPU, for a card that is too small", 0, "N", MODEL),
+    Option("gpu-layers", WholeOr(Whole(0, MOST_LAYERS), "auto"), LOAD,
+           "last layers that are on the card; auto: as many as fit; default: all",
+           None, "N", MODEL),
+    Option("other-layers", Choice(OTHER_LAYERS), LOAD,
+           "layers that --gpu-layers leaves: cpu runs them, stream copies their weights to the "
+           "card at each step, auto is the one that a trial finds faster", "auto", "", MODEL),
+    Option("split", Listed(Whole(1, MOST_LAYERS)), LOAD,
+           "layers of each of several cards, --device and those after it; default: all on one",
+           None, "N,N", MODEL),
+    Option("threads", THREADS, LOAD, "CPU threads; default: cores", None, "N", MODEL),
+    # Generation.
+    Option("system", TEXT, WRITE, "system message", None, "TEXT", REPLY),
+    decoding("thinking", TALK, "", REPLY, False),
+    decoding("max_tokens", TALK, "N", REPLY, 256),
+    decoding("stop", TALK, "TEXT", REPLY, (), "; may be given several times"),
+    decoding("seed", WRITE, "N", REPLY, 0),
+    Option("seed", SEED, ("demo",), "picks the puzzle, 0 to 2^64-1", 0, "N"),
+    Option("seed", SEED, ("train",), "random seed, 0 to 2^64-1", 0, "N"),
+    Option("seed", SEED, ("eval",), "draws the held-out tasks and the noise, 0 to 2^64-1", 0, "N"),
+    decoding("mode", TALK, "", REPLY, None, "; default: canvas"),
+    decoding("max_steps", WRITE, "N", REPLY, None, ", 1 to 4096"),
+    decoding("sampler", WRITE, "NAME", REPLY, None, f": {SAMPLER_NAMES}"),
+    decoding("entropy_bound", WRITE, "NATS", REPLY, None, "; of the sampler entropy-bound"),
+    decoding("temperature", WRITE, "T", REPLY, None, "; default: 1"),
+    decoding("settle_at_end", TALK, "", REPLY, False),
+    decoding("settle_at_end", ("eval",), "", SAMPLING, False),
+    decoding("top_k", WRITE, "K", REPLY, None, ", 1 to 1024"),
+    decoding("top_p", WRITE, "P", REPLY),
+    decoding("soft_skip", WRITE, "SHARE", REPLY, None, ROUNDED),
+    decoding("soft_skip", ("eval",), "SHARE", SAMPLING, None, ROUNDED),
+    decoding("soft_top_k", WRITE, "K[:K2]", REPLY, None, ALL),
+    decoding("soft_top_k", ("eval",), "K[:K2]", SAMPLING, None, ALL),
+)
+
+VISIBLE = (
+    # What people see.
+    Option("no-visual", FLAG, (*WRITE, "demo"),
+           "plain lines instead of the live canvas", False),
+    Option("replay", PATH, ("run",),
+           "save how the reply was denoised, as a page that plays by itself", None, "FILE.html"),
+    Option("force", FLAG, ("run",), "replace the file of --replay", False),
+    Option("slow", FLAG, ("run", *FILL, *EDIT),
+           "show the noise first, and hold the frame of each step for 0.4 s", False),
+    Option("verbose", FLAG, (*LOAD, "demo", "doctor", "eval", "bench"),
+           "print more messages on standard error", False, short="v"),
+)
+
+
+
+FILLING = (
+    # Name, kind, commands, help, default, metavar, group.
+    Option("at", TEXT, FILL,
+           "fill a file in at this line and column, both from 1", metavar="LINE:COLUMN"),
+    Option("tokens", _COUNT, FILL, "of the text at --at, exactly", metavar="N"),
+    Option("at-most", _COUNT, FILL, "of the text at --at; default: 32", metavar="N"),
+    Option("reply-to", TEXT, FILL,
+           "the text is the complete reply to this message", metavar="MESSAGE"),
+    Option("write", FLAG, (*FILL, *EDIT),
+           "write the file, and not only show what changes; a copy of it stays beside it", False),
+    Option("force", FLAG, EDIT,
+           "write even what the embedded model, or an unsettled reply, has made of it", False),
+    Option("strength", Number(0, 1), EDIT,
+           "share of the text that begins as noise", STRENGTH, "SHARE", REPLY),
+    decoding("max_tokens", EDIT, "N", REPLY, None, "; default: twice the text's, and 64"),
+)
+
+
+
+DECIDING = (
+    # Name, kind, commands, help, default, metavar, group.
+    Option("questions", PATH, _BOTH,
+           "TOML file of questions; docs/decisions.md", metavar="FILE", short="q", required=True),
+    Option("state", TEXT, DECIDE,
+           "decide about this text, and not about a table; - is standard input", metavar="TEXT"),
+    Option("out", PATH, DECIDE,
+           "CSV, TSV or JSON Lines file for the answers; one that is not complete is taken up",
+           metavar="FILE", short="o"),
+    Option("force", FLAG, DECIDE, "replace the file of answers", False),
+    Option("probabilities", FLAG, DECIDE, "write the probability of every option too", False),
+    Option("calibration", TEXT, DECIDE,
+           "temperatures of `sfumato calibrate`, by name or file", None, "NAME"),
+    Option("labelled", PATH, CALIBRATE,
+           "table with a column of labels for each question", metavar="FILE", required=True),
+    Option("name", TEXT, CALIBRATE, "of the calibration", "default", "NAME"),
+    Option("folds", Whole(2, 20), CALIBRATE, "parts of the labels, each held out once", 5, "N"),
+    Option("force", FLAG, CALIBRATE, "replace the calibration of that name", False),
+    Option("samples", _SAMPLES, _BOTH,
+           "reads of different noise, averaged; auto: more where one is unsure", 1, "N", READS),
+    Option("orders", Whole(1, MOST_READS), _BOTH,
+           "orders of the options, averaged", 1, "N", READS),
+    Option("order", _ORDER, _BOTH,
+           "the state first, or, for schema, each question before it", "state", "", READS),
+    Option("steps", Whole(1, MOST_READ_STEPS), _BOTH, "denoising steps of a read", 1, "N", READS),
+    Option("joint", FLAG, _BOTH, "read all questions in one canvas", False, "", READS),
+    Option("no-label-mass", FLAG, DECIDE,
+           "score the labels alone, which is faster", False, "", READS),
+    Option("seed", SEED, DECIDE, "of the noise, 0 to 2^64-1", 0, "N", READS),
+    Option("seed", SEED, CALIBRATE, "of the noise and the folds, 0 to 2^64-1", 0, "N", READS),
+    Option("concurrency", Whole(1, 256), _BOTH, "rows at a time", 4, "N", READS),
+)
+
+
+
+MEASURING = (
+    # Name, kind, commands, help, default, metavar, group.
+    Option("model", PATH, BENCH, _FILE_OR_NAME, None, "PATH", SUBJECT, short="m"),
+    Option("random-weights", TEXT, BENCH,
+           "no checkpoint: 26b-a4b, 180m or tiny", None, "SIZE", SUBJECT),
+    Option("format", TEXT, BENCH,
+           "of random weights: q4_k_m, bf16, fp8, int4, nvfp4, …; default: q4_k_m, on a GPU bf16",
+           None, "NAME", SUBJECT),
+    Option("layers", FROM_1, BENCH,
+           "of random weights; default: the real number", None, "N", SUBJECT),
+    Option("predict", TEXT, BENCH,
+           "runs nothing: a step's time on a device that need not be here (h200, h100, …)", None,
+           "NAME", SUBJECT),
+    Option("device", TEXT, BENCH, DEVICES, "auto", "NAME", SUBJECT),
+    Option("dtype", Choice(DTYPES), BENCH, ", ".join(DTYPES), "auto", "NAME", SUBJECT),
+    Option("activations", Choice(ACTIVATIONS), BENCH,
+           "with quantized weights, on a CPU; default: int8", None, "", SUBJECT),
+    Option("quantize", Choice(ON_LOAD), BENCH,
+           "a checkpoint's float matrices, as they are loaded", None, "", SUBJECT),
+    Option("cache-type", Choice(CACHE_TYPES), BENCH,
+           "how keys and values are stored; default: as --dtype says", None, "",
+           SUBJECT),
+    Option("url", TEXT, BENCH,
+           "an OpenAI-compatible server instead, as http://localhost:8000/v1", None, "URL",
+           SUBJECT),
+    Option("api-key", TEXT, BENCH,
+           "the server's; better in SFUMATO_API_KEY", None, "KEY", SUBJECT, secret=True),
+    Option("timeout", FROM_1, BENCH, "seconds to wait for a silent server", 600, "S", SUBJECT),
+    Option("prompts", PATH, BENCH,
+           "one a line, or JSON objects with messages or a text", None, "FILE", WORK),
+    Option("prompt-tokens", FROM_0, BENCH, "synthetic prompts of N tokens", None, "N", WORK),
+    Option("context", Listed(FROM_0), BENCH, "fill each prompt up to N tokens", None, "N,…", WORK),
+    Option("max-tokens", Listed(FROM_1), BENCH, "length limit", (256,), "N,…", WORK),
+    Option("threads", Listed(THREADS), BENCH,
+           "CPU threads; default: torch's choice", None, "N,…", WORK),
+    Option("concurrency", Listed(FROM_1), BENCH,
+           "requests at a time; default: 1", None, "N,…", WORK),
+    Option("warmup", FROM_0, BENCH, "requests before the measured ones", 1, "N", WORK),
+    Option("repeats", FROM_1, BENCH, "of every prompt", 3, "N", WORK),
+    Option("seed", SEED, BENCH, "of the first repeat", 0, "N", WORK),
+    Option("fixed-steps", FROM_1, BENCH, "N per canvas; random weights: 8", None, "N", SAMPLING),
+    decoding("ignore_eos", BENCH, "", SAMPLING, False),
+    decoding("min_tokens", BENCH, "N", SAMPLING),
+    Option("drafts", FLAG, BENCH,
+           "ask a server for draft frames (stream_drafts)", False, "", SAMPLING),
+    decoding("top_k", BENCH, "K", SAMPLING, None, ", 1 to 1024"),
+    decoding("soft_skip", BENCH, "SHARE", SAMPLING, None, ROUNDED),
+    decoding("soft_top_k", BENCH, "K[:K2]", SAMPLING, None, ALL),
+    Option("where", FLAG, BENCH,
+           "time the parts of a step, in a pass of their own", False, "", REPORT),
+    Option("json", PATH, BENCH,
+           "write a line of JSON; for -, instead of the table", None, "FILE", REPORT),
+    Option("csv", PATH, BENCH,
+           "write a row for each combination; for -, instead of the table", None, "FILE", REPORT),
+    Option("plot", PATH, BENCH,
+           "draw a PNG or SVG (needs sfumato[plot]); implies --where", None, "FILE", REPORT),
+    Option("force", FLAG, BENCH, "replace files that exist", False, "", REPORT),
+)
+
+
+SERVING = (
+    # Name, kind, commands, help, default, metavar, group.
+    # The engine.
+    Option("slots", FROM_1, SERVE, "requests that run at a time", 4, "N", ENGINE),
+    Option("context", FROM_1, SERVE,
+           "tokens of a slot; default: 8192, or fewer", None, "N", ENGINE),
+    Option("queue", FROM_1, SERVE, "requests that may wait", 64, "N", ENGINE),
+    Option("strict", FLAG, SERVE, "refuse what does not fit a slot", False, "", ENGINE),
+    Option("snapshot-memory", SIZE, SERVE,
+           "memory of the device for snapshots of earlier prompts", 2**30, "SIZE", ENGINE),
+    Option("memory-margin", Whole(0, 99), SERVE,
+           "share of the memory that stays free", 5, "PERCENT", ENGINE),
+    Option("prefill-chunk", FROM_1, SERVE,
+           "prompt tokens encoded between two steps of other requests, at most",
+           512, "N", ENGINE),
+    Option("max-steps", Whole(1, MOST_STEPS), SERVE,
+           "denoising steps per canvas that a request may ask for", 256, "N", ENGINE),
+    Option("request-timeout", SECONDS, SERVE,
+           "a request fails after S seconds; 0: never", 21_600.0, "S", ENGINE),
+    Option("drain", SECONDS, SERVE,
+           "at the end, wait S seconds for running requests", 30.0, "S", ENGINE),
+    # HTTP
+    Option("host", TEXT, SERVE, "address to listen on; 0.0.0.0: all", "127.0.0.1", "ADDRESS", HTTP),
+    Option("port", Whole(0, 65535), SERVE, "0: any free one", 8080, "N", HTTP),
+    Option("name", TEXT, SERVE,
+           "what clients call the model; default: the file's name", None, "TEXT", HTTP),
+    Option("alias", Each(TEXT), SERVE,
+           "another name of the model; may be given several times", (), "TEXT", HTTP),
+    Option("api-key", Each(TEXT), SERVE,
+           "ask clients for this key; may be given several times; better in SFUMATO_API_KEY",
+           (), "KEY", HTTP, secret=True),
+    Option("api-key-file", PATH, SERVE, "file that has the keys, one a line", None, "FILE", HTTP),
+    Option("public-models", FLAG, SERVE,
+           "answer /v1/models without a key", False, "", HTTP),
+    Option("show-model-path", FLAG, SERVE,
+           "show in /props where the model lies", False, "", HTTP),
+    Option("cors-origin", Each(TEXT), SERVE,
+           "let web pages of this origin call, as https://chat.example; may be given several times",
+           (), "URL", HTTP),
+    Option("max-tokens", FROM_1, SERVE,
+           "of a reply whose request sets none, as far as the context allows", 4096, "N", HTTP),
+    Option("pooling", Choice(POOLINGS), SERVE,
+           "of embeddings: the mean of all tokens, or the last one", "mean", "", HTTP),
+    Option("max-body", SIZE, SERVE, "size of a request's body", 8 * 2**20, "SIZE", HTTP),
+    Option("max-values", FROM_1, SERVE,
+           "JSON values of a request, counted before parsing", 2**17, "N", HTTP),
+    Option("max-messages", FROM_1, SERVE, "messages of a request", 1024, "N", HTTP),
+    Option("max-choices", FROM_1, SERVE,
+           "replies to a request: n, or n times the prompts", 128, "N", HTTP),
+    Option("response-store", SIZE, SERVE,
+           "memory for responses that clients may refer to later; 0: none are kept",
+           64 * 2**20, "SIZE", HTTP),
+    Option("lenient", FLAG, SERVE,
+           "ignore unknown fields instead of refusing them", False, "", HTTP),
+    Option("open", FLAG, SERVE, "open the web page in a browser", False, "", HTTP),
+    # The audit log.
+    Option("audit-log", PATH, SERVE,
+           "write a line of JSON for every request", None, "FILE", AUDIT),
+    Option("audit-text", FLAG, SERVE, "write prompts and answers too", False, "", AUDIT),
+    Option("audit-max-bytes", SIZE, SERVE,
+           "size at which a new file is begun; 0: never", 64 * 2**20, "SIZE", AUDIT),
+    Option("log-format", Choice(("text", "json")), SERVE,
+           "of the log, on standard error", "text", "", AUDIT),
+)
+
+
+# fmt: on
+
+OPTIONS = (*GENERAL, *FILLING, *DECIDING, *MEASURING, *SERVING, *VISIBLE)
+
+
+def options_of(command: str) -> list[Option]:
+    """The options of a command, in the table's order."""
+    return [option for option in OPTIONS if command in option.commands]
+
+
+def option_default(command: str, name: str) -> Any:
+    """The default of an option of a command, which there is: ("serve", "max-body")."""
+    return next(option.default for option in options_of(command) if option.name == name)
