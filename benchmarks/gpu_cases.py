@@ -14,8 +14,7 @@ import torch
 from benchmarks import gpu_plane_cases, gpu_prefill_cases, gpu_read_cases
 from torch import Tensor
 
-from sfumato.bench.step_model.kernel_cost import KernelCost
-from sfumato.bench.step_model.step_cost import StepShape, step_costs, stored_bytes
+from sfumato.bench.step_cost import KernelCost, StepShape, step_costs, stored_bytes
 from sfumato.model.cache import slot_sizes
 from sfumato.model.head import CHUNK
 from sfumato.model.model_config import LayerConfig, ModelConfig

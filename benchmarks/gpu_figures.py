@@ -19,16 +19,15 @@ from benchmarks.gpu_step import (
     touched_in_step,
 )
 
+from sfumato.bench.environment import PeakMemory
 from sfumato.bench.measure import measure
-from sfumato.bench.memory import PeakMemory
-from sfumato.bench.step_model.device_limits import DeviceLimits
-from sfumato.bench.step_model.prediction import StepTime, step_time
-from sfumato.bench.step_model.step_cost import (
+from sfumato.bench.step_cost import (
     StepShape,
     experts_touched,
     step_costs,
     stored_bytes,
 )
+from sfumato.bench.step_time import DeviceLimits, StepTime, step_time
 from sfumato.bench.subject import Subject
 from sfumato.bench.workload import Case, Work
 from sfumato.diffusion.sampler_config import REFERENCE, fixed_steps

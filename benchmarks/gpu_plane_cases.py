@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from benchmarks.gpu_cases import Sizes
     from torch import Tensor
 
-    from sfumato.bench.step_model.kernel_cost import KernelCost
+    from sfumato.bench.step_cost import KernelCost
 
 NAMES = {
     "experts, Q4_K": ("experts", "Q4_K"),

@@ -35,7 +35,7 @@ one = (
 )
 torch.set_num_threads(threads)
 length = one.network.config.canvas_length
-sampler = fixed_steps(steps).over(one.defaults)
+sampler = fixed_steps(steps).over(one.model.sampler_defaults)
 prompt = one.prompt_ids(64, 0)
 print("ready", flush=True)
 for line in sys.stdin:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.support.fake_openai_server import DONE, event, scripted
 
-from sfumato.bench import client
-from sfumato.bench.client import Endpoint, ServerError
+from sfumato.bench import remote
+from sfumato.bench.remote import Endpoint, ServerError
 
 
 def chunks(url: str, **options: Any) -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ def test_an_answer_in_one_piece_is_no_stream() -> None:
 
 
 def test_a_line_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_LONGEST_LINE", 1000)
+    monkeypatch.setattr(remote, "_LONGEST_LINE", 1000)
     with (
         scripted(says("data: " + "x" * 2000)) as server,
         pytest.raises(ServerError, match="more than"),

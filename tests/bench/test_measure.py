@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from sfumato.bench import measure as module
-from sfumato.bench import where
+from sfumato.bench.environment import PeakMemory
 from sfumato.bench.measure import measure
-from sfumato.bench.memory import PeakMemory
-from sfumato.bench.metrics import METRICS, PARTS
-from sfumato.bench.report import Report
+from sfumato.bench.report import METRICS, PARTS, Report
 from sfumato.bench.subject import Subject, loaded
 from sfumato.bench.workload import Case, Work, cases, conversation
 from sfumato.diffusion.canvas import Canvas, Draft
@@ -145,8 +143,8 @@ def test_the_timed_pass_does_what_a_request_does(
     monkeypatch.setattr(ReplyTask, "stepped", of_request)
     measured(subject, Work([6], 0, 1), Case(32), sampler=sampler)
     monkeypatch.setattr(Canvas, "learn", of_timed_pass)
-    config = replace(sampler.over(tiny.defaults), canvas_length=32)
-    where.where_it_goes(subject, subject.prompt_ids(6, 0), config, 0)
+    config = replace(sampler.over(tiny.model.sampler_defaults), canvas_length=32)
+    module.where_it_goes(subject, subject.prompt_ids(6, 0), config, 0)
     assert requested == timed != []
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sfumato.bench.memory import INTERVAL_S, PeakMemory, device_in_use, resident
+from sfumato.bench.environment import INTERVAL_S, PeakMemory, device_in_use, resident
 
 linux = pytest.mark.skipif(not resident(), reason="only Linux tells the memory of a process")
 SIZE = 64 << 20

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sfumato.bench.metrics import METRICS, PARTS
+from sfumato.bench.report import METRICS, PARTS
 
 GUIDE = Path(__file__).parents[2] / "docs" / "benchmarking.md"
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sfumato.bench import plot
-from sfumato.bench.metrics import PARTS
-from sfumato.bench.report import CaseReport, Report
+from sfumato.bench import report as forms
+from sfumato.bench.report import PARTS, CaseReport, Report
 from sfumato.bench.workload import Case
 
 
@@ -26,19 +25,19 @@ def test_without_matplotlib_the_extra_is_named(
 
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(ValueError, match=r"pip install matplotlib"):
-        plot.check(tmp_path / "a.png")
+        forms.check_plot(tmp_path / "a.png")
 
 
 def test_only_png_and_svg() -> None:
     with pytest.raises(ValueError, match=r"a\.pdf ends in neither \.png nor \.svg"):
-        plot.check(Path("a.pdf"))
+        forms.check_plot(Path("a.pdf"))
 
 
 def test_a_name_is_no_formula(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs sfumato[plot]")
     report = a_report()
     report.subject["model"] = r"$\frac$"
-    assert plot.draw(report, tmp_path / "a.svg")
+    assert forms.draw(report, tmp_path / "a.svg")
 
 
 @pytest.mark.parametrize("timed", [True, False])
@@ -46,15 +45,15 @@ def test_a_name_is_no_formula(tmp_path: Path) -> None:
 def test_draws(tmp_path: Path, name: str, start: bytes, timed: bool) -> None:
     pytest.importorskip("matplotlib", reason="needs sfumato[plot]")
     report = a_report(*(("where_step_ms", *PARTS) if timed else ()))
-    assert plot.draw(report, tmp_path / name).startswith(start)
+    assert forms.draw(report, tmp_path / name).startswith(start)
     assert not (tmp_path / name).exists()
 
 
 def test_draws_a_report_without_figures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs sfumato[plot]")
-    assert plot.draw(Report({}, [CaseReport(Case(64))]), tmp_path / "a.png")
+    assert forms.draw(Report({}, [CaseReport(Case(64))]), tmp_path / "a.png")
 
 
 def test_cases_are_named_by_what_varies() -> None:
-    assert plot._names(a_report().cases) == ["context 0", "context 4096"]
-    assert plot._names(a_report().cases[:1]) == ["max tokens 64, context 0"]
+    assert forms._names(a_report().cases) == ["context 0", "context 4096"]
+    assert forms._names(a_report().cases[:1]) == ["max tokens 64, context 0"]

@@ -8,10 +8,15 @@ from typing import Any, cast
 import pytest
 import torch
 
-from sfumato.bench.predicted import beside_measured, network_bytes, predicted_steps, to_document
 from sfumato.bench.random_weights import random_checkpoint
-from sfumato.bench.step_model.device_limits import LIMITS
-from sfumato.bench.step_model.step_cost import StepShape, stored_bytes
+from sfumato.bench.step_cost import StepShape, step_costs, stored_bytes
+from sfumato.bench.step_time import (
+    LIMITS,
+    beside_measured,
+    network_bytes,
+    step_time,
+    to_document,
+)
 from sfumato.bench.subject import Subject, random_subject
 from sfumato.model.network import Network
 
@@ -46,7 +51,8 @@ def test_only_known_devices_have_a_prediction(
 def test_the_document_says_whether_the_weights_fit(tiny: Subject) -> None:
     config = tiny.network.config
     shapes = [StepShape(rows, 32, 40) for rows in (1, 4)]
-    steps = predicted_steps(config, stored_bytes(config), LIMITS["l4"], shapes)
+    costs = [(shape, step_costs(config, shape, stored_bytes(config))) for shape in shapes]
+    steps = [(shape, step_time(kernels, LIMITS["l4"])) for shape, kernels in costs]
     document = to_document(steps, 10**9)
     assert (document["device"], document["fits"], document["measured_limits"]) == ("l4", True, 0)
     assert [step["rows"] for step in document["steps"]] == [1, 4]

@@ -9,9 +9,8 @@ import pytest
 from tests.support.fake_openai_server import DONE, Scripted, end, event, scripted, text
 
 from sfumato.bench import remote
-from sfumato.bench.client import Endpoint, ServerError
-from sfumato.bench.metrics import METRICS
-from sfumato.bench.report import CaseReport, Report, to_json, to_tables
+from sfumato.bench.remote import Endpoint, ServerError
+from sfumato.bench.report import METRICS, CaseReport, Report, to_json, to_tables
 from sfumato.bench.workload import Case, Work, cases, conversation
 
 USAGE = {"prompt_tokens": 12, "completion_tokens": 40}
@@ -158,7 +157,7 @@ def test_single_failures_are_told() -> None:
 
 def test_only_failures_are_an_error() -> None:
     with scripted(plain, status=503) as server:
-        with pytest.raises(ServerError, match=r"all 2 requests failed, the first: .*HTTP 503"):
+        with pytest.raises(ValueError, match=r"all 2 requests failed, the first: .*HTTP 503"):
             measured(server, Work([4], 0, 2), Case(64))
         with pytest.raises(ServerError, match="HTTP 503"):
             measured(server, Work([4], 1, 2), Case(64))

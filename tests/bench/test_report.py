@@ -7,8 +7,7 @@ import json
 import pytest
 from rich.console import Console
 
-from sfumato.bench.metrics import METRICS
-from sfumato.bench.report import CaseReport, Report, number, to_csv, to_json, to_tables
+from sfumato.bench.report import METRICS, CaseReport, Report, number, to_csv, to_json, to_tables
 from sfumato.bench.workload import Case
 
 

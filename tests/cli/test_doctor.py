@@ -40,7 +40,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(doctor, "measure", lambda *_: measured)
         monkeypatch.setattr(doctor, "budget", lambda _: Budget(int(free), "a test"))
         monkeypatch.setattr(doctor, "device_memory", lambda _: int(total))
-        monkeypatch.setattr(doctor.machine, "memory_limit", lambda: None)
+        monkeypatch.setattr(doctor, "memory_limit", lambda: None)
         monkeypatch.setattr(doctor, "pick_device", lambda: torch.device("cpu"))
 
     return say
@@ -84,12 +84,12 @@ def test_fewer_threads_than_cores_are_named(
     machine: Any, cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine()
-    monkeypatch.setattr(doctor.machine, "usable_cores", lambda: torch.get_num_threads() + 1)
+    monkeypatch.setattr(doctor.environment, "usable_cores", lambda: torch.get_num_threads() + 1)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     words = " ".join(cli("doctor").out.split())
     n = torch.get_num_threads()
     assert f"for {n} of {n + 1} cores, to which OMP_NUM_THREADS limits threads." in words
-    monkeypatch.setattr(doctor.machine, "usable_cores", torch.get_num_threads)
+    monkeypatch.setattr(doctor.environment, "usable_cores", torch.get_num_threads)
     assert "limits threads" not in cli("doctor").out
 
 

@@ -1,9 +1,16 @@
-"""With what a figure was taken: versions, backend, commit. Knows no machine and no model."""
+"""What a figure is taken with: versions, commit, processor, compilers, and memory in use.
+
+Knows no model.
+"""
 
 from __future__ import annotations
 
+import os
 import platform
+import re
+import shutil
 import subprocess
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,8 +18,17 @@ from typing import Any
 import torch
 
 from sfumato import __version__, ops
+from sfumato.bench.report import Values
+from sfumato.ops import gpu
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+_STATUS, _CPU = Path("/proc/self/status"), Path("/proc/cpuinfo")
+INTERVAL_S = 0.05
+# The instructions that make quantized and bfloat16 arithmetic fast, as /proc/cpuinfo names them.
+_FEATURES = (
+    *("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni"),
+    *("amx_int8", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
+)
 
 
 def environment() -> dict[str, Any]:
@@ -39,10 +55,124 @@ def commit(package: Path = _PACKAGE) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    done = _run("git", "-C", str(folder), *arguments)
+    return done.stdout.strip() or None if done and done.returncode == 0 else None
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str] | None:
+    """What a program has said, or None where it does not run."""
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=20
-        )
+        return subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+class PeakMemory:
+    """Watches while it is entered."""
+
+    def __init__(self, status: Path = _STATUS) -> None:
+        self._status = status
+        self._peaks: dict[str, int] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> PeakMemory:
+        self._sample()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def values(self) -> Values:
+        """The peaks so far, in bytes, by metric."""
+        self._sample()
+        values: Values = {key: [float(peak)] for key, peak in self._peaks.items()}
+        if (peak := gpu.peak_bytes()) is not None:
+            values["peak_device"] = [float(peak)]
+        return values
+
+    def _watch(self) -> None:
+        while not self._stop.wait(INTERVAL_S):
+            self._sample()
+
+    def _sample(self) -> None:
+        for key, count in (resident(self._status) | device_in_use()).items():
+            self._peaks[key] = max(count, self._peaks.get(key, 0))
+
+
+def device_in_use() -> dict[str, int]:
+    """Bytes of a CUDA device that are in use now, by metric: those of the driver, of graphs and of
+    other processes too. Nothing where this process uses no device."""
+    used = gpu.used_bytes()
+    return {} if used is None else {"peak_device_used": used}
+
+
+def resident(status: Path = _STATUS) -> dict[str, int]:
+    """Bytes of this process that are in memory now (for `peak_resident`: at most so far), by
+    metric; nothing where the system has no figure."""
+    told = _entries(status)
+    names = ("RssAnon", "RssShmem", "RssFile", "VmHWM")
+    if not set(names) <= told.keys():
+        return {}
+    anonymous, shared, mapped, most = (int(told[name].split()[0]) * 1024 for name in names)
+    return {
+        "peak_anonymous": anonymous + shared,
+        "peak_mapped": mapped,
+        "peak_resident": most,
+    }
+
+
+def _entries(path: Path) -> dict[str, str]:
+    """The lines "name: value" of a file of the system; none where there is no such file."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in lines)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def cpu_name() -> str:
+    """The processor's model name, or its architecture where the system does not say."""
+    return _entries(_CPU).get("model name") or platform.processor() or platform.machine()
+
+
+def cpu_features() -> list[str]:
+    """Of the instruction sets that matter here, those that the processor has."""
+    told = _entries(_CPU)
+    flags = (told.get("flags") or told.get("Features", "")).split()
+    return [name for name in _FEATURES if name in flags]
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def free_disk() -> int | None:
+    """Bytes that are free where this user's files are, or None where that cannot be known."""
+    home = Path(os.path.expanduser("~"))
+    for place in (home, *home.parents):
+        try:
+            return shutil.disk_usage(place).free
+        except OSError:
+            continue
+    return None
+
+
+def compilers() -> dict[str, str]:
+    """What each compiler says of its version, by command; nothing for those not found."""
+    return {name: _version(name) for name in ("c++", "clang++", "nvcc") if shutil.which(name)}
+
+
+def _version(name: str) -> str:
+    """The first line of the output that has a version number in it."""
+    done = _run(name, "--version")
+    if done is None:
+        return "does not run"
+    lines = (done.stdout + done.stderr).splitlines()
+    return next((line.strip() for line in lines if re.search(r"\d\.\d", line)), "unknown")

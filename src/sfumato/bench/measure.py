@@ -6,25 +6,44 @@ Requests are submitted to an engine, so that what is measured is what serves.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from sfumato.bench.memory import PeakMemory
-from sfumato.bench.predicted import beside_measured
-from sfumato.bench.report import CaseReport, Report
-from sfumato.bench.requests import INTERRUPTED, MakeRequest, RequestFigures, run_requests
-from sfumato.bench.step_model.step_cost import StepShape
+from sfumato.bench.environment import PeakMemory
+from sfumato.bench.report import PARTS, CaseReport, Report, Values, take
+from sfumato.bench.step_cost import StepShape
+from sfumato.bench.step_time import beside_measured
 from sfumato.bench.subject import Subject
-from sfumato.bench.where import where_it_goes
 from sfumato.bench.workload import Case, Prompt, Work
+from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.engine import Engine, EngineConfig, EngineError, Request
-from sfumato.engine import Prompt as PromptTokens
+from sfumato.diffusion.step import Denoiser
+from sfumato.engine import (
+    Account,
+    Engine,
+    EngineConfig,
+    EngineError,
+    Event,
+    Failed,
+    Finished,
+    Request,
+    Settled,
+)
 from sfumato.engine.prepare import prepare, snapshot_points_of
+from sfumato.model.attention import Attention
+from sfumato.model.experts import Experts, Router
+from sfumato.model.layers import GatedMLP
+from sfumato.model.network import Network
 from sfumato.options.limits import MOST_STEPS
+from sfumato.tasks.reply import ReplyTask
+from sfumato.tasks.works import Prompt as PromptTokens
 
 Progress = Callable[[int, int], None]
 """(number of the request that begins, requests in all)"""
@@ -45,36 +64,30 @@ def measure(
     one canvas more in each case, with timers.  Raises ValueError, before anything is measured, for
     settings and prompts that the subject cannot do, and where every request fails.
     """
-    config = sampler.over(subject.defaults)
+    config = sampler.over(subject.model.sampler_defaults)
     length = config.canvas_length or subject.network.config.canvas_length
     config = replace(config, canvas_length=length)
     for case in cases:
         _needed_context(subject, work, case, config)
-    report = Report({**subject.about, "sampler": _described(config)})
-    count = len(cases) * (work.warmup + len(work.requests()))
-    numbers = iter(range(1, count + 1))
     threads = torch.get_num_threads()
+
+    def one(result: CaseReport, begin: Callable[[], None]) -> None:
+        torch.set_num_threads(result.case.threads or threads)
+        result.case = replace(result.case, threads=torch.get_num_threads())
+        try:
+            _measure_case(subject, work, result, config, begin)
+            if where:
+                prompt, seed = work.requests()[0]
+                ids = subject.prompt_ids(prompt, seed, result.case.context)
+                result.add(where_it_goes(subject, ids, config, seed))
+        finally:
+            result.values.update(memory.values())
+
     try:
-        for case in cases:
-            torch.set_num_threads(case.threads or threads)
-            result = CaseReport(replace(case, threads=torch.get_num_threads()))
-            report.cases.append(result)
-            try:
-                _measure_case(subject, work, result, config, lambda: progress(next(numbers), count))
-                if where:
-                    prompt, seed = work.requests()[0]
-                    ids = subject.prompt_ids(prompt, seed, case.context)
-                    result.add(where_it_goes(subject, ids, config, seed))
-            finally:
-                result.values.update(memory.values())
-    except KeyboardInterrupt:
-        report.interrupted = True
+        report = Report({**subject.about, "sampler": _described(config)})
+        return take(report, work, cases, one, progress)
     finally:
         torch.set_num_threads(threads)
-    failures = [failure for result in report.cases for failure in result.failures]
-    if failures and not any(result.requests for result in report.cases):
-        raise ValueError(f"all {len(failures)} requests failed, the first: {failures[0]}")
-    return report
 
 
 def _measure_case(
@@ -96,21 +109,21 @@ def _measure_case(
     )
     engine = _engine(subject, work, case, config)
 
-    def run(pairs: list[tuple[Prompt, int]]) -> Iterable[RequestFigures]:
-        makers: list[MakeRequest] = [
-            partial(_request, subject, prompt, seed, case, config) for prompt, seed in pairs
-        ]
+    def run(pairs: list[tuple[Prompt, int]]) -> Iterator[Measurement]:
+        makers = [partial(_request, subject, prompt, seed, case, config) for prompt, seed in pairs]
         return run_requests(engine, makers, case.concurrency or 1, length, begin)
 
     for _ in run(work.warmups()):
         pass
     began = time.perf_counter()
-    for figures in run(work.requests()):
-        result.add(figures.values)  # after Ctrl-C too: a reply without an end has steps
-        if figures.failure is None:
+    for measured in run(work.requests()):
+        result.add(measured.values)  # after Ctrl-C too: a reply without an end has steps
+        if measured.interrupted:
+            continue
+        if measured.failure is None:
             result.finished(time.perf_counter() - began)
-        elif figures.failure != INTERRUPTED:
-            result.failures.append(figures.failure)
+        else:
+            result.failures.append(measured.failure)
     engine.close()
 
 
@@ -172,3 +185,182 @@ def _described(config: SamplerConfig) -> str:
         if name not in _NAMED and value != getattr(SamplerConfig(), name):
             parts.append(f"{name} {value}")
     return ", ".join(parts)
+
+
+MakeRequest = Callable[[float], Request]
+"""When the request began, by the engine's clock → the request. Making it is part of its time."""
+
+
+class Measurement:
+    """One request on its way; its figures so far can be read at any time."""
+
+    def __init__(self, engine: Engine, make: MakeRequest, canvas_length: int) -> None:
+        """Submits the request. Raises what the engine raises."""
+        self.values: Values = {}
+        self.failure: str | None = None  # why there is no reply
+        self.interrupted = False  # whether Ctrl-C has ended it
+        self._began, self._length = engine.now(), canvas_length
+        self.handle = engine.submit(make(self._began), self._take)
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Settled):
+            seconds = time.perf_counter() - self._began
+            self.values.setdefault("first_commit_s", [seconds])
+            if event.token_ids:
+                self.values.setdefault("first_token_s", [seconds])
+                self.values["last_token_s"] = [seconds]
+        elif isinstance(event, Finished):
+            self.values |= _of_steps(event.account) | _of_reply(event.account, self._length)
+        elif isinstance(event, Failed):
+            self.failure = f"{event.kind}: {event.message}"
+            self.values.pop("last_token_s", None)  # the reply has no last token
+            if event.account is not None:
+                self.values |= _of_steps(event.account)
+
+
+def run_requests(
+    engine: Engine,
+    requests: Iterable[MakeRequest],
+    concurrency: int,
+    canvas_length: int,
+    begin: Callable[[], None] = lambda: None,
+) -> Iterator[Measurement]:
+    """The figures of every request as it ends, `concurrency` at a time; where the consumer or a
+    step is interrupted, those of the requests under way too. begin: called before each. Free slots
+    are emptied before each request, so that each request encodes its own prompt."""
+    waiting, running = deque(requests), list[Measurement]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < concurrency:
+                begin()
+                engine.reset_prefix_cache()
+                running.append(Measurement(engine, waiting.popleft(), canvas_length))
+            engine.step()
+            for request in [r for r in running if r.handle.terminal is not None]:
+                running.remove(request)
+                yield request
+    except KeyboardInterrupt:
+        for request in running:
+            request.interrupted = True
+            yield request
+        raise
+
+
+def _of_steps(account: Account) -> Values:
+    """Figures that a reply without an end has too."""
+    values: Values = {"setup_s": [account.queue_s]}
+    values["step_ms"] = [1e3 * seconds for seconds in account.step_s]
+    if account.first_draft_s is not None:
+        values["first_draft_s"] = [account.first_draft_s]
+    return values
+
+
+def _of_reply(account: Account, canvas_length: int) -> Values:
+    """Figures of a complete reply; a quotient by zero is left out."""
+    canvases, encoded = len(account.convergence), account.prompt_tokens - account.cached_tokens
+    quotients = {
+        "prefill_tps": (encoded, encoded and account.prefill_s),
+        "commit_ms": (account.commit_s * 1e3, canvases - 1),
+        "tokens_per_forward": (account.output_tokens, sum(account.steps)),
+        "visible_tps": (account.output_tokens, account.total_s),
+        "canvas_tps": (canvases * canvas_length, account.denoise_s),
+        "blocks_per_s": (canvases, account.denoise_s + account.commit_s),
+    }
+    values = {key: [over / under] for key, (over, under) in quotients.items() if under > 0}
+    values["total_s"] = [account.total_s]
+    values["steps_per_canvas"] = [float(count) for count in account.steps]
+    values["prompt_tokens"] = [float(account.prompt_tokens)]
+    return values | {"output_tokens": [float(account.output_tokens)]}
+
+
+_MODULES: dict[type[nn.Module], str] = {
+    Attention: "attention_ms",
+    GatedMLP: "dense_ms",
+    Router: "experts_ms",
+    Experts: "experts_ms",
+}
+
+
+@torch.no_grad()
+def where_it_goes(subject: Subject, ids: Tensor, config: SamplerConfig, seed: int) -> Values:
+    """The parts of every step of one canvas after the prompt ids int64 [n].
+
+    config: complete. The steps are those of the `Denoiser` that serves, with clocks around it.
+    """
+    network = subject.network
+    # The reply has room for one canvas, as far as its checks and processors go.
+    plan, _ = subject.model.plan_reply(len(ids), config.canvas_length or 1, seed, config)
+    slot = network.new_slot(max(1, len(ids)))
+    network.encode([ids], [slot])
+    make = partial(Canvas.of, network=network)
+    canvas = make(ReplyTask(plan, PromptTokens(ids.tolist(), ()), make).next_canvas())
+    values: Values = {key: [] for key in ("where_step_ms", *PARTS)}
+    denoiser = Denoiser(network, rows=1)
+    with _module_timers(network) as spent, _forward_timer(network) as forwards:
+        while not canvas.done:
+            spent.clear()
+            start = _now(network)
+            result = denoiser.forward([canvas], [slot])
+            scored = _now(network)
+            for row in denoiser.advance(result):
+                if isinstance(row, Exception):
+                    raise row
+            end = _now(network)
+            began, forward = forwards.pop()
+            # What the step is drawn with is made before the network's forward.
+            sampler = (began - start) + (end - scored)
+            step = {"where_step_ms": end - start, "head_ms": scored - forward}
+            step |= {"sampler_ms": sampler, "rest_ms": forward - began - sum(spent.values())}
+            for key, milliseconds in (step | spent).items():
+                values[key].append(milliseconds)
+    return values
+
+
+@contextmanager
+def _module_timers(network: Network) -> Iterator[dict[str, float]]:
+    """The milliseconds that modules took since the mapping was last cleared, by metric."""
+    spent: dict[str, float] = defaultdict(float)
+    began: list[float] = []
+
+    def before(*_: Any) -> None:
+        began.append(_now(network))
+
+    def after(module: nn.Module, *_: Any) -> None:
+        key = next(key for kind, key in _MODULES.items() if isinstance(module, kind))
+        spent[key] += _now(network) - began.pop()
+
+    handles = []
+    for module in network.transformer.modules():
+        if isinstance(module, tuple(_MODULES)):
+            handles.append(module.register_forward_pre_hook(before))
+            handles.append(module.register_forward_hook(after))
+    try:
+        yield spent
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _forward_timer(network: Network) -> Iterator[list[tuple[float, float]]]:
+    """When each forward of the network began and ended, in milliseconds."""
+    times: list[tuple[float, float]] = []
+    serve = network.denoise_batch
+
+    def timed(*inputs: Any) -> Tensor:
+        began = _now(network)
+        hidden = serve(*inputs)
+        times.append((began, _now(network)))
+        return hidden
+
+    network.denoise_batch = timed  # type: ignore[assignment, method-assign]
+    try:
+        yield times
+    finally:
+        del network.denoise_batch  # the class's own serves again
+
+
+def _now(network: Network) -> float:
+    """Milliseconds, once the device has done all that it was given."""
+    network.synchronize()
+    return time.perf_counter() * 1e3

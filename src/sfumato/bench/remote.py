@@ -6,18 +6,22 @@ Times are taken by the client's clock. What only the server can know (steps, pre
 
 from __future__ import annotations
 
+import json
 import queue
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
+from urllib.parse import urlsplit
 
-from sfumato.bench.client import Endpoint, ServerError, printable
-from sfumato.bench.metrics import Values
-from sfumato.bench.report import CaseReport, Report
+from sfumato.bench.report import CaseReport, Report, Values, take
 from sfumato.bench.workload import Case, Messages, Prompt, Work, conversation
+from sfumato.refused import Refused
+from sfumato.weights.errors import quoted
 
 _WORDS = ("the", "sun", "and", "moon", "rise", "over", "a", "quiet", "sea")  # mostly a token each
 _TEXTS = ("content", "reasoning_content", "reasoning", "tool_calls")  # what of a delta is visible
@@ -41,33 +45,25 @@ def measure(
 ) -> Report:
     """Every case, one after another; KeyboardInterrupt ends it with what is measured so far.
 
-    progress: (requests done, requests in all).  Raises ServerError where a warm-up fails, or every
-    measured request; single failures are part of the report.
+    progress: (requests done, requests in all).  Raises ServerError where a warm-up fails, and
+    ValueError where every measured request does; single failures are part of the report.
     """
+
+    def one(result: CaseReport, done: Callable[[], None]) -> None:
+        for prompt, seed in work.warmups():
+            _request(model, prompt, seed, result.case.max_tokens)
+            done()
+        began = time.perf_counter()
+        for values in _together(model, work, result.case):
+            done()
+            if isinstance(values, ServerError):
+                result.failures.append(str(values))
+            else:
+                result.add(values)
+                result.finished(time.perf_counter() - began)
+
     report = Report({"model": printable(model.name), "url": model.endpoint.url})
-    count = len(cases) * (work.warmup + len(work.requests()))
-    numbers = iter(range(1, count + 1))
-    try:
-        for case in cases:
-            result = CaseReport(case)
-            report.cases.append(result)
-            for prompt, seed in work.warmups():
-                _request(model, prompt, seed, case.max_tokens)
-                progress(next(numbers), count)
-            began = time.perf_counter()
-            for values in _together(model, work, case):
-                progress(next(numbers), count)
-                if isinstance(values, ServerError):
-                    result.failures.append(str(values))
-                else:
-                    result.add(values)
-                    result.finished(time.perf_counter() - began)
-    except KeyboardInterrupt:
-        report.interrupted = True
-    failures = [failure for result in report.cases for failure in result.failures]
-    if failures and not any(result.requests for result in report.cases):
-        raise ServerError(f"all {len(failures)} requests failed, the first: {failures[0]}")
-    return report
+    return take(report, work, cases, one, progress)
 
 
 def _together(model: RemoteModel, work: Work, case: Case) -> Iterator[Values | ServerError]:
@@ -186,3 +182,124 @@ def _number(part: Mapping[str, Any], key: str) -> float | None:
 def _quotient(over: float | None, under: float | None) -> float | None:
     quotient = over / under if over is not None and under else None
     return quotient if quotient is not None and quotient <= _LARGEST else None
+
+
+_LONGEST_LINE = 16 << 20  # bytes of an event; a canvas with all its entropies is far shorter
+_LONGEST_BODY = 1 << 20
+
+
+def printable(text: str) -> str:
+    """A line of a server's words, without what controls a terminal or cannot be encoded."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
+
+
+class ServerError(OSError):
+    """The server cannot be reached, refuses, or breaks off. The message says where and why, and is
+    printable whatever the server sent."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An API by its base URL, such as http://localhost:8000/v1."""
+
+    url: str
+    api_key: str | None = field(default=None, repr=False)
+    timeout_s: float = 600.0  # without a byte from the server
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # a port that is no number
+            usable = False
+        if not usable or parts.query or parts.fragment or parts.username:
+            raise Refused("url", f"{quoted(self.url)} is not like http://localhost:8000/v1")
+
+    def models(self) -> list[str]:
+        """The names of the server's models. Raises ServerError."""
+        with self._request("GET", "/models") as response:
+            try:
+                listed = json.loads(response.read(_LONGEST_BODY))["data"]
+                return [str(model["id"]) for model in listed]
+            except (ValueError, KeyError, TypeError, RecursionError):
+                raise ServerError(f"{self.url}/models: lists no models; name one with -m") from None
+
+    def stream_chat(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The chunks of a chat completion as they come. Raises ServerError, on the way too."""
+        with self._request("POST", "/chat/completions", body) as response:
+            kind = response.headers.get_content_type()
+            if kind != "text/event-stream":
+                raise ServerError(f"{self.url}: answers with {kind}, not with a stream of events")
+            for data in _events(response):
+                if data == "[DONE]":
+                    return
+                yield self._chunk(data)
+
+    @contextmanager
+    def _request(self, method: str, path: str, body: Any = None) -> Iterator[HTTPResponse]:
+        parts = urlsplit(self.url)
+        assert parts.hostname
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        headers = {"Content-Type": "application/json"}
+        if self.api_key:
+            headers["Authorization"] = f"Bearer {self.api_key}"
+        text = None if body is None else json.dumps(body)
+        with closing(kind(parts.hostname, parts.port, timeout=self.timeout_s)) as connection:
+            try:
+                connection.request(method, parts.path.rstrip("/") + path, text, headers)
+                response = connection.getresponse()
+                if response.status != 200:
+                    raise ServerError(f"{self.url}{path}: HTTP {response.status}{_why(response)}")
+                yield response
+            except ServerError:
+                raise
+            except (OSError, HTTPException) as error:
+                why = str(error) or type(error).__name__
+                raise ServerError(f"{self.url}{path}: {why}") from error
+
+    def _chunk(self, data: str) -> dict[str, Any]:
+        try:
+            chunk = json.loads(data)
+        except (ValueError, RecursionError):
+            chunk = None
+        if not isinstance(chunk, dict):
+            raise ServerError(f"{self.url}: sends {quoted(data)}, which is no chunk of a reply")
+        if chunk.get("error"):
+            raise ServerError(f"{self.url}: {_message(chunk)}")
+        return chunk
+
+
+def _events(response: HTTPResponse) -> Iterator[str]:
+    """The data of server-sent events; comments, which keep the connection alive, and other fields
+    are passed over."""
+    lines: list[str] = []
+    while line := response.readline(_LONGEST_LINE):
+        if not line.endswith(b"\n") and len(line) == _LONGEST_LINE:
+            raise ServerError(f"sends an event of more than {_LONGEST_LINE >> 20} MiB")
+        text = line.decode(errors="replace").rstrip("\r\n")
+        if text.startswith("data:"):
+            lines.append(text.removeprefix("data:").removeprefix(" "))
+        elif not text and lines:
+            yield "\n".join(lines)
+            lines.clear()
+    if lines:  # the last event lacks its empty line
+        yield "\n".join(lines)
+
+
+def _why(response: HTTPResponse) -> str:
+    text = response.read(_LONGEST_BODY).decode(errors="replace")
+    try:
+        text = _message(json.loads(text))
+    except (ValueError, RecursionError):
+        text = " ".join(text.split())[:200]
+    return f": {text}" if text else ""
+
+
+def _message(answer: Any) -> str:
+    """The message of an error object; servers have several forms of it."""
+    error = answer.get("error", answer) if isinstance(answer, dict) else answer
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return str(message)[:300]

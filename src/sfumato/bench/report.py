@@ -1,26 +1,217 @@
-"""The results of a benchmark, as a table for people, JSON for programs and CSV for spreadsheets.
+"""The figures of a benchmark, each with its one definition, and a report of them: as a table for
+people, JSON for programs, CSV for spreadsheets, and a picture.
 
-A report is the same for this machine and for a server; unknown figures stay empty.
+A measurement is a mapping from a metric's key to the values found: one for each request, step or
+canvas, as the definition says. What was not found has no key, and is never guessed. Knows not how
+figures are taken.
 """
 
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 from rich.table import Table
 
-from sfumato.bench.metrics import METRICS, Metric, Values
-from sfumato.bench.summary import Summary, summarize
-from sfumato.bench.workload import Case
+from sfumato.bench.workload import Case, Work
+from sfumato.refused import Refused
 
 ABSENT = "—"
 _COLUMNS = ("p50", "p95", "min", "max")
+_SUFFIXES = (".png", ".svg")  # of pictures
+
+
+Group = Literal["waiting", "steps", "where", "speed", "size", "memory"]
+Values = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure: its key in JSON and CSV, its name for people, its unit and what it means."""
+
+    key: str
+    label: str
+    unit: str
+    group: Group
+    definition: str
+
+
+METRICS = (
+    Metric(
+        "load_s", "load", "s", "waiting",
+        "Opening the checkpoint and bringing its weights into memory, ready to run. Random "
+        "weights are made in memory and have no such time.",
+    ),
+    Metric(
+        "setup_s", "set-up", "s", "waiting",
+        "From the request to the start of its prefill: the prompt rendered and tokenized, the "
+        "settings checked, the cache slot made.",
+    ),
+    Metric(
+        "prefill_tps", "prefill", "tok/s", "waiting",
+        "Prompt tokens over the seconds that encoding them took.",
+    ),
+    Metric(
+        "first_draft_s", "first draft", "s", "waiting",
+        "From the request to the first draft: the canvas after one denoising step.",
+    ),
+    Metric(
+        "first_commit_s", "first commit", "s", "waiting",
+        "From the request to the first settled canvas.",
+    ),
+    Metric(
+        "first_token_s", "first token", "s", "waiting",
+        "From the request to the first visible text, thoughts included. Here that is the first "
+        "settled canvas that has any.",
+    ),
+    Metric(
+        "last_token_s", "last token", "s", "waiting",
+        "From the request to the last visible text.",
+    ),
+    Metric(
+        "total_s", "whole request", "s", "waiting",
+        "From the request to the end of its reply.",
+    ),
+    Metric(
+        "steps_per_canvas", "steps per canvas", "", "steps",
+        "Denoising steps of a canvas. Of a server that reports only sums: the mean of each reply.",
+    ),
+    Metric(
+        "step_ms", "a step", "ms", "steps",
+        "One denoising step: the forward, the pass over the vocabulary and the sampler. Of a "
+        "server: the mean of each reply.",
+    ),
+    Metric(
+        "step_floor_ms", "a step, floor", "ms", "steps",
+        "What no program can do a step in on this device: of each kernel the larger of its bytes "
+        "over the bandwidth and its products over their rate, for the case's requests at a time. "
+        "Only where the device is known (docs/hardware.md).",
+    ),
+    Metric(
+        "step_predicted_ms", "a step, predicted", "ms", "steps",
+        "The floor with what kernels are taken to reach of it, and the launches.",
+    ),
+    Metric(
+        "commit_ms", "a commit", "ms", "steps",
+        "Encoding a settled canvas into the prefix, mean of each reply that has more than one "
+        "canvas; the last is never encoded.",
+    ),
+    Metric(
+        "tokens_per_forward", "tokens per forward", "", "steps",
+        "Visible tokens of a reply over its denoising steps. Commits are not counted.",
+    ),
+    Metric(
+        "where_step_ms", "a step, timed apart", "ms", "where",
+        "One denoising step of the pass with timers (--where): the sum of the parts below.",
+    ),
+    Metric(
+        "attention_ms", "attention", "ms", "where",
+        "Attention of all layers in a step: projections, head norms, rotary embedding, and "
+        "attention itself.",
+    ),
+    Metric(
+        "dense_ms", "dense", "ms", "where",
+        "The dense MLPs of all layers in a step, and that of self-conditioning.",
+    ),
+    Metric(
+        "experts_ms", "experts", "ms", "where",
+        "Routers and experts of all layers in a step.",
+    ),
+    Metric(
+        "head_ms", "head", "ms", "where",
+        "The pass over the vocabulary in a step, with the search for the cutoffs of top-k and "
+        "top-p.",
+    ),
+    Metric(
+        "sampler_ms", "sampler", "ms", "where",
+        "Acceptance, stop test and fresh noise of a step.",
+    ),
+    Metric(
+        "rest_ms", "rest", "ms", "where",
+        "What is left of a step's forward: embedding, rotary tables, norms and residuals.",
+    ),
+    Metric(
+        "visible_tps", "visible", "tok/s", "speed",
+        "Visible tokens of a reply over its whole request. Visible are the reply's tokens, "
+        "thoughts included; an end token and what follows it in its canvas are not.",
+    ),
+    Metric(
+        "canvas_tps", "canvas", "tok/s", "speed",
+        "Positions of a reply's settled canvases over the seconds of denoising, those after the "
+        "end of the reply included; without prefill and commits.",
+    ),
+    Metric(
+        "blocks_per_s", "blocks", "1/s", "speed",
+        "Settled canvases of a reply over the seconds of denoising and committing.",
+    ),
+    Metric(
+        "throughput_tps", "all requests", "tok/s", "speed",
+        "Visible tokens of all measured requests over the wall time from the first one's start "
+        "to the last one's end.",
+    ),
+    Metric(
+        "prompt_tokens", "prompt", "tok", "size",
+        "Tokens of a request's prompt, the chat template's and the filling of --context included.",
+    ),
+    Metric(
+        "output_tokens", "reply", "tok", "size",
+        "Visible tokens of a reply.",
+    ),
+    Metric(
+        "peak_anonymous", "anonymous", "B", "memory",
+        "The largest private memory of the process until then, loading included: anonymous and "
+        "shared pages (RssAnon and RssShmem), sampled 20 times a second.",
+    ),
+    Metric(
+        "peak_mapped", "mapped", "B", "memory",
+        "The most resident pages of mapped files (RssFile), sampled as often. These pages belong "
+        "to the page cache and can be dropped.",
+    ),
+    Metric(
+        "peak_resident", "resident", "B", "memory",
+        "The largest sum of both at one time, by the kernel's own count (VmHWM).",
+    ),
+    Metric(
+        "peak_device", "device", "B", "memory",
+        "The most memory that torch's allocator held on a CUDA device, its unused blocks too.",
+    ),
+    Metric(
+        "peak_device_used", "in use", "B", "memory",
+        "The most memory of the CUDA device that was in use, sampled as often: also the driver's, "
+        "the code of kernels, and what other processes have.",
+    ),
+)  # fmt: skip
+"""In the order in which a report shows them."""
+
+PARTS = ("attention_ms", "dense_ms", "experts_ms", "head_ms", "sampler_ms", "rest_ms")
+"""The metrics that a timed step divides into."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a reader needs of some values: how many, the extremes, the middle and the tail."""
+
+    count: int
+    min: float
+    p50: float
+    p95: float
+    max: float
+
+
+def summarize(values: Sequence[float]) -> Summary | None:
+    """The summary of some values, or None where there are none."""
+    if not values:
+        return None
+    middle, tail = np.percentile(values, (50, 95)).tolist()
+    return Summary(len(values), min(values), middle, tail, max(values))
 
 
 @dataclass
@@ -57,6 +248,33 @@ class Report:
     environment: dict[str, Any] = field(default_factory=dict)
     work: dict[str, Any] = field(default_factory=dict)
     interrupted: bool = False
+
+
+def take(
+    report: Report,
+    work: Work,
+    cases: Sequence[Case],
+    measure: Callable[[CaseReport, Callable[[], None]], None],
+    progress: Callable[[int, int], None],
+) -> Report:
+    """Measures every case, one after another; KeyboardInterrupt ends it with what there is so far.
+
+    measure: adds the figures of a case, and calls what it gets beside it for each request; progress
+    then takes the request's number and the number of all. Raises ValueError where requests were
+    measured and all have failed; single failures are part of the report.
+    """
+    count = len(cases) * (work.warmup + len(work.requests()))
+    numbers = iter(range(1, count + 1))
+    try:
+        for case in cases:
+            report.cases.append(CaseReport(case))
+            measure(report.cases[-1], lambda: progress(next(numbers), count))
+    except KeyboardInterrupt:
+        report.interrupted = True
+    failures = [failure for result in report.cases for failure in result.failures]
+    if failures and not any(result.requests for result in report.cases):
+        raise ValueError(f"all {len(failures)} requests failed, the first: {failures[0]}")
+    return report
 
 
 def to_json(report: Report) -> str:
@@ -159,3 +377,87 @@ def _fact(name: str, value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return str(value) if isinstance(value, str | bool) or name == "seed" else number(value)
+
+
+_SPREAD = ("step_ms", "total_s")  # what the curves show: the first that was measured
+_RANKS = range(101)
+_METRICS = {metric.key: metric for metric in METRICS}
+
+
+def check_plot(path: Path) -> None:
+    """Raises ValueError if nothing can be drawn to `path`: better before hours of measuring."""
+    if path.suffix.lower() not in _SUFFIXES:
+        raise Refused("plot", f"{path} ends in neither {' nor '.join(_SUFFIXES)}")
+    _figure_class()
+
+
+def draw(report: Report, path: Path) -> bytes:
+    """The report as a picture: the bytes of a file of that name, PNG or SVG. Raises ValueError as
+    `check_plot` does."""
+    check_plot(path)
+    named = dict(zip(_names(report.cases), (r.values for r in report.cases), strict=True))
+    figure = _figure_class()(figsize=(12, 3.5 + 0.4 * len(named)), layout="constrained")
+    parts, spread = figure.subplots(1, 2)
+    _draw_parts(parts, named)
+    _draw_spread(spread, named)
+    figure.suptitle(str(report.subject.get("model", "")), parse_math=False)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=150, format=path.suffix[1:].lower())
+    return picture.getvalue()
+
+
+def _figure_class() -> Any:
+    try:
+        # Not pyplot: no window, no global state, and no display needed.
+        return importlib.import_module("matplotlib.figure").Figure
+    except ImportError:
+        raise Refused(
+            "plot", "needs matplotlib, which is not installed", "pip install matplotlib"
+        ) from None
+
+
+def _draw_parts(axes: Any, named: dict[str, Values]) -> None:
+    timed = any("where_step_ms" in values for values in named.values())
+    axes.set_title("a denoising step, median of each part" if timed else "a denoising step, median")
+    axes.set_xlabel("ms")
+    lefts = [0.0] * len(named)
+    for key in PARTS if timed else ("step_ms",):
+        widths = [_median(values, key) for values in named.values()]
+        axes.barh(list(named), widths, left=lefts, height=0.5, label=_METRICS[key].label)
+        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
+    axes.invert_yaxis()
+    if timed:
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3, frameon=False)
+
+
+def _draw_spread(axes: Any, named: dict[str, Values]) -> None:
+    key = next((k for k in _SPREAD if any(k in values for values in named.values())), _SPREAD[-1])
+    axes.set_title(f"{_METRICS[key].label}: percentiles")
+    axes.set_xlabel("percentile")
+    axes.set_ylabel(_METRICS[key].unit)
+    for name, values in named.items():
+        if measured := values.get(key):
+            axes.plot(_RANKS, np.percentile(measured, _RANKS), label=name)
+    for rank in (50, 95):
+        axes.axvline(rank, color="0.8", linewidth=0.8, zorder=0)
+    axes.set_ylim(bottom=0)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="best", frameon=False)
+
+
+def _median(values: Values, key: str) -> float:
+    return float(np.median(values[key])) if values.get(key) else 0.0
+
+
+def _names(cases: list[CaseReport]) -> list[str]:
+    """Each case by its settings; by those that vary, where some do."""
+    settings = [asdict(result.case) for result in cases]
+    varying = [name for name in settings[0] if len({s[name] for s in settings}) > 1]
+    return [
+        ", ".join(
+            f"{name.replace('_', ' ')} {value}"
+            for name, value in setting.items()
+            if value is not None and (name in varying or not varying)
+        )
+        for setting in settings
+    ]

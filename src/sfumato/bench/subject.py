@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
+from tokenizers import decoders, models
 from torch import Tensor
 
-from sfumato.api import Model
-from sfumato.bench.number_text import number_text
+from sfumato.api import Model, TextSide
 from sfumato.bench.random_weights import random_checkpoint
 from sfumato.bench.workload import Prompt
-from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
+from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.engine import EngineConfig, EngineError
 from sfumato.engine.memory.estimate import ModelFootprint
 from sfumato.engine.memory.guard import check_load
@@ -28,6 +29,8 @@ from sfumato.model.quantize_on_load import quantized_on_load
 from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.ops.registry import check_off
 from sfumato.refused import Refused
+from sfumato.text.template import ChatTemplate
+from sfumato.text.tokenizer import Tokenizer
 from sfumato.weights.checkpoint import Checkpoint
 
 SMALLEST = EngineConfig(slots=1, context=512, snapshot_bytes=0)
@@ -46,10 +49,6 @@ class Subject:
     @property
     def network(self) -> Network:
         return self.model.network
-
-    @property
-    def defaults(self) -> SamplerConfig:
-        return self.model.sampler_defaults
 
     def prompt_ids(self, prompt: Prompt, seed: int, context: int | None = None) -> Tensor:
         """A prompt as int64 [n]; synthetic tokens are drawn from the whole vocabulary.
@@ -155,3 +154,13 @@ def _about(checkpoint: Checkpoint, network: Network) -> dict[str, Any]:
         "precision": _precision(network),
         "device": str(network.device),
     }
+
+
+def number_text(size: int) -> TextSide:
+    """A vocabulary of `size` tokens without special ones."""
+    vocabulary = {f"{token}▁": token for token in range(size)}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return TextSide(Tokenizer(inner), ChatTemplate("{{ messages[0].content }}"))

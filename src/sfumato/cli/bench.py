@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,30 +18,29 @@ from sfumato.cli.decoding import request_fields, sampler_options
 from sfumato.cli.sources import COMMAND_LINE
 from sfumato.options import LAST_SEED, exclusions
 from sfumato.options.table import options_of
+from sfumato.refused import Refused
 
 if TYPE_CHECKING:
-    import torch
+    from rich.table import Table
 
     from sfumato.bench.report import Report
+    from sfumato.bench.step_cost import Products
     from sfumato.bench.subject import Subject
     from sfumato.diffusion.sampler_config import SamplerConfig
+    from sfumato.model.model_config import ModelConfig
+    from sfumato.weights.checkpoint import Checkpoint
 
 RANDOM_STEPS = 8  # of a canvas of random weights, which never settles by itself
 SYNTHETIC = 256  # tokens of a prompt where no option says it and the model cannot read
 
+PREFIX = 512  # tokens before the canvas of a step that is predicted, where no option says it
+
+_FILES = ("json", "csv", "plot")  # options that name files to write
 # Options that have no meaning for a server, or for a local model.
 _LOCAL = (
     *("random_weights", "format", "layers", "device", "dtype", "activations", "quantize"),
-    *(
-        "cache_type",
-        "predict",
-        "context",
-        "threads",
-        "fixed_steps",
-        "soft_skip",
-        "soft_top_k",
-        "where",
-    ),
+    *("cache_type", "predict", "context", "threads", "fixed_steps", "soft_skip", "soft_top_k"),
+    "where",
 )
 _REMOTE = ("api_key", "drafts")
 _RANDOM = ("format", "layers")
@@ -59,9 +59,7 @@ def main(args: argparse.Namespace) -> int:
 
     _check(args)
     if args.predict:
-        from sfumato.cli import predict
-
-        return predict.main(args)
+        return _predict(args)
     work = Work(_prompts(args), args.warmup, args.repeats, args.seed)
     report = _local(args, work) if args.url is None else _remote(args, work)
     _show_progress(0, 0)
@@ -81,30 +79,29 @@ def _check(args: argparse.Namespace) -> None:
     for name in _REMOTE if args.url is None else _LOCAL:
         if getattr(args, name) not in (None, False, "auto"):
             side = "a server, with --url" if args.url is None else "this machine, not for a server"
-            raise ValueError(f"{_flag(name)}: is for measuring {side}; leave it out")
+            raise Refused(name, f"is for measuring {side}", "leave it out")
     for name in _RANDOM:
         if getattr(args, name) is not None and not args.random_weights:
-            raise ValueError(f"{_flag(name)}: belongs to --random-weights")
+            raise Refused(name, "belongs to --random-weights")
     given = {"--random-weights": args.random_weights, "--quantize": args.quantize}
     given |= {"-m": args.model, "--prompts": args.prompts}
     given["--prompt-tokens"] = args.prompt_tokens is not None
     exclusions.check(exclusions.BENCH, given)
     if args.seed + args.repeats - 1 > LAST_SEED:
-        raise ValueError("--seed: each repeat takes the next one, and the last is above 2^64-1")
+        raise Refused("seed", "each repeat takes the next one, and the last is above 2^64-1")
     if args.json == args.csv == "-":
-        raise ValueError("--json, --csv: only one of them can go to standard output")
-    for name in ("json", "csv", "plot"):
-        path = getattr(args, name)
+        raise Refused(("json", "csv"), "only one of them can go to standard output")
+    paths = {name: getattr(args, name) for name in _FILES}
+    for name, path in paths.items():
         if path and (path != "-" or name == "plot"):
-            output.check(path, args.force, _flag(name))
-    paths = [getattr(args, name) for name in ("json", "csv", "plot")]
-    files = [os.path.realpath(path) for path in paths if path and not output.is_stream(path)]
+            output.check(path, args.force, f"--{name}")
+    files = [os.path.realpath(p) for p in paths.values() if p and not output.is_stream(p)]
     if len(set(files)) < len(files):
-        raise ValueError("--json, --csv, --plot: two of them name one file; name another")
+        raise Refused(_FILES, "two of them name one file", "name another")
     if args.plot:
-        from sfumato.bench import plot
+        from sfumato.bench.report import check_plot
 
-        plot.check(Path(args.plot))
+        check_plot(Path(args.plot))
 
 
 def _leave_out(args: argparse.Namespace) -> None:
@@ -119,10 +116,6 @@ def _leave_out(args: argparse.Namespace) -> None:
             setattr(args, other, None)
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _prompts(args: argparse.Namespace) -> list[Prompt]:
     if args.prompts:
         return read_prompts(Path(args.prompts))
@@ -134,39 +127,20 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
 
 
 def _local(args: argparse.Namespace, work: Work) -> Report:
-    from sfumato.bench import measure
-    from sfumato.bench.environment import environment
-    from sfumato.bench.memory import PeakMemory
-    from sfumato.cli import machine
-
-    with PeakMemory() as memory, _memory_that_ends():
-        subject = _subject(args)
-        report = measure.measure(
-            subject,
-            work,
-            cases(args.max_tokens, args.threads, args.context, args.concurrency),
-            _sampler(args),
-            memory,
-            where=bool(args.where or args.plot),
-            progress=_show_progress,
-        )
-    report.environment = environment() | {
-        "cpu": machine.cpu_name(),
-        "cpu_features": machine.cpu_features(),
-        "cores": machine.usable_cores(),
-        "memory_bytes": machine.total_memory(),
-        "gpu": _gpu(subject.network.device),
-    }
-    return report
-
-
-@contextmanager
-def _memory_that_ends() -> Iterator[None]:
-    """Raises ValueError in place of an error for want of memory."""
+    from sfumato.bench import environment
+    from sfumato.bench import measure as local
+    from sfumato.engine.memory.device_memory import total_memory
     from sfumato.model.out_of_memory import is_out_of_memory
+    from sfumato.ops import gpu
 
+    varied = cases(args.max_tokens, args.threads, args.context, args.concurrency)
+    where = bool(args.where or args.plot)
     try:
-        yield
+        with environment.PeakMemory() as memory:
+            subject = _subject(args)
+            report = local.measure(
+                subject, work, varied, _sampler(args), memory, where, _show_progress
+            )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -175,13 +149,14 @@ def _memory_that_ends() -> Iterator[None]:
             f"the memory does not suffice ({why}); take fewer --layers, a smaller --format or "
             "--quantize, lower --concurrency, --max-tokens or --context, or free some memory"
         ) from error
-
-
-def _gpu(device: torch.device) -> str | None:
-    """The name of the GPU that was measured; None for a CPU."""
-    from sfumato.ops import gpu
-
-    return gpu.product(device)
+    report.environment = environment.environment() | {
+        "cpu": environment.cpu_name(),
+        "cpu_features": environment.cpu_features(),
+        "cores": environment.usable_cores(),
+        "memory_bytes": total_memory(),
+        "gpu": gpu.product(subject.network.device),
+    }
+    return report
 
 
 def _subject(args: argparse.Namespace) -> Subject:
@@ -211,29 +186,73 @@ def _sampler(args: argparse.Namespace) -> SamplerConfig:
 
 
 def _remote(args: argparse.Namespace, work: Work) -> Report:
-    from sfumato.bench import remote
-    from sfumato.bench.client import Endpoint, ServerError
-    from sfumato.bench.environment import environment
-    from sfumato.cli import machine
+    from sfumato.bench import environment, remote
 
-    endpoint = Endpoint(args.url.rstrip("/"), args.api_key, args.timeout)
+    endpoint = remote.Endpoint(args.url.rstrip("/"), args.api_key, args.timeout)
     models = [args.model] if args.model else endpoint.models()
     if not models:
-        raise ServerError(f"{args.url}: has no models; name one with -m")
+        raise remote.ServerError(f"{args.url}: has no models; name one with -m")
     fields = request_fields(args) | ({"stream_drafts": True} if args.drafts else {})
-    report = remote.measure(
-        remote.RemoteModel(endpoint, models[0], fields),
-        work,
-        cases(args.max_tokens, concurrency=args.concurrency or (1,)),
-        _show_progress,
-    )
+    model = remote.RemoteModel(endpoint, models[0], fields)
+    varied = cases(args.max_tokens, concurrency=args.concurrency or (1,))
+    report = remote.measure(model, work, varied, _show_progress)
     # The client's precision, backend and processor say nothing about the server.
-    known = environment()
+    known = environment.environment()
     report.environment = {name: known[name] for name in ("date", "sfumato", "commit")} | {
-        "client": f"{machine.cpu_name()}, {machine.usable_cores()} cores",
+        "client": f"{environment.cpu_name()}, {environment.usable_cores()} cores",
         **dict.fromkeys(("precision", "backend", "cpu", "memory_bytes")),
     }
     return report
+
+
+def _predict(args: argparse.Namespace) -> int:
+    """Prints a step's time on a device that need not be here. Runs no network."""
+    from sfumato.bench import step_time
+    from sfumato.bench.step_cost import StepShape, step_costs
+
+    limits = step_time.limits_named(args.predict)
+    config, stored, codes = _described(args)
+    steps = []
+    for rows, prefix in product(args.concurrency or (1,), args.context or (PREFIX,)):
+        shape = StepShape(rows, config.canvas_length, prefix)
+        costs = step_costs(config, shape, stored, codes=codes)
+        steps.append((shape, step_time.step_time(costs, limits)))
+    nbytes = sum(stored.values())
+    if args.json:
+        text = json.dumps(step_time.to_document(steps, nbytes)) + "\n"
+        if args.json == "-":
+            print(text, end="")
+            return 0
+        output.write(args.json, text, args.force, "--json")
+    _print_tables(step_time.to_tables(steps))
+    known = "measured" if limits.measured else "published, less what programs do not reach"
+    print(f"Limits of {limits.name}: {known} ({limits.source}).")
+    if nbytes >= limits.memory:
+        print(
+            f"The weights ({nbytes / 1e9:.1f} GB) do not fit its memory "
+            f"({limits.memory / 1e9:.1f} GB)."
+        )
+    return 0
+
+
+def _described(args: argparse.Namespace) -> tuple[ModelConfig, dict[str, int], dict[str, Products]]:
+    """The network, the bytes of its tensors as a GPU holds them, and what multiplies those that are
+    8-bit codes: of random weights or of a checkpoint's headers."""
+    from sfumato.bench.random_weights import random_checkpoint
+    from sfumato.bench.step_cost import codes_of, held_bytes
+    from sfumato.model.codes_on_load import as_all_codes
+    from sfumato.model.families import open_checkpoint
+    from sfumato.model.loading import config_of
+
+    checkpoint: Checkpoint
+    if args.random_weights:
+        checkpoint = random_checkpoint(args.random_weights, args.format or "bf16", args.layers)
+    elif args.model:
+        checkpoint = as_all_codes(open_checkpoint(args.model))
+    else:
+        raise Refused("predict", "of what: give --random-weights 26b-a4b, or -m with a file")
+    formats = {name: info.format for name, info in checkpoint.tensors.items()}
+    return config_of(checkpoint), held_bytes(checkpoint.tensors), codes_of(formats)
 
 
 def _show_progress(number: int, count: int) -> None:
@@ -244,15 +263,12 @@ def _show_progress(number: int, count: int) -> None:
 
 
 def _write(report: Report, args: argparse.Namespace) -> None:
-    from rich.console import Console
-
-    from sfumato.bench import plot
     from sfumato.bench import report as forms
 
     contents: dict[str, Callable[[], str | bytes]] = {
         "json": lambda: forms.to_json(report) + "\n",
         "csv": lambda: forms.to_csv(report),
-        "plot": lambda: plot.draw(report, Path(args.plot)),
+        "plot": lambda: forms.draw(report, Path(args.plot)),
     }
     # Files first: a reader of the table may close the pipe. All that can be written or printed is,
     # even where a file cannot: the measurement may have taken hours.
@@ -263,7 +279,7 @@ def _write(report: Report, args: argparse.Namespace) -> None:
             if path == "-":
                 printed = content()
             elif path:
-                output.write(path, content(), args.force, _flag(name))
+                output.write(path, content(), args.force, f"--{name}")
         except (ValueError, OSError) as error:
             failure = failure or error
     if report.interrupted:
@@ -271,8 +287,14 @@ def _write(report: Report, args: argparse.Namespace) -> None:
     if printed is not None:
         sys.stdout.write(str(printed))
     else:
-        console = Console(highlight=False, markup=False, emoji=False)
-        for table in forms.to_tables(report):
-            console.print(table)
+        _print_tables(forms.to_tables(report))
     if failure is not None:
         raise failure
+
+
+def _print_tables(tables: Iterable[Table]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    for table in tables:
+        console.print(table)

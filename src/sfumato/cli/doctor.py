@@ -17,12 +17,19 @@ import torch
 
 from sfumato import __version__, catalog, ops
 from sfumato.api import EMBEDDED
-from sfumato.cli import machine
+from sfumato.bench import environment
 from sfumato.cli.estimate import least_seconds, step_seconds
 from sfumato.cli.probes import Measured, dtype_name, measure, quantized_dtype
 from sfumato.cli.units import size, table
 from sfumato.device_trial import try_device
-from sfumato.engine.memory.device_memory import Budget, accelerators, budget
+from sfumato.engine.memory.device_memory import (
+    Budget,
+    accelerators,
+    available_memory,
+    budget,
+    memory_limit,
+    total_memory,
+)
 from sfumato.model.placement import SMALL, pick_device
 from sfumato.ops.gpu import device_memory
 from sfumato.ops.paths import paths
@@ -51,10 +58,10 @@ def main(args: argparse.Namespace) -> int:
 def facts(tests: bool = False) -> dict[str, Any]:
     """All facts of the report as plain values: sizes in bytes, speeds in units a second. tests:
     whether operations are tested first on a device that needs it, as loading a model does."""
-    device, cores = pick_device(), machine.usable_cores()
+    device, cores = pick_device(), environment.usable_cores()
     free_memory = budget(device)
     total = device_memory(device)
-    limit = machine.memory_limit() if device.type == "cpu" else None
+    limit = memory_limit() if device.type == "cpu" else None
     measured = measure(device, cores)
     usable = min((n for n in (total, limit) if n is not None), default=None)
     formats = entries(measured, free_memory, usable)
@@ -64,23 +71,23 @@ def facts(tests: bool = False) -> dict[str, Any]:
         "platform": platform.platform(),
         "torch": torch.__version__,
         "cpu": {
-            "name": machine.cpu_name(),
-            "features": machine.cpu_features(),
+            "name": environment.cpu_name(),
+            "features": environment.cpu_features(),
             "cores": cores,
             "torch_threads": torch.get_num_threads(),
         },
         "memory": {
-            "total": machine.total_memory(),
-            "available": machine.available_memory(),
-            "cgroup_limit": machine.memory_limit(),
+            "total": total_memory(),
+            "available": available_memory(),
+            "cgroup_limit": memory_limit(),
         },
-        "disk_free": machine.free_disk(),
+        "disk_free": environment.free_disk(),
         "devices": devices(),
         "runs_on": str(device),
         "backend": ops.backend,
         "backend_reason": ops.reason,
         "operations": operations(device, tests),
-        "compilers": machine.compilers(),
+        "compilers": environment.compilers(),
         "speed": {"device": measured.device, **measured.speed},
         "rounds": measured.rounds,
         "busy": {"is": measured.busy, "load": measured.load, "share": measured.share},

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from sfumato.bench.random_weights import random_checkpoint
-from sfumato.bench.step_model.step_cost import MATRICES, StepShape, step_costs, stored_bytes
+from sfumato.bench.step_cost import MATRICES, StepShape, step_costs, stored_bytes
 from sfumato.cli.probes import CANVAS, Speed, dtype_name, quantized_dtype
 from sfumato.model.loading import config_of, expected_shapes
 

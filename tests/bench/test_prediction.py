@@ -7,10 +7,15 @@ from dataclasses import replace
 import pytest
 
 from sfumato.bench.random_weights import random_checkpoint, random_config
-from sfumato.bench.step_model.device_limits import LIMITS, limits_named, limits_of_product
-from sfumato.bench.step_model.kernel_cost import KernelCost
-from sfumato.bench.step_model.prediction import LAUNCH_S, REACHED, step_time
-from sfumato.bench.step_model.step_cost import StepShape, codes_of, step_costs, stored_bytes
+from sfumato.bench.step_cost import KernelCost, StepShape, codes_of, step_costs, stored_bytes
+from sfumato.bench.step_time import (
+    LAUNCH_S,
+    LIMITS,
+    REACHED,
+    limits_named,
+    limits_of_product,
+    step_time,
+)
 from sfumato.model.families import DIFFUSION_GEMMA
 
 FULL = DIFFUSION_GEMMA.config.from_hf(random_config("26b-a4b"), {})

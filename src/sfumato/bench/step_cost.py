@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Literal
 
-from sfumato.bench.step_model.kernel_cost import KernelCost, Part, Products, merged
 from sfumato.model.layers import rotary_key
 from sfumato.model.loading import expected_shapes
 from sfumato.model.model_config import LayerConfig, ModelConfig
@@ -21,7 +21,52 @@ from sfumato.model.quant_recipes import TARGETS, formats
 from sfumato.ops.triton.planes import plane_bytes, refusal
 from sfumato.ops.triton.workspaces import GROUP, head_chunk
 from sfumato.refused import Refused
+from sfumato.weights.checkpoint import TensorInfo
 from sfumato.weights.formats import KINDS, nbytes
+
+Part = Literal["layers", "outside"]
+"""Within the layers of the network, or outside: self-conditioning, head, sampler."""
+Products = Literal["bf16", "float32", "FP8", "INT8"]
+
+
+@dataclass(frozen=True)
+class KernelCost:
+    """The work of one kernel, or of the same kernel in several layers, in a step."""
+
+    name: str
+    part: Part
+    stored: float
+    """Bytes of weights, keys and values: read from the device's memory in every step."""
+    passed: float
+    """Bytes that kernels pass to each other; a cache may hold them between two kernels."""
+    flop: float
+    """Floating-point operations of matrix products: two for each multiply-add."""
+    launches: float = 1
+    products: Products = "bf16"
+    """What the matrix units multiply: FP8 and INT8 where weights are 8-bit codes."""
+    again: float = 0.0
+    """Bytes of `stored` that are read once more: of the prediction, not of the floor."""
+
+    def __add__(self, other: KernelCost) -> KernelCost:
+        """Both, under the name of the first."""
+        return replace(
+            self,
+            stored=self.stored + other.stored,
+            passed=self.passed + other.passed,
+            flop=self.flop + other.flop,
+            launches=self.launches + other.launches,
+            again=self.again + other.again,
+        )
+
+
+def merged(costs: list[KernelCost]) -> list[KernelCost]:
+    """One entry for each name and kind of products, in the order in which they first come."""
+    joined: dict[tuple[str, Products], KernelCost] = {}
+    for cost in costs:
+        key = cost.name, cost.products
+        joined[key] = joined[key] + cost if key in joined else cost
+    return list(joined.values())
+
 
 _ACTIVATION = 2  # bytes of a bfloat16 number
 _EXACT = 4  # bytes of a float32 number
@@ -62,13 +107,14 @@ def stored_bytes(config: ModelConfig, format: str = "bf16") -> dict[str, int]:
     }
 
 
-def plane_bytes_of(config: ModelConfig, format: str) -> dict[str, int]:
-    """As `stored_bytes`, of the tensors as a GPU holds them: blocks in planes."""
-    shapes = expected_shapes(config)
-    kinds = formats(shapes, TARGETS[format])
-    held = stored_bytes(config, format)
-    planes = {name: kind for name, kind in kinds.items() if not refusal(kind, shapes[name])}
-    return held | {name: plane_bytes(kind, shapes[name]) for name, kind in planes.items()}
+def held_bytes(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
+    """Bytes of a checkpoint's tensors as a GPU holds them: blocks in planes."""
+    return {
+        name: info.nbytes
+        if refusal(info.format, info.shape)
+        else plane_bytes(info.format, info.shape)
+        for name, info in tensors.items()
+    }
 
 
 def codes_of(formats: Mapping[str, str]) -> dict[str, Products]:

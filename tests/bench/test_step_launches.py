@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sfumato.bench.random_weights import random_config
-from sfumato.bench.step_model.step_cost import StepShape, step_costs, stored_bytes
+from sfumato.bench.step_cost import StepShape, step_costs, stored_bytes
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler_config import REFERENCE

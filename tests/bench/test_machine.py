@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sfumato.cli import machine
+from sfumato.bench import environment
+from sfumato.engine.memory import device_memory
 
 
 def write(path: Path, text: str) -> None:
@@ -12,7 +13,7 @@ def write(path: Path, text: str) -> None:
 
 def limit(root: Path, group: str) -> int | None:
     write(root / "proc/self/cgroup", group)
-    return machine.memory_limit(root / "proc", root / "cgroup")
+    return device_memory.memory_limit(root / "proc", root / "cgroup")
 
 
 def test_a_parents_limit_holds(tmp_path: Path) -> None:
@@ -30,12 +31,12 @@ def test_the_limit_of_old_control_groups(tmp_path: Path) -> None:
 def test_no_limit(tmp_path: Path) -> None:
     write(tmp_path / "cgroup/memory.max", "max\n")
     assert limit(tmp_path, "0::/\n") is None
-    assert machine.memory_limit(tmp_path / "nothing", tmp_path) is None
+    assert device_memory.memory_limit(tmp_path / "nothing", tmp_path) is None
 
 
 def test_this_machine() -> None:
-    assert machine.cpu_name()
-    assert machine.usable_cores() >= 1
-    assert machine.free_disk()
-    total, available = machine.total_memory(), machine.available_memory()
+    assert environment.cpu_name()
+    assert environment.usable_cores() >= 1
+    assert environment.free_disk()
+    total, available = device_memory.total_memory(), device_memory.available_memory()
     assert total is None or available is None or 0 < available <= total
