@@ -112,11 +112,11 @@ def device_in_use() -> dict[str, int]:
 def resident(status: Path = _STATUS) -> dict[str, int]:
     """Bytes of this process that are in memory now (for `peak_resident`: at most so far), by
     metric; nothing where the system has no figure."""
-    told = _entries(status)
+    entries = _entries(status)
     names = ("RssAnon", "RssShmem", "RssFile", "VmHWM")
-    if not set(names) <= told.keys():
+    if not set(names) <= entries.keys():
         return {}
-    anonymous, shared, mapped, most = (int(told[name].split()[0]) * 1024 for name in names)
+    anonymous, shared, mapped, most = (int(entries[name].split()[0]) * 1024 for name in names)
     return {
         "peak_anonymous": anonymous + shared,
         "peak_mapped": mapped,
@@ -141,8 +141,8 @@ def cpu_name() -> str:
 
 def cpu_features() -> list[str]:
     """Of the instruction sets that matter here, those that the processor has."""
-    told = _entries(_CPU)
-    flags = (told.get("flags") or told.get("Features", "")).split()
+    entries = _entries(_CPU)
+    flags = (entries.get("flags") or entries.get("Features", "")).split()
     return [name for name in _FEATURES if name in flags]
 
 

@@ -210,11 +210,11 @@ def network_bytes(network: Network) -> dict[str, int]:
 
 
 def _tensors(network: Network) -> dict[str, Any]:
-    found = {}
+    tensors = {}
     for name in expected_shapes(network.config):
         path, _, leaf = name.rpartition(".")
-        found[name] = getattr(network.transformer.get_submodule(path), leaf)
-    return found
+        tensors[name] = getattr(network.transformer.get_submodule(path), leaf)
+    return tensors
 
 
 def beside_measured(network: Network, shape: StepShape) -> Values:
