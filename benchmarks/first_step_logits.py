@@ -35,7 +35,7 @@ from sfumato.bench.random_weights import random_checkpoint
 from sfumato.convert.files import save_gguf
 from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import load_network
-from sfumato.model.quant_recipes import TARGETS, QuantRecipe
+from sfumato.model.quantization import TARGETS, QuantRecipe
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.formats import QuantizedTensor
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import sfumato
-from sfumato.model.put_weights import place
+from sfumato.model.loading import place
 from sfumato.weights.formats import FORMATS, Weight, of_files, quantize
 
 PUBLISHED = {"INT4": "int4", "NVFP4": "nvfp4"}

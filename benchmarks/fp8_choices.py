@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import sfumato
-from sfumato.model.put_weights import place
+from sfumato.model.loading import place
 from sfumato.train.embedded_data import fixed_prompts
 from sfumato.weights.formats import Kind, round_rows
 

@@ -24,13 +24,12 @@ from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.captured import ReadForwards
 from sfumato.diffusion.step.denoiser import Pending
 from sfumato.diffusion.step.graphs import RUNS, StepGraphs, graph_backend
-from sfumato.model.cache import Slot
-from sfumato.model.experts import Experts
-from sfumato.model.label_scores import label_scores
+from sfumato.model.cache import MOST, QuestionPool, Slot
 from sfumato.model.loading import skeleton
 from sfumato.model.network import Network
-from sfumato.model.question_pool import MOST, QuestionPool
+from sfumato.model.scores import label_scores
 from sfumato.model.segments import Scratch
+from sfumato.model.transformer import Experts
 
 FIRST = 4  # steps of a canvas that are not timed: kernels are compiled, graphs captured
 

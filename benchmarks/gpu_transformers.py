@@ -18,9 +18,9 @@ from benchmarks.gpu_step import FIRST, fewer_layers, step_times
 from torch import Tensor, nn
 
 from sfumato.bench.random_weights import random_config
+from sfumato.model.devices import is_out_of_memory
 from sfumato.model.loading import expected_shapes
 from sfumato.model.network import Network
-from sfumato.model.out_of_memory import is_out_of_memory
 
 GOALS = {"default": 2.0, "compiled": 1.2}  # times Sfumato's speed
 CACHES = {"default": None, "compiled": "static"}  # `generate` compiles where the cache is static

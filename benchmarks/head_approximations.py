@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from sfumato.model.approximate import Skip
-from sfumato.model.head import HeadStats, VocabularyHead
+from sfumato.model.head import HeadStats, Skip, VocabularyHead
 
 CAP = 30.0
 TEMPERATURE = 0.5

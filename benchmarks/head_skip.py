@@ -21,9 +21,8 @@ import torch
 
 from sfumato import ops
 from sfumato.diffusion.scoring import LATE_AT_MOST
-from sfumato.model.approximate import AS_ROUNDED, Skip
-from sfumato.model.head import CHUNK, VocabularyHead
-from sfumato.model.quantize_on_load import quantized
+from sfumato.model.head import AS_ROUNDED, CHUNK, Skip, VocabularyHead
+from sfumato.model.quantization import quantized
 
 POSITIONS, HIDDEN, CAP = 256, 2816, 30.0
 CASES = ((0, 0), (0, 4), (16, 0), (16, 4), (64, 0), (64, 4), (128, 4), (256, 0))

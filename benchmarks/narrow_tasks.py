@@ -21,7 +21,7 @@ from benchmarks.format_error import changed, placed
 from benchmarks.fp8_choices import ALL
 
 import sfumato
-from sfumato.model.quant_recipes import takes_int4
+from sfumato.model.quantization import takes_int4
 from sfumato.train.embedded_data import evaluation_sets
 from sfumato.train.evaluate import Score, evaluate
 from sfumato.weights.formats import Kind, Weight, round_rows

@@ -22,7 +22,7 @@ from sfumato.bench.subject import Subject, random_subject
 from sfumato.diffusion.sampler import Never
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import Engine, EngineConfig, Request
-from sfumato.model.quant_recipes import TARGETS
+from sfumato.model.quantization import TARGETS
 
 PROMPT = 300
 

@@ -20,18 +20,18 @@ from typing import Any
 import numpy as np
 
 from sfumato.bench.random_weights import PRESETS, RandomCheckpoint, random_checkpoint
+from sfumato.convert import gguf_tensors
 from sfumato.convert.files import save_gguf
-from sfumato.convert.streams import gguf_tensors
 from sfumato.convert.tokenizer_files import BYTE, CONTROL, NORMAL, SCORE, UNUSED
 from sfumato.diffusion.checkpoint_defaults import defaults_to_gguf
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.model.families import family_of
 from sfumato.model.loading import config_of
-from sfumato.model.quant_recipes import TARGETS, QuantRecipe, formats
+from sfumato.model.quantization import TARGETS, QuantRecipe, formats
 from sfumato.train.vocabulary import CHARACTERS, CHAT_TEMPLATE, SPECIAL_TOKENS
 from sfumato.weights.files.atomic_write import atomic_path
 from sfumato.weights.files.gguf import layout, read_gguf
-from sfumato.weights.files.tensor_stream import TensorStream
+from sfumato.weights.files.tensorfile import TensorStream
 
 
 def main() -> None:

@@ -206,10 +206,8 @@ def peak_mib(name: str, folder: Path, threads: int) -> float:
 
 def where(step: Callable[[], None], rounds: int) -> dict[str, float]:
     """Percent of a step of Sfumato's inside each part, by the clock: medians over rounds."""
-    from sfumato.model.attention import Attention
-    from sfumato.model.experts import Experts
     from sfumato.model.head import VocabularyHead
-    from sfumato.model.layers import GatedMLP
+    from sfumato.model.transformer import Attention, Experts, GatedMLP
 
     # None of them is called within another; "attention" has its projections in it.
     parts = {

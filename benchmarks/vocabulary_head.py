@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 from sfumato import ops
 from sfumato.model.head import CHUNK, VocabularyHead
-from sfumato.model.quantize_on_load import quantized
+from sfumato.model.quantization import quantized
 
 POSITIONS, HIDDEN, CAP, TEMPERATURE = 256, 2816, 30.0, 0.7
 

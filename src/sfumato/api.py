@@ -54,7 +54,7 @@ from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.other_layers import check_other_layers, faster_other_layers
 from sfumato.model.placement import pick_device, pick_dtype
-from sfumato.model.quantize_on_load import quantized_on_load
+from sfumato.model.quantization import quantized_on_load
 from sfumato.ops.registry import check_off, has_twins
 from sfumato.options import exclusions
 from sfumato.options.limits import MOST_STEPS
@@ -67,9 +67,8 @@ from sfumato.text.prompt import prompt_ids
 from sfumato.text.reply import Stop
 from sfumato.text_side import TextSide, end_ids, load_text, read_template
 from sfumato.transcript import Done, Reply, Settled, Transcript, reply_events
-from sfumato.weights.checkpoint import Checkpoint
+from sfumato.weights.checkpoint import Checkpoint, fingerprint
 from sfumato.weights.errors import CheckpointError, quoted
-from sfumato.weights.fingerprint import fingerprint
 
 EMBEDDED = Path(__file__).parent / "embedded"
 

@@ -18,9 +18,9 @@ from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
 from sfumato.diffusion.limits import Limits
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.model.families import open_checkpoint
-from sfumato.model.label_scores import label_mass
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
+from sfumato.model.scores import label_mass
 from sfumato.model.segments import Scratch
 from sfumato.ops.device_check import Call, check, copied
 from sfumato.ops.registry import PANELS, watched

@@ -5,7 +5,7 @@ import torch
 
 from sfumato.bench.random_weights import PRESETS, PUBLISHED, random_checkpoint
 from sfumato.model.loading import load_network
-from sfumato.model.quant_recipes import TARGETS
+from sfumato.model.quantization import TARGETS
 from sfumato.weights.formats import QuantizedTensor
 
 

@@ -22,9 +22,9 @@ from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.captured import DeviceStep, Forward, ReadKind, ReadRoom, ReadRows
+from sfumato.model.cache import QuestionPool
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.network import Network
-from sfumato.model.question_pool import QuestionPool
 from sfumato.model.transformer import Transformer
 from sfumato.ops import registry
 from sfumato.ops.triton import OPERATIONS, operands, self_test

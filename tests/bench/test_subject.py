@@ -5,7 +5,7 @@ import torch
 import sfumato
 from sfumato.bench import subject
 from sfumato.bench.subject import random_subject
-from sfumato.model.put_weights import place
+from sfumato.model.loading import place
 from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.weights.formats import FORMATS
 

@@ -10,7 +10,7 @@ import pytest
 import sfumato.convert
 from sfumato.api import EMBEDDED
 from sfumato.model.families import open_checkpoint
-from sfumato.model.quant_recipes import TARGETS
+from sfumato.model.quantization import TARGETS
 from sfumato.options.table import FORMATS
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.gguf_files import gguf_config, random_state, write_gguf
 
 import sfumato
-import sfumato.convert.conversion as convert_module
+import sfumato.convert as convert_module
 import sfumato.weights.files.gguf as write_gguf_module
 from sfumato.api import EMBEDDED
 from sfumato.convert import convert

@@ -16,7 +16,7 @@ from sfumato.engine.memory.estimate import ModelFootprint
 from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import config_of
 from sfumato.model.placement import pick_dtype
-from sfumato.model.quantize_on_load import quantized_on_load
+from sfumato.model.quantization import quantized_on_load
 from sfumato.train.embedded_data import evaluation_sets
 from sfumato.train.evaluate import evaluate
 from sfumato.weights.errors import CheckpointError

@@ -11,7 +11,7 @@ from tests.diffusion.head_only import CPU, canvas, distribution
 
 from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.scoring import embedded, kind_of, skip_of
-from sfumato.model.approximate import AS_ROUNDED
+from sfumato.model.head import AS_ROUNDED
 
 
 def test_which_rows_leave_out_what() -> None:

@@ -23,7 +23,7 @@ from sfumato.diffusion.constraints.questions import (
 from sfumato.engine import Decided, DecisionRequest, Failed, TooLarge
 from sfumato.engine.audit import Facts, entry
 from sfumato.engine.events import outcome_of
-from sfumato.model.device_result import fetch_together
+from sfumato.model.devices import fetch_together
 from sfumato.ops.cpu import library
 
 STATE = "I was charged twice, and this is my third mail. " * 2

@@ -13,7 +13,7 @@ from torch import Tensor
 import sfumato
 from sfumato import api
 from sfumato.engine import Draft, Engine, EngineConfig, Finished, Request, runner
-from sfumato.model import put_weights
+from sfumato.model import loading
 from sfumato.model.layer_devices import Placement
 
 CPU, FIRST, SECOND = (torch.device("cpu", *index) for index in ((), (0,), (1,)))
@@ -67,7 +67,7 @@ def test_texts_are_those_of_one_device(
     make: Callable[..., Placement],
 ) -> None:
     monkeypatch.setattr(api, "make_placement", make)
-    monkeypatch.setattr(put_weights, "side_copies", lambda _: LateCopies())
+    monkeypatch.setattr(loading, "side_copies", lambda _: LateCopies())
     monkeypatch.setattr(runner, "graph_backend", never)
     model = sfumato.load(device="cpu")
     assert model.network.is_mixed and "layers on cpu:1" in model.identity.dtype

@@ -13,11 +13,11 @@ from tests.support.narrow_files import LAYOUTS, narrow_tensors, write_narrow
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.model.codes_on_load import as_all_codes, as_codes
 from sfumato.model.families import open_checkpoint
 from sfumato.model.families.diffusion_gemma.write_config import hf_config
 from sfumato.model.loading import load_network, loaded_bytes
 from sfumato.model.network import Network
+from sfumato.model.quantization import as_all_codes, as_codes
 from sfumato.ops import gpu, registry
 from sfumato.ops.triton import self_test
 from sfumato.ops.triton.kernel import counted_launches

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sfumato.model import device_result
-from sfumato.model.device_result import DeviceResult, fetch_together
+from sfumato.model import devices
+from sfumato.model.devices import DeviceResult, fetch_together
 
 
 @pytest.mark.parametrize("wide", [torch.int64, torch.float64])
@@ -26,5 +26,5 @@ def test_results_are_those_of_each_fetched_alone(
     ]
     expected = [[tensor.tolist()] for tensor in tensors]
     assert fetch_together(results) == [result.fetch() for result in results] == expected
-    monkeypatch.setattr(device_result, "_is_on_host", lambda tensor: False)
+    monkeypatch.setattr(devices, "_is_on_host", lambda tensor: False)
     assert fetch_together(results) == expected and fetch_together([]) == []

@@ -13,11 +13,10 @@ import torch
 
 import sfumato
 from sfumato.api import EMBEDDED
-from sfumato.model import fast_dtype, loading, placement
+from sfumato.model import loading, placement
 from sfumato.model.families import open_checkpoint
-from sfumato.model.fast_dtype import faster_dtype
 from sfumato.model.loading import fits_float16, load_network
-from sfumato.model.placement import pick_dtype
+from sfumato.model.placement import faster_dtype, pick_dtype
 
 CPU = torch.device("cpu")
 
@@ -42,7 +41,7 @@ def clock(wide_s: float, narrow_s: float) -> Callable[[], float]:
 def test_the_faster_one_is_taken_by_its_median(
     narrow_s: float, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, fast_dtype.__name__)
+    caplog.set_level(logging.INFO, placement.__name__)
     ours = clock(1.0, narrow_s)
     for _ in range(2):
         assert faster_dtype(CPU, 64, torch.float16, ours) is dtype

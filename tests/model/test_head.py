@@ -16,10 +16,10 @@ from tests.model.heads import CAP, ban, largest_tensor, random_head
 from tests.support.gguf_files import encode
 from torch import Tensor
 
-from sfumato.model import draw as draw_module
-from sfumato.model.draw import locate
+from sfumato.model import most_probable as draw_module
 from sfumato.model.head import Adjust, HeadStats, VocabularyHead
 from sfumato.model.head import statistics as final_statistics
+from sfumato.model.most_probable import locate
 from sfumato.ops.online_softmax import TOP, SoftmaxState, update_softmax
 from sfumato.weights.formats import FORMATS, QuantizedTensor
 
@@ -351,7 +351,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
 PASS = """
 import torch
 from sfumato.model.head import CHUNK, VocabularyHead
-from sfumato.model.head_memory import head_bytes
+from sfumato.model.output_embedding import head_bytes
 from tests.support.gguf_files import gguf_config
 
 def status(name):

@@ -14,8 +14,7 @@ from tests.support.gguf_files import encode
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.model.approximate import AS_ROUNDED, Skip
-from sfumato.model.head import HeadStats, VocabularyHead
+from sfumato.model.head import AS_ROUNDED, HeadStats, Skip, VocabularyHead
 from sfumato.ops.online_softmax import Bans, SoftmaxState
 from sfumato.weights.formats import FORMATS, QuantizedTensor, Weight
 

@@ -13,8 +13,7 @@ from tests.model.heads import CAP, ban, largest_tensor, random_head
 from tests.support.gguf_files import encode
 from torch import Tensor
 
-from sfumato.model.approximate import Skip
-from sfumato.model.head import HeadStats, VocabularyHead
+from sfumato.model.head import HeadStats, Skip, VocabularyHead
 from sfumato.model.most_probable import MostProbable
 from sfumato.weights.formats import FORMATS, QuantizedTensor, Weight
 

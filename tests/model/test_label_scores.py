@@ -8,7 +8,7 @@ from tests.support.gguf_files import encode
 
 from sfumato import ops
 from sfumato.model.head import VocabularyHead
-from sfumato.model.label_scores import label_mass, label_scores, named_log_probs
+from sfumato.model.scores import label_mass, label_scores, named_log_probs
 from sfumato.weights.formats import FORMATS, QuantizedTensor
 
 VOCAB, HIDDEN, CHUNK = 192, 256, 64

@@ -17,10 +17,10 @@ from sfumato.engine.errors import EngineError
 from sfumato.engine.memory.device_memory import Budget
 from sfumato.engine.memory.estimate import ModelFootprint, predict
 from sfumato.engine.memory.guard import check_load
-from sfumato.model.experts import Experts
 from sfumato.model.families import open_checkpoint
 from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.loading import config_of, load_network
+from sfumato.model.transformer import Experts
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

@@ -13,9 +13,8 @@ from transformers.models.diffusion_gemma.modeling_diffusion_gemma import (
     DiffusionGemmaTextRotaryEmbedding,
 )
 
-from sfumato.model.experts import Router
-from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
-from sfumato.model.layers import GatedMLP, Rotary, rotary_key, rounded
+from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
+from sfumato.model.transformer import GatedMLP, Rotary, Router, rotary_key, rounded
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -19,11 +19,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sfumato.model.cache import Slot
-from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
+from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
 from sfumato.model.layer_devices import Placement, make_placement
-from sfumato.model.loading import set_devices
+from sfumato.model.loading import place, set_devices
 from sfumato.model.network import Network
-from sfumato.model.put_weights import place
 from sfumato.model.segments import Scratch
 from sfumato.ops import registry
 

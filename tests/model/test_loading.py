@@ -30,7 +30,7 @@ from sfumato.model.loading import config_of, expected_shapes, load_network, load
 from sfumato.model.model_config import ConfigError
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_dtype
-from sfumato.model.quant_recipes import TARGETS
+from sfumato.model.quantization import TARGETS
 from sfumato.ops.cpu import library
 from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.weights.errors import CheckpointError

@@ -6,8 +6,8 @@ import pytest
 
 from sfumato.model.loading import expected_shapes
 from sfumato.model.model_config import LayerConfig, ModelConfig
-from sfumato.model.quant_recipes import TARGETS, format_of, formats
-from sfumato.weights.files.tensor_stream import TensorStream
+from sfumato.model.quantization import TARGETS, format_of, formats
+from sfumato.weights.files.tensorfile import TensorStream
 
 SLIDING = LayerConfig(True, 8, 256, 1e4, 128)
 FULL = LayerConfig(False, 2, 512, 1e6, 64)

@@ -18,7 +18,7 @@ from sfumato.model.families import open_checkpoint
 from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
 from sfumato.model.families.diffusion_gemma.write_config import hf_config
 from sfumato.model.loading import loaded_bytes
-from sfumato.model.quantize_on_load import quantized, quantized_on_load
+from sfumato.model.quantization import quantized, quantized_on_load
 from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.weights.formats import FORMATS, QuantizedTensor, ScaledTensor, quantize
 

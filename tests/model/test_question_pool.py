@@ -8,8 +8,8 @@ import pytest
 import torch
 from tests.support.oracle import F, S, network_of, random_oracle, tiny_config
 
+from sfumato.model.cache import MOST, QuestionPool
 from sfumato.model.network import Network
-from sfumato.model.question_pool import MOST, QuestionPool
 from sfumato.model.segments import Beside, PartRows, RowPart, Scratch
 
 

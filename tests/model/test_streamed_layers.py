@@ -14,13 +14,12 @@ from tests.support.late_copies import LateCopies
 from tests.support.oracle import tiny_config
 from torch import Tensor
 
-from sfumato.model import put_weights
+from sfumato.model import loading
 from sfumato.model.families import open_checkpoint
-from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
+from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
 from sfumato.model.layer_devices import Placement, make_placement
-from sfumato.model.loading import config_of, load_network, set_devices
+from sfumato.model.loading import KeptWeights, config_of, load_network, set_devices
 from sfumato.model.network import Network
-from sfumato.model.put_weights import KeptWeights
 from sfumato.model.streamed_layers import (
     ALIGNMENT,
     HostMemory,
@@ -155,7 +154,7 @@ def test_results_are_those_of_the_network_in_one_piece(
     checkpoint = open_checkpoint(path)
     count = len(config_of(checkpoint).layers)
     copies = LateCopies() if late else InOrder()
-    monkeypatch.setattr(put_weights, "side_copies", lambda _: copies)
+    monkeypatch.setattr(loading, "side_copies", lambda _: copies)
 
     def logits(network: Network) -> Tensor:
         slot = network.new_slot(40)

@@ -8,9 +8,9 @@ from tests.model.test_label_scores import CHUNK, HIDDEN, VOCAB, head_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sfumato.model import token_scores as module
+from sfumato.model import scores as module
 from sfumato.model.head import VocabularyHead
-from sfumato.model.token_scores import token_scores
+from sfumato.model.scores import token_scores
 
 
 def case(kind: str, positions: int = 7) -> tuple[VocabularyHead, Tensor, Tensor]:

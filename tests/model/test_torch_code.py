@@ -8,8 +8,7 @@ import torch
 
 from sfumato.cli import doctor, probes
 from sfumato.model import placement
-from sfumato.model.placement import pick_device, shares_host_memory
-from sfumato.model.torch_code import missing_code, serves
+from sfumato.model.placement import missing_code, pick_device, serves, shares_host_memory
 
 GPU = torch.device("cuda", 0)
 ADA = ["sm_50", "sm_80", "sm_86", "sm_90"]

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from sfumato.bench.random_weights import random_checkpoint
-from sfumato.model import loading, upload
-from sfumato.model.loading import load_network
-from sfumato.model.upload import BUFFERS, Mover, Uploader
+from sfumato.model import loading
+from sfumato.model.loading import BUFFERS, Mover, load_network
 from sfumato.weights.formats import FORMATS, QuantizedTensor, quantize
 
 CPU = torch.device("cpu")
@@ -49,14 +48,14 @@ class LateCopies:
 )
 def test_tensors_arrive_whole_and_converted(stored: str, kept: str) -> None:
     copies = LateCopies()
-    uploader = Uploader(CPU, copies, buffer=64)
+    mover = Mover(CPU, copies, buffer=64)
     sources = [
         (torch.randn(shape) * 50).abs().to(getattr(torch, stored))
         for shape in ((5, 7, 3), (), (1,), (0, 4), (33,))
     ]
-    targets = [uploader.upload(source.clone(), getattr(torch, kept)) for source in sources]
+    targets = [mover.to(source.clone(), getattr(torch, kept)) for source in sources]
     assert copies.most == BUFFERS  # two under way, and no third
-    uploader.finish()
+    mover.wait()
     assert copies.pending == 0
     for source, target in zip(sources, targets, strict=True):
         assert torch.equal(target, source.to(getattr(torch, kept)))
@@ -65,9 +64,7 @@ def test_tensors_arrive_whole_and_converted(stored: str, kept: str) -> None:
 def test_quantized_blocks_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     block = FORMATS["Q8_0"]
     value = quantize(torch.randn(4, 64), block)
-    mover = Mover(CPU)
-    moved = mover.to(value, torch.bfloat16)
-    mover.finish()
+    moved = Mover(CPU).to(value, torch.bfloat16)
     assert isinstance(moved, QuantizedTensor)
     assert moved.shape == value.shape and torch.equal(moved.data, value.data)
 
@@ -78,12 +75,7 @@ def test_a_network_loads_through_the_buffers(monkeypatch: pytest.MonkeyPatch) ->
 
     class Uploading(Mover):
         def __init__(self, device: torch.device) -> None:
-            super().__init__(device)
-            self._uploader = Uploader(device, copies, buffer=1 << 16)
-
-        def _moved(self, value: Tensor, dtype: torch.dtype) -> Tensor:
-            assert self._uploader
-            return self._uploader.upload(value, dtype)
+            super().__init__(device, copies, buffer=1 << 16)
 
     checkpoint = random_checkpoint("tiny", "bf16", vocab=64)
     expected = load_network(checkpoint, CPU, torch.float32).transformer.state_dict()
@@ -96,4 +88,4 @@ def test_a_network_loads_through_the_buffers(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_buffers_are_few_and_large() -> None:
-    assert BUFFERS * upload.BUFFER <= 1 << 28 and upload.BUFFER % 8 == 0
+    assert BUFFERS * loading.BUFFER <= 1 << 28 and loading.BUFFER % 8 == 0

@@ -20,9 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from sfumato.model.loading import place
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
-from sfumato.model.put_weights import place
 from sfumato.model.transformer import Transformer
 
 DEVICE = torch.device("cuda", 0)

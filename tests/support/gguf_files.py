@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.model.families.diffusion_gemma.gguf_keys import ARCHITECTURE
 from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
+from sfumato.model.families.diffusion_gemma.read_config import ARCHITECTURE
 from sfumato.model.model_config import LayerConfig, ModelConfig
 
 SIMPLE_FORMATS = ("F32", "F16", "BF16", "Q4_0", "Q5_0", "Q5_1", "Q8_0")

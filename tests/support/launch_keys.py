@@ -26,12 +26,11 @@ from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.captured import ReadForwards
 from sfumato.engine.warm_up import warm_up
-from sfumato.model.cache import KVPool
+from sfumato.model.cache import KVPool, QuestionPool
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.head import vocabulary_pass
-from sfumato.model.label_scores import vocabulary_mass
 from sfumato.model.network import Network
-from sfumato.model.question_pool import QuestionPool
+from sfumato.model.scores import vocabulary_mass
 from sfumato.model.transformer import Transformer
 from sfumato.ops import narrow_cache, registry
 from sfumato.ops.triton import ahead_of_time, self_test, twins

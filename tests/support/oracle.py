@@ -15,11 +15,9 @@ from transformers import (
 from transformers.models.gemma4.configuration_gemma4 import Gemma4VisionConfig
 
 from sfumato.model.cache import Slot
-from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
-from sfumato.model.loading import _converted, skeleton
+from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
+from sfumato.model.loading import Mover, _converted, place, skeleton
 from sfumato.model.network import Network
-from sfumato.model.put_weights import place
-from sfumato.model.upload import Mover
 
 S, F = "sliding_attention", "full_attention"
 ENCODER = "model.encoder.language_model."

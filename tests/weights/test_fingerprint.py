@@ -5,9 +5,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from sfumato.weights.checkpoint import Checkpoint
+from sfumato.weights.checkpoint import Checkpoint, fingerprint
 from sfumato.weights.files.safetensors import read_safetensors
-from sfumato.weights.fingerprint import fingerprint
 
 
 def of(path: Path, tensors: dict[str, torch.Tensor]) -> str:

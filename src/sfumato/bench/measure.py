@@ -37,10 +37,8 @@ from sfumato.engine import (
     Settled,
 )
 from sfumato.engine.prepare import prepare, snapshot_points_of
-from sfumato.model.attention import Attention
-from sfumato.model.experts import Experts, Router
-from sfumato.model.layers import GatedMLP
 from sfumato.model.network import Network
+from sfumato.model.transformer import Attention, Experts, GatedMLP, Router
 from sfumato.options.limits import MOST_STEPS
 from sfumato.tasks.reply import ReplyTask
 from sfumato.tasks.works import Prompt as PromptTokens

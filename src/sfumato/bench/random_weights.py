@@ -17,7 +17,7 @@ from torch import Tensor
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.loading import expected_shapes
 from sfumato.model.model_config import ConfigError
-from sfumato.model.quant_recipes import TARGETS, formats, takes_codes, takes_int4
+from sfumato.model.quantization import TARGETS, formats, takes_codes, takes_int4
 from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.formats import (

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from sfumato.model.layers import rotary_key
 from sfumato.model.loading import expected_shapes
 from sfumato.model.model_config import LayerConfig, ModelConfig
-from sfumato.model.quant_recipes import TARGETS, formats
+from sfumato.model.quantization import TARGETS, formats
+from sfumato.model.transformer import rotary_key
 from sfumato.ops.triton.planes import plane_bytes, refusal
 from sfumato.ops.triton.workspaces import GROUP, head_chunk
 from sfumato.refused import Refused

@@ -25,7 +25,7 @@ from sfumato.model.families import family_of, open_checkpoint
 from sfumato.model.loading import config_of, load_network
 from sfumato.model.network import Network
 from sfumato.model.placement import CACHE_TYPES, pick_device, pick_dtype
-from sfumato.model.quantize_on_load import quantized_on_load
+from sfumato.model.quantization import quantized_on_load
 from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.ops.registry import check_off
 from sfumato.refused import Refused

@@ -130,7 +130,7 @@ def _local(args: argparse.Namespace, work: Work) -> Report:
     from sfumato.bench import environment
     from sfumato.bench import measure as local
     from sfumato.engine.memory.device_memory import total_memory
-    from sfumato.model.out_of_memory import is_out_of_memory
+    from sfumato.model.devices import is_out_of_memory
     from sfumato.ops import gpu
 
     varied = cases(args.max_tokens, args.threads, args.context, args.concurrency)
@@ -240,9 +240,9 @@ def _described(args: argparse.Namespace) -> tuple[ModelConfig, dict[str, int], d
     8-bit codes: of random weights or of a checkpoint's headers."""
     from sfumato.bench.random_weights import random_checkpoint
     from sfumato.bench.step_cost import codes_of, held_bytes
-    from sfumato.model.codes_on_load import as_all_codes
     from sfumato.model.families import open_checkpoint
     from sfumato.model.loading import config_of
+    from sfumato.model.quantization import as_all_codes
 
     checkpoint: Checkpoint
     if args.random_weights:

@@ -32,7 +32,7 @@ from sfumato.model.cache import snapshot_bytes
 from sfumato.model.families import open_checkpoint
 from sfumato.options import MOST_STEPS
 from sfumato.options.table import DEVICES
-from sfumato.weights.fingerprint import fingerprint
+from sfumato.weights.checkpoint import fingerprint
 
 if TYPE_CHECKING:
     from sfumato.api import Model, Reply

@@ -15,11 +15,11 @@ from sfumato.cli.units import size, table
 from sfumato.engine.memory.estimate import ModelFootprint
 from sfumato.model.cache import slot_bytes
 from sfumato.model.families import open_checkpoint
-from sfumato.model.head_memory import head_bytes
 from sfumato.model.loading import config_of, expected_shapes
 from sfumato.model.model_config import ModelConfig
+from sfumato.model.output_embedding import head_bytes
 from sfumato.model.placement import pick_device, pick_dtype
-from sfumato.model.quantize_on_load import quantized_on_load
+from sfumato.model.quantization import quantized_on_load
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 
 CONTEXTS = (4096, 32768, 131072, 262144)

@@ -18,7 +18,7 @@ from sfumato.model.layer_devices import make_placement
 from sfumato.model.loading import config_of
 from sfumato.model.other_layers import faster_other_layers
 from sfumato.model.placement import pick_device, pick_dtype
-from sfumato.model.quantize_on_load import quantized_on_load
+from sfumato.model.quantization import quantized_on_load
 
 
 def subject(args: argparse.Namespace) -> tuple[Subject, torch.device]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sfumato import ops
-from sfumato.model.torch_code import multiplies_bfloat16
+from sfumato.model.placement import multiplies_bfloat16
 from sfumato.weights.formats import FORMATS, QuantizedTensor
 
 EXPERT = (1408, 2816)  # one expert's larger matrix: what is dequantized, or multiplied, in one go

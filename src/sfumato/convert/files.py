@@ -22,7 +22,7 @@ from sfumato.weights.files.atomic_write import atomic_path
 from sfumato.weights.files.gguf import layout, write_gguf
 from sfumato.weights.files.jsonfile import read_object
 from sfumato.weights.files.safetensors import write_safetensors
-from sfumato.weights.files.tensor_stream import TensorStream
+from sfumato.weights.files.tensorfile import TensorStream
 
 Progress = Callable[[int, int], None]
 """(bytes written so far, bytes in all)"""

@@ -17,7 +17,7 @@ from sfumato.diffusion.noise import Noise, first_tokens
 from sfumato.diffusion.processors import CanvasView
 from sfumato.diffusion.sampler import count_at, temperature_at
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.model.to_device import to_device
+from sfumato.model.devices import to_device
 from sfumato.options.limits import MIN_TEMPERATURE
 from sfumato.refused import Refused
 from sfumato.weights.errors import quoted

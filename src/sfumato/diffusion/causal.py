@@ -23,11 +23,11 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.scoring import Scoring, score
 from sfumato.model.cache import Slot
+from sfumato.model.devices import to_device
 from sfumato.model.head import HeadStats
 from sfumato.model.network import PREFILL_CHUNK, Network
+from sfumato.model.scores import TokenScores, token_scores
 from sfumato.model.segments import Scratch
-from sfumato.model.to_device import to_device
-from sfumato.model.token_scores import TokenScores, token_scores
 from sfumato.refused import Refused
 
 PIECE = 256

@@ -12,7 +12,7 @@ from typing import Any
 from sfumato.diffusion.sampler import EntropyBound, LinearTemperature, StableAndConfident
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.model.families import Family, SamplerKeys, family_of
-from sfumato.model.families.fields import shortest_float
+from sfumato.model.families.family import shortest_float
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError, quoted
 

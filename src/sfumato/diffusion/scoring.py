@@ -28,10 +28,9 @@ from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.checks import check_returned
 from sfumato.diffusion.processors import Banned, LogitBias, banned_by
 from sfumato.diffusion.sampler import SAMPLERS, Never, SettledToEnd, StableAndConfident
-from sfumato.model.approximate import AS_ROUNDED, Skip
-from sfumato.model.head import PLAIN, Adjust, HeadStats, VocabularyHead
-from sfumato.model.label_scores import named_log_probs
-from sfumato.model.to_device import to_device
+from sfumato.model.devices import to_device
+from sfumato.model.head import AS_ROUNDED, PLAIN, Adjust, HeadStats, Skip, VocabularyHead
+from sfumato.model.scores import named_log_probs
 from sfumato.model.truncate import cutoffs
 from sfumato.ops.online_softmax import TOP, Bans
 

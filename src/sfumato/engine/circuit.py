@@ -20,7 +20,7 @@ from sfumato.diffusion.limits import Limits
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine.errors import FailuresLast, FileTruncated
 from sfumato.engine.events import Failed, Terminal, outcome_of
-from sfumato.model.out_of_memory import is_out_of_memory
+from sfumato.model.devices import is_out_of_memory
 from sfumato.tasks.alone import generate
 from sfumato.weights.files.tensorfile import FileSizes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sfumato.engine.errors import EngineDead, NotReady, QueueFull
 from sfumato.engine.events import FailureKind
-from sfumato.model.out_of_memory import is_out_of_memory
+from sfumato.model.devices import is_out_of_memory
 from sfumato.refused import TooLarge
 
 

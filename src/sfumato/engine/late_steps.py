@@ -23,7 +23,7 @@ from sfumato.engine.queue.scheduler import Piece
 from sfumato.engine.recovery import BatchRecovery
 from sfumato.engine.row import Row
 from sfumato.model.cache import Slot
-from sfumato.model.out_of_memory import is_out_of_memory
+from sfumato.model.devices import is_out_of_memory
 
 Stamp = torch.cuda.Event | float
 

@@ -20,7 +20,7 @@ from sfumato.engine.request import AnyRequest
 from sfumato.engine.row import Row
 from sfumato.engine.runner import DenoiseResults, DrawResults, Encoded, EncodeResults, ScoreResults
 from sfumato.engine.stats import Statistics
-from sfumato.model.out_of_memory import is_out_of_memory
+from sfumato.model.devices import is_out_of_memory
 from sfumato.refused import Refused
 from sfumato.tasks.works import Encode, Unfinished, Work
 

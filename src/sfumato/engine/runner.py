@@ -27,10 +27,9 @@ from sfumato.engine.recovery import BatchRecovery, free_memory
 from sfumato.engine.row import Row
 from sfumato.engine.score_turns import Scored, ScoreTurns
 from sfumato.engine.warm_up import warm_up
-from sfumato.model.cache import Slot
+from sfumato.model.cache import QuestionPool, Slot
+from sfumato.model.devices import is_out_of_memory
 from sfumato.model.network import Network
-from sfumato.model.out_of_memory import is_out_of_memory
-from sfumato.model.question_pool import QuestionPool
 from sfumato.tasks.works import Draw
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from sfumato.diffusion.step.captured import ReadForwards
 from sfumato.engine.queue.scheduler import Share
 from sfumato.engine.row import Row
 from sfumato.model.cache import Slot
+from sfumato.model.devices import is_out_of_memory
 from sfumato.model.network import PREFILL_CHUNK, Network
-from sfumato.model.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
 

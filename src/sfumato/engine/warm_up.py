@@ -22,7 +22,7 @@ from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.batch import WIDTHS, Commit
 from sfumato.diffusion.step.captured import ReadForwards
 from sfumato.model.cache import Slot
-from sfumato.model.device_result import fetch_together
+from sfumato.model.devices import fetch_together
 from sfumato.model.network import PREFILL_CHUNK
 from sfumato.model.segments import Scratch
 

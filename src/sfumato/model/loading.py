@@ -3,34 +3,40 @@
 Every tensor of the checkpoint is used, or the load fails and names it. A tensor that is needed as
 it is in the file (the embedding's blocks, floats of the wanted dtype on a CPU) is a view of the
 mapped file, without a copy. Other matrices may be packed for faster operations (see `ops.pack`),
-those of a bfloat16 file too: packing replaces the view by memory of the process.  On a CUDA device
-tensors arrive through page-locked buffers (`upload.py`).
+those of a bfloat16 file too: packing replaces the view by memory of the process.
+
+On a CUDA device tensors arrive through page-locked buffers: while the device copies one buffer, the
+host fills the next from the mapped file, so that reading and copying overlap.  A tensor changes its
+dtype on the way, so that the device never holds it twice.  Weights of streamed layers are kept in
+the host's memory until all are known.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sfumato import ops, threads
-from sfumato.model.codes_on_load import as_codes
 from sfumato.model.families import family_of
 from sfumato.model.head import CHUNK
 from sfumato.model.layer_devices import Placement, on_one_device
 from sfumato.model.model_config import ConfigError, ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import cache_dtype
-from sfumato.model.put_weights import KeptWeights, place
+from sfumato.model.quantization import as_codes
+from sfumato.model.streamed_layers import HostMemory, KeptLayer, StreamedLayers
 from sfumato.model.transformer import Block, Transformer
-from sfumato.model.upload import Mover
 from sfumato.ops import gpu, packing
 from sfumato.ops.narrow_cache import FORMATS
 from sfumato.ops.registry import PANELS, watched
+from sfumato.ops.side_copies import side_copies
 from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.files.tensorfile import FileSizes
@@ -46,6 +52,137 @@ _PROMPT, _CANVAS = 48, 32  # tokens of the trial
 Read = Tensor | Stored
 Progress = Callable[[int, int], None]
 """(bytes loaded so far, bytes in all)"""
+
+BUFFER = 64 << 20  # bytes: a few ms of copying, beside which a start costs nothing
+BUFFERS = 2  # one is filled while the other is copied
+
+
+class Copies(Protocol):
+    """Copies that go on while the host works."""
+
+    def buffer(self, nbytes: int) -> Tensor:
+        """uint8 memory of the host from which the device copies by itself."""
+        ...
+
+    def start(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+        """Starts a copy of a buffer to the device; the result waits until it is done."""
+        ...
+
+
+class CudaCopies:
+    """Copies on a stream of their own, which later work of the current stream waits for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._current = torch.cuda.current_stream(device)
+
+    def buffer(self, nbytes: int) -> Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def start(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+        self._stream.wait_stream(self._current)  # the target's memory may be in use until here
+        done = torch.cuda.Event()
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+            done.record(self._stream)
+        target.record_stream(self._stream)
+        self._current.wait_event(done)
+        return done.synchronize
+
+
+class Mover:
+    """Moves loaded values to a device one after another, by page-locked buffers where the device
+    copies from them. Its buffers live as long as it does."""
+
+    def __init__(
+        self, device: torch.device, copies: Copies | None = None, buffer: int = BUFFER
+    ) -> None:
+        """copies: None for those of a GPU; buffer: bytes of each, a multiple of 8."""
+        self._device, self._buffer = device, buffer
+        self._copies = CudaCopies(device) if copies is None and gpu.is_gpu(device) else copies
+        self._free: deque[Tensor] = deque()
+        self._busy: deque[tuple[Tensor, Callable[[], None]]] = deque()
+
+    def to(self, value: Tensor | Stored, dtype: torch.dtype) -> Tensor | Stored:
+        """A float tensor in a dtype, or a weight in another form as it is, on the device. The value
+        may change afterwards, where it is copied."""
+        if isinstance(value, Stored):
+            return value.moved(self._as_it_is)
+        return self._moved(value, dtype)
+
+    def wait(self) -> None:
+        """Waits for what is still being copied: what is packed next must be on the device."""
+        while self._busy:
+            self._end_first()
+
+    def _as_it_is(self, part: Tensor) -> Tensor:
+        return self._moved(part.view(torch.uint8), torch.uint8).view(part.dtype)
+
+    def _moved(self, value: Tensor, dtype: torch.dtype) -> Tensor:
+        if self._copies is None or value.device.type != "cpu":
+            return value.to(self._device, dtype)
+        target = torch.empty(value.shape, dtype=dtype, device=self._device)
+        values, places = value.reshape(-1), target.view(-1)
+        start = 0
+        while start < len(values):
+            if len(self._busy) == BUFFERS:
+                self._end_first()
+            buffer = self._free.popleft() if self._free else self._copies.buffer(self._buffer)
+            room = buffer.view(dtype)
+            stop = min(start + len(room), len(values))
+            part = room[: stop - start]
+            part.copy_(values[start:stop])
+            self._busy.append((buffer, self._copies.start(places[start:stop], part)))
+            start = stop
+        return target
+
+    def _end_first(self) -> None:
+        """Waits for the copy that was started first."""
+        buffer, done = self._busy.popleft()
+        done()
+        self._free.append(buffer)
+
+
+def place(module: nn.Module, leaf: str, value: Weight) -> None:
+    """Puts a weight where `module.leaf` was."""
+    if isinstance(value, Tensor):
+        setattr(module, leaf, nn.Parameter(value, requires_grad=False))
+    else:
+        delattr(module, leaf)
+        setattr(module, leaf, value)
+
+
+class KeptWeights:
+    """The weights of a network as they are put into it; those of streamed layers are kept in the
+    host's memory until all are known."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._memory: dict[torch.device, HostMemory] = {}
+        self._layers: dict[torch.device, dict[int, KeptLayer]] = {}
+
+    def put(self, transformer: Transformer, name: str, value: Weight) -> None:
+        """Puts a weight, as its device computes with it, where its canonical name says."""
+        path, _, leaf = name.rpartition(".")
+        module = transformer.get_submodule(path)
+        number = self._placement.streamed_layer(name)
+        if number is None:
+            place(module, leaf, value)
+            return
+        device = self._placement.layers[number]
+        if device not in self._memory:
+            self._memory[device], self._layers[device] = HostMemory(side_copies(device)), {}
+        layer = self._layers[device].setdefault(number, KeptLayer(self._memory[device]))
+        layer.keep(value, partial(place, module, leaf))
+
+    def stream(self, transformer: Transformer) -> None:
+        """Makes the buffers of the streamed layers; none of them can be computed before."""
+        streams = []
+        for device, layers in self._layers.items():
+            streams.append(StreamedLayers(device, layers, self._memory[device].copies))
+            for number in layers:
+                transformer.blocks[number].present = partial(streams[-1].present, number)
+        transformer.streams = tuple(streams)
 
 
 def config_of(checkpoint: Checkpoint) -> ModelConfig:
@@ -118,7 +255,7 @@ def load_network(
         if progress is not None:
             progress(done, total)
     for mover in movers.values():
-        mover.finish()
+        mover.wait()
     set_devices(transformer, placement)
     kept.stream(transformer)
     network = Network(transformer, device, dtype, stored, output, placement)
@@ -149,15 +286,13 @@ def load_layer(
         value = _converted(checkpoint.read(name), name, mover, dtype)
         mover.wait()
         place(block.get_submodule(path), leaf, _packed(value, name, activations))
-    mover.finish()
     return block
 
 
 def set_devices(transformer: Transformer, placement: Placement) -> None:
     """Says to each layer, and to its experts, on which device their weights are."""
-    parts = zip(transformer.layers, placement.layers, placement.experts, strict=True)
+    parts = zip(transformer.blocks, placement.layers, placement.experts, strict=True)
     for block, own, experts in parts:
-        assert isinstance(block, Block)
         block.device = own if own != placement.device else None
         block.experts.device = experts if experts != own else None
 

@@ -12,20 +12,12 @@ import torch
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.model.attention import PlacedAttend
 from sfumato.model.cache import KVCache, KVPool, Slot, slot_bytes
+from sfumato.model.devices import to_device
 from sfumato.model.head import VocabularyHead
 from sfumato.model.layer_devices import Placement, on_one_device
-from sfumato.model.segments import (
-    EncodeRows,
-    PartRows,
-    QuestionRows,
-    ReadCanvasRows,
-    RowPart,
-    Scratch,
-)
-from sfumato.model.to_device import to_device
-from sfumato.model.transformer import Transformer
+from sfumato.model.segments import PackedRows, PartRows, RowPart, Scratch
+from sfumato.model.transformer import PlacedAttend, Transformer
 from sfumato.ops.gpu import device_memory
 from sfumato.refused import Refused
 from sfumato.weights.files.tensorfile import FileSizes
@@ -143,7 +135,8 @@ class Network:
 
     def _encode_chunk(self, pieces: Sequence[Tensor], slots: Sequence[Slot]) -> Tensor:
         """Returns the hidden states of all pieces, one after another."""
-        attend = EncodeRows(slots, [len(piece) for piece in pieces])
+        scratches, counts = [Scratch(slot) for slot in slots], [len(piece) for piece in pieces]
+        attend = PackedRows(scratches, counts, "slots")
         positions = attend.positions(self.device)
         try:
             tokens = torch.cat(list(pieces))
@@ -152,8 +145,7 @@ class Network:
             for slot in slots:
                 slot.reset()
             raise
-        for slot, piece in zip(slots, pieces, strict=True):
-            slot.advance(len(piece))
+        attend.commit()
         return hidden
 
     @torch.no_grad()
@@ -198,7 +190,7 @@ class Network:
     def encode_beside(self, rows: Sequence[Tensor], scratches: Sequence[Scratch]) -> None:
         """One forward of the encode phase, which appends rows[i] int64 [any length] to scratches[i]
         and leaves the slots as they are. A scratch whose forward fails is as it was."""
-        attend = QuestionRows(scratches, [len(row) for row in rows])
+        attend = PackedRows(scratches, [len(row) for row in rows], "scratches")
         ids = to_device(torch.cat(list(rows)), self.device)
         self.transformer.encode_keys(ids, attend.positions(self.device), attend, self.dtype)
         attend.commit()
@@ -208,7 +200,7 @@ class Network:
         self, rows: Sequence[Tensor], scratches: Sequence[Scratch]
     ) -> list[Tensor]:
         """As `encode_beside`; returns each row's hidden states [n, hidden], as `encode_hidden`."""
-        attend = QuestionRows(scratches, [len(row) for row in rows])
+        attend = PackedRows(scratches, [len(row) for row in rows], "scratches")
         ids = torch.cat([row.to(self.device) for row in rows])
         hidden = self.transformer.encode(ids, attend.positions(self.device), attend, self.dtype)
         attend.commit()
@@ -229,7 +221,7 @@ class Network:
         wanted, hidden].
         """
         lengths = [len(canvas) for canvas in canvases]
-        attend = ReadCanvasRows(scratches, lengths, [len(places) for places in wanted])
+        attend = PackedRows(scratches, lengths, "nothing", [len(places) for places in wanted])
         starts = accumulate(lengths, initial=0)
         only = [a + at for a, own in zip(starts, wanted, strict=False) for at in own]
         ids = to_device(torch.cat(list(canvases)), self.device)

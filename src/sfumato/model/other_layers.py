@@ -15,15 +15,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from sfumato.model.cache import KVPool
+from sfumato.model.devices import is_out_of_memory
 from sfumato.model.layer_devices import OTHER_LAYERS
-from sfumato.model.layers import Rotary, rotary_key
 from sfumato.model.loading import load_layer
 from sfumato.model.model_config import ModelConfig
-from sfumato.model.out_of_memory import is_out_of_memory
 from sfumato.model.placement import cache_dtype
 from sfumato.model.segments import PartRows, RowPart
 from sfumato.model.streamed_layers import aligned
-from sfumato.model.transformer import Block
+from sfumato.model.transformer import Block, Rotary, rotary_key
 from sfumato.ops.side_copies import side_copies
 from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint

@@ -1,4 +1,6 @@
-"""The tied embedding as the output layer reads it: chunk by chunk, and softcapped."""
+"""The tied embedding as the output layer reads it: chunk by chunk, and softcapped; and the memory
+that a pass over the vocabulary takes.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,8 @@ import torch
 from torch import Tensor
 
 from sfumato import ops
+from sfumato.model.model_config import ModelConfig
+from sfumato.ops.online_softmax import BLOCK
 from sfumato.weights.formats import QuantizedTensor, Weight
 
 CHUNK = 4096  # vocabulary rows at a time: with their scores, about what a CPU's caches hold
@@ -120,3 +124,22 @@ class OutputEmbedding:
     def capped(self, raw: Tensor) -> Tensor:
         """softcap · tanh(raw / softcap), float32, maybe in place."""
         return raw.float().mul_(1 / self.softcap).tanh_().mul_(self.softcap)
+
+
+def head_bytes(
+    config: ModelConfig, dtype: torch.dtype, rows: int = 1, compiled: bool = False
+) -> int:
+    """The most that the pass of `rows` canvases holds at a time, but for what processors of logits
+    copy: the masses of the draw's blocks, and beside them first four float32 buffers of a chunk's
+    scores (raw, in work, shifted, exponential) and the chunk of the embedding, in `dtype` and,
+    while it is dequantized, in float32; then, for the draw, the masses three times in float64, and
+    the chunk in `dtype`.
+
+    compiled: by the compiled operations, which have two buffers of scores, and no float32 chunk."""
+    chunk, positions = min(CHUNK, config.vocab_size), rows * config.canvas_length
+    scores = (2 if compiled else 4) * positions * chunk
+    embedding = chunk * config.hidden_size
+    masses = positions * -(-config.vocab_size // BLOCK)
+    first = (scores if compiled else scores + embedding) * torch.float32.itemsize
+    then = 3 * masses * torch.float64.itemsize
+    return masses * torch.float32.itemsize + embedding * dtype.itemsize + max(first, then)

@@ -1,21 +1,147 @@
-"""The device and the dtype of a checkpoint, where the user names none."""
+"""The device and the dtype of a checkpoint, where the user names none.
+
+A build of torch carries machine code for some devices only (`missing_code`).  Which dtype a device
+multiplies faster is not known from here for NVIDIA's GPUs before Ampere, of which some multiply
+float16 many times as fast as float32 and others at a sixty-fourth of it, nor for Apple's: there one
+product is timed at load (`faster_dtype`).
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import re
+import statistics
+import time
+from collections.abc import Callable
+from functools import cache
 
 import torch
 
 from sfumato import ops
-from sfumato.model.fast_dtype import faster_dtype
-from sfumato.model.torch_code import missing_code, multiplies_bfloat16
 from sfumato.ops import gpu
 from sfumato.ops.narrow_cache import CACHED, FORMATS, FP8, Q8_0, is_narrow
 from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.formats import float_dtype, is_float
 
+INSTALL = "https://pytorch.org/get-started/locally"
+LEGACY = (7, 5)
+"""The compute capability from which every wheel with CUDA has code. Below, that is Maxwell, Pascal
+and Volta, the wheels for CUDA 12.6 have it, which PyTorch builds up to torch 2.14 (its RELEASE.md,
+and issue 190385)."""
+_BUILT = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
+
+
+def missing_code(device: torch.device) -> str | None:
+    """What is wrong and what to do, where torch's kernels cannot run on a CUDA or ROCm device; None
+    where they can, or where this cannot be known."""
+    if device.type != "cuda":
+        return None
+    built, properties = torch.cuda.get_arch_list(), torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        needed = properties.gcnArchName.partition(":")[0]
+        # The variable makes the driver take the device for another one.
+        if os.environ.get("HSA_OVERRIDE_GFX_VERSION"):
+            return None
+        runs = needed in {name.partition(":")[0] for name in built}
+    else:
+        needed = f"sm_{properties.major}{properties.minor}"
+        runs = any(serves(name, properties.major, properties.minor) for name in built)
+    if runs or not built:
+        return None
+    build = "a build of torch that has it"
+    if not torch.version.hip and (properties.major, properties.minor) < LEGACY:
+        build = "torch 2.14 or earlier for CUDA 12.6, the last that has it"
+    return (
+        f"torch {torch.__version__} has no code for {properties.name} ({needed}), only for "
+        f"{', '.join(built)}; install {build}, see {INSTALL}"
+    )
+
+
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether a device has units for products of bfloat16: of NVIDIA's those from Ampere on. A CPU
+    counts as none, whatever its kernels do."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return device.type != "cpu"  # a device of another machine is a new one
+    return bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def serves(built: str, major: int, minor: int) -> bool:
+    """Whether code built for a name ("sm_90", "sm_90a", "compute_90", …) runs on a device of a
+    compute capability.  Machine code runs on later devices of its major number, that of "a" on its
+    own device alone; "compute" code is translated for every later device."""
+    match = _BUILT.fullmatch(built)
+    if match is None:
+        return False
+    kind, own = match[1], (int(match[2]), int(match[3]))
+    if match[4] == "a":
+        return own == (major, minor)
+    return own <= (major, minor) and (kind == "compute" or own[0] == major)
+
+
 _log = logging.getLogger(__name__)
+
+ROWS = 256
+"""Tokens of the product: those of a canvas."""
+ROUNDS = 5
+WIDEST = 8192
+"""The product's width is at most this: its operands then take a few hundred megabytes."""
+FASTER = 0.9
+"""The share of float32's time that a narrower dtype may take where it is chosen: less than that is
+no gain beyond noise, and float32 is more exact."""
+
+Clock = Callable[[], float]
+
+
+@cache
+def faster_dtype(
+    device: torch.device, width: int, narrow: torch.dtype, clock: Clock = time.perf_counter
+) -> torch.dtype:
+    """float32 or `narrow`, whichever multiplies [256, width] by [width, width] faster on a device,
+    by medians; float32 where the device refuses the other. Logged once for a device and a width."""
+    names = [str(dtype).removeprefix("torch.") for dtype in (torch.float32, narrow)]
+    try:
+        wide_s, narrow_s = _medians(device, min(width, WIDEST), narrow, clock)
+    except (RuntimeError, AssertionError) as error:  # no such product there, no memory, no driver
+        lines = str(error).splitlines()
+        _log.info(
+            "dtype: float32 on %s, since %s fails there (%s)",
+            device,
+            names[1],
+            lines[0] if lines else "",
+        )
+        return torch.float32
+    chosen = narrow if narrow_s <= FASTER * wide_s else torch.float32
+    _log.info(
+        "dtype: %s on %s: a product of width %d takes %.2f ms in %s and %.2f ms in %s",
+        *(str(chosen).removeprefix("torch."), device, width),
+        *(wide_s * 1e3, names[0], narrow_s * 1e3, names[1]),
+    )
+    return chosen
+
+
+def _medians(
+    device: torch.device, width: int, narrow: torch.dtype, clock: Clock
+) -> tuple[float, float]:
+    """Seconds of a product in float32 and in `narrow`, in turn, after one of each."""
+    dtypes = (torch.float32, narrow)
+    pairs = [
+        tuple(torch.ones(n, width, dtype=dtype, device=device) for n in (ROWS, width))
+        for dtype in dtypes
+    ]
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for number in range(ROUNDS + 1):
+        for (x, weight), taken in zip(pairs, seconds, strict=True):
+            began = clock()
+            torch.mm(x, weight)
+            if device.type != "cpu":
+                torch.accelerator.synchronize(device)
+            took = clock() - began
+            if number:  # the first product loads code
+                taken.append(took)
+    return statistics.median(seconds[0]), statistics.median(seconds[1])
+
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CACHE_TYPES = {"bf16": torch.bfloat16, "fp8": FP8, "q8_0": Q8_0}

@@ -1,12 +1,11 @@
 """Which keys the tokens of a forward see, by segments: prefixes in slots, questions beside them,
 and the tokens of the forward themselves.
 
-There are two layouts.  Tokens whose number differs from row to row are packed, and rows are
-attended one slot after another, free of padding and of masks between rows: prompts (`EncodeRows`),
-questions behind a slot (`QuestionRows`) and their canvases (`ReadCanvasRows`).  Rows of one width
-are padded and attended all at once, in shapes that no data changes (`PartRows`): canvases, canvases
-beside commits, and canvases behind questions that have places in a pool.  In both, no row's result
-depends on the other rows.
+There are two layouts.  Tokens whose number differs from row to row are packed (`PackedRows`), and
+rows are attended one slot after another, free of padding and of masks between rows: prompts,
+questions behind a slot, and their canvases.  Rows of one width are padded and attended all at once,
+in shapes that no data changes (`PartRows`): canvases, canvases beside commits, and canvases behind
+questions that have places in a pool.  In both, no row's result depends on the other rows.
 
 Many reads see one slot without copies of it.  Each keeps the keys and values of its own tokens, in
 parts or in a pool, for as long as its canvases are read.
@@ -17,51 +16,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.model.cache import KVPool, Slot
-from sfumato.model.question_pool import QuestionPool, Span
-from sfumato.model.to_device import to_device
+from sfumato.model.cache import KVPool, QuestionPool, Slot, Span
+from sfumato.model.devices import to_device
 from sfumato.ops.narrow_cache import is_narrow, stored_as, widened
-
-
-@dataclass(frozen=True)
-class EncodeRows:
-    """Causal attention that writes: packed tokens of several rows, `counts[i]` new ones that
-    follow the prefix of `slots[i]`. Each token sees that prefix and itself.
-
-    One row after another keeps attention free of padding and masks between rows, and makes a
-    row's result independent of the other rows.
-    """
-
-    slots: Sequence[Slot]
-    counts: Sequence[int]
-
-    def positions(self, device: torch.device) -> Tensor:
-        """int64 [tokens]: each token's position in its row."""
-        return torch.cat(
-            [
-                torch.arange(slot.length, slot.length + count, device=device)
-                for slot, count in zip(self.slots, self.counts, strict=True)
-            ]
-        )
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        outs = []
-        rows = zip(*(x.split(list(self.counts)) for x in (q, k, v)), strict=True)
-        for slot, (rq, rk, rv) in zip(self.slots, rows, strict=True):
-            rk, rv = rk.transpose(0, 1), rv.transpose(0, 1)
-            old_k, old_v, old_positions = slot.history(layer)
-            new = torch.arange(slot.length, slot.length + len(rq), device=q.device)
-            causal = ops.Causal(new, torch.cat((old_positions, new)), slot.window(layer))
-            # Where the cache is narrow, as later chunks will read them.
-            rk, rv = slot.narrowed(layer, rk), slot.narrowed(layer, rv)
-            outs.append(ops.attend(rq, (*old_k, rk), (*old_v, rv), causal))
-            slot.write(layer, rk, rv)
-        return torch.cat(outs)
 
 
 @dataclass(frozen=True)
@@ -197,7 +160,7 @@ def _attend(
 
 def _seen(commits: Tensor, k: Tensor, v: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor]:
     """New keys and values as they are seen: in a narrow cache, who commits sees them as later
-    tokens will, as `EncodeRows` has it."""
+    tokens will, as `PackedRows` has it."""
     if not is_narrow(stored):
         return k, v
     which = (commits > 0)[:, None, None, None]
@@ -260,6 +223,10 @@ class Scratch:
         """The position after the last token."""
         return self.slot.length + self.length
 
+    def kept(self, layer: int) -> int:
+        """How many tokens it holds of a layer."""
+        return sum(part.shape[1] for part in self.keys[layer])
+
     def place(self, pool: QuestionPool, tokens: int) -> None:
         """Lets the keys of so many tokens in all stand in a pool, where it has room and there are
         none yet."""
@@ -275,7 +242,7 @@ class Scratch:
             keys.append(stored_as(key.transpose(0, 1), stored))
             values.append(stored_as(value.transpose(0, 1), stored))
             window = self.slot.window(layer)
-            while window and sum(part.shape[1] for part in keys[1:]) >= window - 1:
+            while window and self.kept(layer) - keys[0].shape[1] >= window - 1:
                 del keys[0], values[0]
 
     def grow(self, count: int) -> None:
@@ -299,60 +266,89 @@ class Scratch:
             ]
 
 
-class _Rows:
-    """Rows that follow prefixes and scratches, and what each of them sees of these."""
+Keeps = Literal["slots", "scratches", "nothing"]
+"""What becomes of the keys and values of new tokens: they are written behind the prefixes of slots,
+appended to scratches, or, of canvases, not kept."""
+
+
+class PackedRows:
+    """Attention of packed tokens of several rows, one row after another.
+
+    A row sees its slot's prefix, what its scratch holds, and of its new tokens those up to each; a
+    canvas sees all of its own.  For the mask all positions of a canvas are its first: on sliding
+    layers it sees the last `window - 1` positions of what comes before it, as `PartRows` has it.
+    """
 
     def __init__(
-        self, scratches: Sequence[Scratch], counts: Sequence[int], queries: Sequence[int]
+        self,
+        scratches: Sequence[Scratch],
+        counts: Sequence[int],
+        keeps: Keeps,
+        queries: Sequence[int] = (),
     ) -> None:
-        """counts: tokens of each row, whose packed tokens stand one row after another; queries: of
-        each row, where a layer has fewer queries than tokens."""
+        """counts: tokens of each row; queries: of each row, where a layer has fewer queries than
+        tokens."""
         self.scratches, self.counts = tuple(scratches), list(counts)
-        self._queries = list(queries)
+        self._keeps, self._queries = keeps, list(queries)
         slots = groupby(range(len(self.scratches)), lambda row: id(self.scratches[row].slot))
         self._groups = [list(rows) for _, rows in slots]  # neighbours that share a slot
         self._causal: dict[tuple[int, bool, bool, torch.device], ops.SharedCausal] = {}
+        self._parts: list[tuple[Tensor, Tensor]] = []  # of each layer, of all rows
 
     def positions(self, device: torch.device) -> Tensor:
         """int64 [tokens]: each token's position in its row."""
-        return torch.cat(
-            [
-                torch.arange(scratch.end, scratch.end + count, device=device)
-                for scratch, count in zip(self.scratches, self.counts, strict=True)
-            ]
-        )
-
-    def _own_positions(self, scratch: Scratch, count: int, device: torch.device) -> Tensor:
-        """Which positions a row's new tokens have for the mask."""
-        raise NotImplementedError
+        rows = zip(self.scratches, self.counts, strict=True)
+        return torch.cat([torch.arange(s.end, s.end + count, device=device) for s, count in rows])
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [all queries, heads, d]; k and v [tokens, kv_heads, d] → like q."""
         everywhere = len(q) == len(k)
-        queries = self.counts if everywhere else self._queries
-        if len(self._groups) == 1:
-            return self._attend(layer, self._groups[0], everywhere, q, k, v)
-        sizes = [sum(self.counts[row] for row in group) for group in self._groups]
-        parts = zip(
-            self._groups,
-            q.split([sum(queries[row] for row in group) for group in self._groups]),
-            *(x.split(sizes) for x in (k, v)),
-            strict=True,
+        sizes, queries = (
+            [sum(counts[row] for row in group) for group in self._groups]
+            for counts in (self.counts, self.counts if everywhere else self._queries)
         )
-        return torch.cat([self._attend(layer, rows, everywhere, *each) for rows, *each in parts])
+        parts = zip(self._groups, q.split(queries), k.split(sizes), v.split(sizes), strict=True)
+        out = _joined([self._attend(layer, rows, everywhere, *each) for rows, *each in parts])
+        if self._keeps == "scratches":
+            self.keep(k, v)
+        return out
+
+    def keep(self, k: Tensor, v: Tensor) -> None:
+        """Keeps keys and values of a layer, [tokens, kv_heads, d], for the scratches."""
+        self._parts.append((k, v))
+
+    def commit(self) -> None:
+        """Makes the new tokens part of the prefixes or the scratches, after all layers."""
+        rows = list(zip(self.scratches, self.counts, strict=True))
+        if self._keeps == "slots":
+            for scratch, count in rows:
+                scratch.slot.advance(count)
+            return
+        split = [(k.split(self.counts), v.split(self.counts)) for k, v in self._parts]
+        for pool in {scratch.span.pool for scratch in self.scratches if scratch.span}:
+            self._write(pool)
+        for row, (scratch, count) in enumerate(rows):
+            if scratch.span is None:
+                scratch.append([(keys[row], values[row]) for keys, values in split])
+            else:
+                scratch.grow(count)
 
     def _attend(
         self, layer: int, rows: list[int], everywhere: bool, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
-        """Of rows that share a slot, in one operation; each row gets the bits that it has alone."""
-        keys, values, positions = self.scratches[rows[0]].slot.history(layer)
-        own = [
-            ops.OwnKeys(scratch.keys[layer], scratch.values[layer], self.counts[row])
-            for row in rows
-            for scratch in (self.scratches[row],)
-        ]
+        """Attention of rows that share a slot; each gets the bits that it has alone."""
+        slot = self.scratches[rows[0]].slot
+        keys, values, positions = slot.history(layer)
         causal = self._seen(layer, rows, everywhere, positions)
-        return ops.attend_shared(q, k, v, keys, values, own, causal)
+        if self._keeps != "slots":
+            scratches = ((self.scratches[row], self.counts[row]) for row in rows)
+            own = [ops.OwnKeys(s.keys[layer], s.values[layer], count) for s, count in scratches]
+            return ops.attend_shared(q, k, v, keys, values, own, causal)
+        # Where the cache is narrow, as later chunks will read them.
+        new_k, new_v = (slot.narrowed(layer, x.transpose(0, 1)) for x in (k, v))
+        out = ops.attend(q, (*keys, new_k), (*values, new_v), causal.rows[0])
+        slot.write(layer, new_k, new_v)
+        return out
 
     def _seen(
         self, layer: int, rows: list[int], everywhere: bool, shared: Tensor
@@ -363,43 +359,16 @@ class _Rows:
         if name not in self._causal:
             queries, own = [], []
             for row in rows:
-                scratch = self.scratches[row]
-                new = self._own_positions(scratch, self.counts[row], shared.device)
-                kept = sum(part.shape[1] for part in scratch.keys[layer])
-                before = torch.arange(scratch.end - kept, scratch.end, device=shared.device)
+                scratch, kept = self.scratches[row], self.scratches[row].kept(layer)
+                end = scratch.end + self.counts[row]
+                positions = torch.arange(scratch.end - kept, end, device=shared.device)
+                new = positions[kept:]
+                if self._keeps == "nothing":
+                    new.fill_(scratch.end)
                 queries.append(new if everywhere else new[: self._queries[row]])
-                own.append(torch.cat((before, new)))
+                own.append(positions)
             self._causal[name] = ops.SharedCausal(queries, shared, own, window)
         return self._causal[name]
-
-
-class QuestionRows(_Rows):
-    """Causal attention of tokens that follow what their scratches hold. `commit` appends them."""
-
-    def __init__(self, scratches: Sequence[Scratch], counts: Sequence[int]) -> None:
-        super().__init__(scratches, counts, counts)
-        self._parts: list[tuple[Tensor, Tensor]] = []  # of each layer, of all rows
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = super().__call__(layer, q, k, v)
-        self.keep(k, v)
-        return out
-
-    def keep(self, k: Tensor, v: Tensor) -> None:
-        """Keeps keys and values of a layer, [tokens, kv_heads, d], until `commit`."""
-        self._parts.append((k, v))
-
-    def commit(self) -> None:
-        """Appends the tokens to the scratches, after all layers."""
-        split = [(k.split(self.counts), v.split(self.counts)) for k, v in self._parts]
-        placed = {scratch.span.pool for scratch in self.scratches if scratch.span}
-        for pool in placed:
-            self._write(pool)
-        for row, (scratch, count) in enumerate(zip(self.scratches, self.counts, strict=True)):
-            if scratch.span is None:
-                scratch.append([(keys[row], values[row]) for keys, values in split])
-            else:
-                scratch.grow(count)
 
     def _write(self, pool: QuestionPool) -> None:
         """Stores the tokens that have places in a pool, all rows in one operation a layer."""
@@ -420,17 +389,3 @@ class QuestionRows(_Rows):
                 for k, v in self._parts
             ],
         )
-
-    def _own_positions(self, scratch: Scratch, count: int, device: torch.device) -> Tensor:
-        return torch.arange(scratch.end, scratch.end + count, device=device)
-
-
-class ReadCanvasRows(_Rows):
-    """Attention of canvases, which reads only: each position sees all its canvas and what comes
-    before it, on sliding layers the last `window - 1` positions of that, as `PartRows` has it.
-
-    For the mask all positions of a canvas are its first.
-    """
-
-    def _own_positions(self, scratch: Scratch, count: int, device: torch.device) -> Tensor:
-        return torch.full((count,), scratch.end, device=device)

@@ -44,7 +44,7 @@ class HostMemory:
 
     def __init__(self, copies: SideCopies, piece: int = PIECE) -> None:
         """piece: bytes of each, a multiple of ALIGNMENT."""
-        self._copies, self._size = copies, piece
+        self.copies, self._size = copies, piece
         self._piece, self._end = torch.empty(0, dtype=torch.uint8), 0
         self._last: tuple[Tensor, int] | None = None  # the part that ends at _end, and its start
 
@@ -54,7 +54,7 @@ class HostMemory:
         start, stop = 0, aligned(len(data))
         while start < stop:
             if self._end == len(self._piece):
-                self._piece, self._end = self._copies.memory(self._size), 0
+                self._piece, self._end = self.copies.memory(self._size), 0
                 self._last = None
             size = min(stop - start, len(self._piece) - self._end)
             given = data[start : start + size]

@@ -1,32 +1,240 @@
-"""The network: embeddings, blocks and the final norm; one set of weights for both phases.
+"""The network: layers, embeddings and the final norm; one set of weights for both phases.
 
 The encode phase reads the prompt and finished canvases, the denoise phase a canvas.  They differ
-in which keys a token sees (an `Attend`), in their input, and in one scalar per layer.  Module and
-parameter names are the checkpoint's, so a weight's path here is its canonical name.
+in which keys a token sees, in their input, and in one scalar per layer.  Which keys a token sees,
+where they come from and where they go, is an `Attend`: inference has kinds that use the cache, on
+packed tokens of several rows (`segments.py`); training has its own, on padded batches with
+gradients.
+
+Modules hold weights and nothing else; a weight is a parameter, or a `Stored` one that
+`model/loading.py` puts in its place.  Module and parameter names are the checkpoint's, so a
+weight's path here is its canonical name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from sfumato import ops
-from sfumato.model.attention import Attend, Attention, KeepingAttend
-from sfumato.model.experts import Experts, Router
-from sfumato.model.layers import (
-    GatedMLP,
-    RMSNorm,
-    Rotary,
-    RotaryKey,
-    SelfConditioning,
-    rotary_key,
-    rounded,
-)
 from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.streamed_layers import StreamedLayers
+
+
+class Linear(nn.Module):
+    """`x @ weight.T` without bias: [..., inputs] → [..., outputs]."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.linear(x, self.weight)
+
+
+class RMSNorm(nn.Module):
+    """RMS norm over the last axis with a learned scale (`x · w`, not `1 + w`)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.rms_norm(x, self.weight, self.eps)
+
+
+class GatedMLP(nn.Module):
+    """`down(gelu_tanh(gate(x)) · up(x))`."""
+
+    def __init__(self, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = Linear(hidden, inner)
+        self.up_proj = Linear(hidden, inner)
+        self.down_proj = Linear(inner, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(ops.geglu(self.gate_proj(x), self.up_proj(x)))
+
+
+class SelfConditioning(GatedMLP):
+    """Adds the previous step's soft embedding to the canvas embeddings, then normalises the sum."""
+
+    def __init__(self, hidden: int, inner: int, eps: float) -> None:
+        super().__init__(hidden, inner)
+        self.pre_norm = RMSNorm(hidden, eps)
+
+    def forward(self, embedded: Tensor, soft: Tensor | None = None) -> Tensor:
+        """embedded [..., hidden] and soft [..., hidden] (None: zeros) → [..., hidden]."""
+        if soft is not None:  # the MLP has no bias: zeros in, zeros out
+            embedded = embedded + super().forward(self.pre_norm(soft))
+        return ops.rms_norm(embedded, None, self.pre_norm.eps)
+
+
+RotaryKey = tuple[float, int, int]
+"""What the rotary tables of a layer depend on: theta, turning pairs, head_dim."""
+
+
+def rotary_key(layer: LayerConfig) -> RotaryKey:
+    return layer.rope_theta, layer.rope_pairs, layer.head_dim
+
+
+class Rotary:
+    """Rotary tables for any positions; the frequencies are computed once for each device."""
+
+    def __init__(self, layers: Sequence[LayerConfig]) -> None:
+        self._keys = tuple(dict.fromkeys(rotary_key(layer) for layer in layers))
+        self._frequencies: dict[tuple[RotaryKey, torch.device], Tensor] = {}
+
+    def tables(
+        self, positions: Tensor, dtype: torch.dtype
+    ) -> dict[RotaryKey, tuple[Tensor, Tensor]]:
+        """cos and sin [..., head_dim / 2] for int positions [...], one pair per kind of layer.
+
+        Angles are float32; the tables are rounded to `dtype`, as the reference does.
+        """
+        tables, wide = {}, positions.unsqueeze(-1).float()
+        for key in self._keys:
+            angles = wide * self._frequencies_of(key, positions.device)
+            tables[key] = angles.cos().to(dtype), angles.sin().to(dtype)
+        return tables
+
+    def _frequencies_of(self, key: RotaryKey, device: torch.device) -> Tensor:
+        """float32 [head_dim / 2]: pair i turns by position · theta^(-2i / head_dim); pairs from
+        `rope_pairs` on stay still ("proportional" RoPE)."""
+        if (key, device) not in self._frequencies:
+            theta, pairs, head_dim = key
+            steps = torch.arange(0, 2 * pairs, 2, device=device).float()
+            frequencies = torch.zeros(head_dim // 2, device=device)
+            frequencies[:pairs] = 1.0 / theta ** (steps / head_dim)
+            self._frequencies[key, device] = frequencies
+        return self._frequencies[key, device]
+
+
+def rounded(value: float, dtype: torch.dtype) -> float:
+    """The value as a tensor of that dtype would hold it, rounded to nearest even.  No tensor is
+    made: making one on an accelerator would be a copy to it."""
+    fraction, exponent = math.frexp(value)
+    bits = 1 - round(math.log2(torch.finfo(dtype).eps))
+    return math.ldexp(round(math.ldexp(fraction, bits)), exponent - bits)
+
+
+class Attend(Protocol):
+    """Attention of one layer over the keys and values that each query sees."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [..., tokens, heads, d]; k, v [..., tokens, kv_heads, d] → like q."""
+        ...
+
+
+class PlacedAttend(Attend, Protocol):
+    """Attention of packed tokens whose positions it knows."""
+
+    def positions(self) -> Tensor:
+        """int64 [tokens]: each token's position in its row."""
+        ...
+
+    @property
+    def encodes(self) -> Tensor | None:
+        """bool [tokens, 1]: which tokens are in the encode phase; None: none."""
+        ...
+
+
+class KeepingAttend(Attend, Protocol):
+    """Attention that keeps keys and values, for later tokens."""
+
+    def keep(self, k: Tensor, v: Tensor) -> None:
+        """Keeps those of a layer, [tokens, kv_heads, d], whose attention is not wanted."""
+        ...
+
+
+class Attention(nn.Module):
+    """Projections, per-head norms and rotary embedding of one layer."""
+
+    def __init__(self, config: ModelConfig, layer: LayerConfig) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.head_dim, self.eps = layer.head_dim, eps
+        self.q_proj = Linear(hidden, config.num_heads * layer.head_dim)
+        self.k_proj = Linear(hidden, layer.kv_heads * layer.head_dim)
+        self.v_proj = Linear(hidden, layer.kv_heads * layer.head_dim) if layer.sliding else None
+        self.o_proj = Linear(config.num_heads * layer.head_dim, hidden)
+        self.q_norm = RMSNorm(layer.head_dim, eps)
+        self.k_norm = RMSNorm(layer.head_dim, eps)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        attend: Attend,
+        layer: int,
+        only: Tensor | None = None,
+    ) -> Tensor:
+        """x [..., tokens, hidden] → [..., tokens, hidden]; only int64 [n]: of which tokens, packed,
+        results are wanted (None: of all)."""
+        if only is None:
+            heads = (*x.shape[:-1], -1, self.head_dim)
+            q, k = self.q_proj(x).view(heads), self.k_proj(x).view(heads)
+            v = None if self.v_proj is None else self.v_proj(x).view(heads)
+            weights = self.q_norm.weight, self.k_norm.weight
+            q, k, v = ops.prepare_heads(q, k, v, *weights, *rotary, self.eps)
+        else:
+            k, v = self.keys_values(x, rotary)
+            x = x.index_select(0, only)
+            rotary = rotary[0].index_select(0, only), rotary[1].index_select(0, only)
+            q = self.q_proj(x).view(*x.shape[:-1], -1, self.head_dim)
+            q = ops.rotate(self.q_norm(q), *rotary)
+        return self.o_proj(attend(layer, q, k, v).reshape(*x.shape[:-1], -1))
+
+    def keys_values(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """x [..., tokens, hidden] → keys and values [..., tokens, kv_heads, d]."""
+        heads = (*x.shape[:-1], -1, self.head_dim)
+        k = self.k_proj(x).view(heads)
+        v = self.v_proj(x).view(heads) if self.v_proj is not None else k
+        return ops.rotate(self.k_norm(k), *rotary), ops.rms_norm(v, None, self.eps)
+
+
+class Router(nn.Module):
+    """Chooses experts and their shares for each token.
+
+    Computes in float32 whatever the weights' dtype: the choice is discrete, so rounding here would
+    change results more than anywhere else, and the matrix is small.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.proj = Linear(config.hidden_size, config.num_experts)
+        self.scale = nn.Parameter(torch.ones(config.hidden_size))
+        self.per_expert_scale = nn.Parameter(torch.ones(config.num_experts))
+        self.active, self.eps = config.experts_per_token, config.rms_norm_eps
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [tokens, hidden] → chosen int64 and shares float32, both [tokens, active]."""
+        weights = self.proj.weight, self.scale, self.per_expert_scale
+        return ops.route(x, *weights, self.active, self.eps)
+
+
+class Experts(nn.Module):
+    """The weights of all experts of a layer, stacked."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.device: torch.device | None = None  # of the weights, where it is not that of x
+        count, size, hidden = config.num_experts, config.expert_size, config.hidden_size
+        self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * size, hidden))
+        self.down_proj = nn.Parameter(torch.empty(count, hidden, size))
+
+    def forward(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """x [tokens, hidden]; chosen and shares [tokens, active] → [tokens, hidden].
+        The experts compute where their weights are, and the result is where x is."""
+        own = self.device or x.device
+        weights = self.gate_up_proj, self.down_proj
+        return ops.experts(x.to(own), chosen.to(own), shares.to(own), *weights).to(x.device)
 
 
 class Block(nn.Module):
@@ -113,7 +321,8 @@ class Transformer(nn.Module):
         self.config = config
         self.streams: tuple[StreamedLayers, ...] = ()  # one for each card that has such layers
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in config.layers)
+        self.blocks = [Block(config, layer) for layer in config.layers]
+        self.layers = nn.ModuleList(self.blocks)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = Rotary(config.layers)
         self.self_conditioning = SelfConditioning(
@@ -129,17 +338,7 @@ class Transformer(nn.Module):
     ) -> None:
         """Encode phase of ids and positions int64 [tokens] of which only keys and values are
         wanted: of the last layer nothing else is computed."""
-        x = self.embed_tokens(ids, dtype)
-        tables = _Tables(self.rotary, positions, dtype)
-        *others, (last, layer) = zip(self._on_devices(x.device), self.config.layers, strict=True)
-        for index, ((block, at), each) in enumerate(others):
-            x = x.to(at)
-            with block.present():
-                x = block(x, tables.of(each, at), attend, index, True)
-        block, at = last
-        with block.present():
-            normed = block.input_layernorm(x.to(at))
-            attend.keep(*block.self_attn.keys_values(normed, tables.of(layer, at)))
+        self._blocks(self.embed_tokens(ids, dtype), positions, attend, True, keep=attend.keep)
 
     def denoise(
         self,
@@ -168,35 +367,24 @@ class Transformer(nn.Module):
         attend: Attend,
         encoding: bool | Tensor,
         only: Tensor | None = None,
+        keep: Callable[[Tensor, Tensor], None] | None = None,
     ) -> Tensor:
-        """Hidden states go to the device of each layer in turn, and back to where they began."""
-        home, last = x.device, len(self.config.layers) - 1
-        tables = _Tables(self.rotary, positions, x.dtype)
-        layers = zip(self._on_devices(home), self.config.layers, strict=True)
-        for index, ((block, at), layer) in enumerate(layers):
+        """Hidden states go to the device of each layer in turn, and back to where they began. keep:
+        takes the keys and values of the last layer, whose result is not wanted then."""
+        home, last = x.device, len(self.blocks) - 1
+        tables: dict[torch.device, dict[RotaryKey, tuple[Tensor, Tensor]]] = {}
+        for index, (block, layer) in enumerate(zip(self.blocks, self.config.layers, strict=True)):
+            at = block.device or home
+            if at not in tables:
+                tables[at] = self.rotary.tables(positions.to(at), x.dtype)
+            rotary = tables[at][rotary_key(layer)]
             # The last layer needs keys and values of all tokens, and the rest of the wanted ones.
             wanted = only.to(at) if only is not None and index == last else None
             phase = encoding if isinstance(encoding, bool) else encoding.to(at)
             with block.present():
-                x = block(x.to(at), tables.of(layer, at), attend, index, phase, wanted)
-        return self.norm(x.to(home))
-
-    def _on_devices(self, home: torch.device) -> Iterator[tuple[Block, torch.device]]:
-        for block in self.layers:
-            assert isinstance(block, Block)
-            yield block, home if block.device is None else block.device
-
-
-class _Tables:
-    """The rotary tables of one forward, made on each device that it comes to."""
-
-    def __init__(self, rotary: Rotary, positions: Tensor, dtype: torch.dtype) -> None:
-        self._rotary, self._positions, self._dtype = rotary, positions, dtype
-        self._made: dict[torch.device, dict[RotaryKey, tuple[Tensor, Tensor]]] = {}
-
-    def of(self, layer: LayerConfig, device: torch.device) -> tuple[Tensor, Tensor]:
-        """cos and sin of the layer's kind, on the device."""
-        if device not in self._made:
-            positions = self._positions.to(device)
-            self._made[device] = self._rotary.tables(positions, self._dtype)
-        return self._made[device][rotary_key(layer)]
+                x = x.to(at)
+                if keep is not None and index == last:
+                    keep(*block.self_attn.keys_values(block.input_layernorm(x), rotary))
+                else:
+                    x = block(x, rotary, attend, index, phase, wanted)
+        return x if keep is not None else self.norm(x.to(home))

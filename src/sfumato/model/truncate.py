@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from sfumato.model.draw import wide
 from sfumato.model.head import CHUNK, Adjust, VocabularyHead
 from sfumato.model.model_config import ModelConfig
+from sfumato.model.most_probable import wide
 from sfumato.ops.online_softmax import BANNED
 from sfumato.options.limits import MOST_TOP_K
 

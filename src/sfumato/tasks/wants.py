@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sfumato.diffusion.causal import check_finite
 from sfumato.model.head import VocabularyHead
-from sfumato.model.token_scores import TokenScores, token_scores
+from sfumato.model.scores import TokenScores, token_scores
 from sfumato.options.limits import MOST_TOP
 from sfumato.options.settings import POOLINGS
 from sfumato.refused import Refused

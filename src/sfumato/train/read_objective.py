@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.model.layers import rotary_key
-from sfumato.model.transformer import Transformer
+from sfumato.model.transformer import Transformer, rotary_key
 from sfumato.train.objective import additive, behind_prefix, logits, looking_loss
 from sfumato.train.vocabulary import MASK, UNK
 

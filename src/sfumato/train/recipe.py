@@ -32,7 +32,7 @@ from sfumato.train.objective import ENCODER_WEIGHT, canvas_losses, loss
 from sfumato.train.read_objective import read_losses
 from sfumato.train.trainer import PRINTED, Gradients, Progress, Trainer, Watch, adamw, muon
 from sfumato.train.vocabulary import BOS, END_OF_TURN, EOS, PAD, TOKENS, write_text_side
-from sfumato.weights.files.tensor_stream import TensorStream
+from sfumato.weights.files.tensorfile import TensorStream
 
 TALK_STEPS, DECIDE_STEPS, FILL_STEPS = 8_700, 5_550, 13_578
 WARM_UP = 100

@@ -1,11 +1,13 @@
-"""Opens a checkpoint, safetensors or GGUF, under canonical tensor names.
+"""Opens a checkpoint, safetensors or GGUF, under canonical tensor names, and names its weights.
 
 Opening reads headers only; each tensor is mapped when it is read. The caller brings the table of
 tensor names, and the list of tensors that a network needs (`Checkpoint.check_tensors`).
+`fingerprint` is a short name for the weights, which retraining changes. Knows no model.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +23,7 @@ from sfumato.weights.files.locate import Kind, locate
 from sfumato.weights.files.narrow import Scheme, read_scheme
 from sfumato.weights.files.narrow_pieces import group_pieces
 from sfumato.weights.files.safetensors import check_header_sizes, read_safetensors
-from sfumato.weights.files.tensor_stream import recoded
-from sfumato.weights.files.tensorfile import TensorFile, TensorInfo, require_readable
+from sfumato.weights.files.tensorfile import TensorFile, TensorInfo, recoded, require_readable
 from sfumato.weights.formats import Stored
 from sfumato.weights.joined import JoinedTensor, join
 from sfumato.weights.names import TensorNames, TensorPlace
@@ -198,3 +199,29 @@ def _sort(
             )
     # A tied copy is used where the decoder's tensor was not saved.
     return {**aliases, **tensors}, vision
+
+
+_SAMPLE = 64  # bytes of each tensor, at its begin and from its middle
+_SAMPLED = 2048  # tensors: each costs a read of the disk, and experts saved one by one are many
+
+
+def fingerprint(checkpoint: Checkpoint) -> str:
+    """16 hex digits of a SHA-256 over the files' sizes, the tensors' names, shapes and formats, and
+    a few bytes of every tensor, or of some thousands of them where there are more: milliseconds,
+    whatever the size. Names of files do not count."""
+    digest = hashlib.sha256()
+    tensors = sum(len(file.tensors) for file in checkpoint.files.values())
+    every, number = 1 + tensors // _SAMPLED, 0
+    for path in sorted(checkpoint.files):
+        file = checkpoint.files[path]
+        digest.update(str(len(file.mapping)).encode())
+        for name in sorted(file.tensors):
+            info = file.tensors[name]
+            digest.update(repr((name, info.shape, info.format, info.offset)).encode())
+            number += 1
+            if number % every:
+                continue
+            for start in (info.offset, info.offset + info.nbytes // 2):
+                stop = min(start + _SAMPLE, info.offset + info.nbytes)
+                digest.update(file.mapping[start:stop])
+    return digest.hexdigest()[:16]

@@ -18,8 +18,7 @@ from torch import Tensor
 from sfumato.weights.errors import CheckpointError, listed, quoted
 from sfumato.weights.files.narrow import Scheme
 from sfumato.weights.files.narrow_pieces import Files, NarrowMatrix, NarrowPiece, nearest
-from sfumato.weights.files.tensor_stream import recoded
-from sfumato.weights.files.tensorfile import TensorInfo
+from sfumato.weights.files.tensorfile import TensorInfo, recoded
 from sfumato.weights.formats import (
     BLOCKS,
     FLOAT,

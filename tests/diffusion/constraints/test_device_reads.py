@@ -16,9 +16,9 @@ from torch import Tensor
 from sfumato.diffusion.constraints.decision_plan import DecisionSettings, NoiseKey, Read, Target
 from sfumato.diffusion.constraints.read import OpenRead, Turn, take_turns
 from sfumato.diffusion.constraints.read_template import NOISE, ReadCanvas
-from sfumato.model import device_result
-from sfumato.model.device_result import DeviceResult
-from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
+from sfumato.model import devices
+from sfumato.model.devices import DeviceResult
+from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
 
 CONFIG = config_from_hf(tiny_config(canvas_length=32).to_dict())
 CANVASES = tuple(
@@ -40,7 +40,7 @@ class Turns:
             "diffusion.step.reads",
         ):
             monkeypatch.setattr(f"sfumato.{module}.to_device", self._to_device)
-        monkeypatch.setattr(device_result, "to_host", self._to_host)
+        monkeypatch.setattr(devices, "to_host", self._to_host)
         self.network = fake_network(CONFIG)
         (slot,) = self.network.new_slots(1, 64)
         slot.length = 20
@@ -72,7 +72,7 @@ def test_the_results_of_turns_come_in_one_copy(monkeypatch: pytest.MonkeyPatch) 
     def no_numbers(results: Sequence[DeviceResult[Any]]) -> list[Any]:
         """The host has no numbers here: it brings them over, and leaves it at that."""
         tensors = [tensor for each in results for tensor in each.tensors]
-        waits.append(len(device_result._on_host(tensors)))
+        waits.append(len(devices._on_host(tensors)))
         raise InterruptedError
 
     monkeypatch.setattr("sfumato.diffusion.constraints.read.fetch_together", no_numbers)

@@ -32,7 +32,7 @@ from sfumato.diffusion.step.batch import Commit
 from sfumato.diffusion.step.captured import DeviceStep, StepKind
 from sfumato.diffusion.step.graphs import STEPS, StepGraphs
 from sfumato.model.cache import Slot
-from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
+from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
 from sfumato.model.network import Network
 from sfumato.ops import registry
 from sfumato.ops.narrow_cache import FP8, Q8_0, widened

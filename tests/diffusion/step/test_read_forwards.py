@@ -25,10 +25,9 @@ from sfumato.diffusion.step.captured import (
     most_rows,
 )
 from sfumato.diffusion.step.graphs import READS, StepGraphs
-from sfumato.model.cache import Slot
-from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
+from sfumato.model.cache import QuestionPool, Slot
+from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
 from sfumato.model.network import Network
-from sfumato.model.question_pool import QuestionPool
 from sfumato.model.segments import Scratch
 from sfumato.ops import registry
 

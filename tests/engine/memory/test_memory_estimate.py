@@ -37,11 +37,10 @@ from sfumato.engine.memory.estimate import (
     state_bytes,
 )
 from sfumato.engine.memory.guard import MemoryGuard, check_load
-from sfumato.model.cache import slot_bytes
+from sfumato.model.cache import QuestionPool, slot_bytes
 from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import config_of, load_network
 from sfumato.model.network import Network
-from sfumato.model.question_pool import QuestionPool
 from sfumato.model.truncate import cutoff_bytes
 from sfumato.ops.cpu.attention import packs
 from sfumato.options.limits import MOST_STEPS

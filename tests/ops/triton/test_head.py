@@ -13,9 +13,9 @@ import torch
 from tests.support.kernels import close, interpreted
 from torch import Tensor
 
-from sfumato.model.draw import locate
 from sfumato.model.head import HeadStats, VocabularyHead
-from sfumato.model.label_scores import vocabulary_mass as mass_operation
+from sfumato.model.most_probable import locate
+from sfumato.model.scores import vocabulary_mass as mass_operation
 from sfumato.ops import registry
 from sfumato.ops.online_softmax import BLOCK, Bans
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from tests.support.kernels import close, interpreted
 
-from sfumato.model.experts import Router
 from sfumato.model.model_config import LayerConfig, ModelConfig
+from sfumato.model.transformer import Router
 
 pytestmark = interpreted
 LAYER = LayerConfig(sliding=True, kv_heads=1, head_dim=8, rope_theta=1e4, rope_pairs=4)

@@ -11,13 +11,12 @@ import torch
 from tests.support.gguf_files import gguf_config, random_state, write_gguf
 
 from sfumato.model.families import open_checkpoint
+from sfumato.weights.checkpoint import fingerprint
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.files.gguf import part_names, read_gguf
 from sfumato.weights.files.gguf import write_gguf as write
 from sfumato.weights.files.locate import locate
-from sfumato.weights.files.tensor_stream import TensorStream
-from sfumato.weights.files.tensorfile import TensorFile
-from sfumato.weights.fingerprint import fingerprint
+from sfumato.weights.files.tensorfile import TensorFile, TensorStream
 
 CONFIG = gguf_config()
 

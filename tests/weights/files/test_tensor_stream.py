@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sfumato.weights.files import tensor_stream
-from sfumato.weights.files.tensor_stream import TensorStream, recoded
+from sfumato.weights.files import tensorfile
+from sfumato.weights.files.tensorfile import TensorStream, recoded
 from sfumato.weights.formats import FORMATS, of_files, quantize
 
 VALUES = torch.linspace(-1, 1, 4 * 512).view(4, 512)
@@ -18,7 +18,7 @@ def _joined(value, format: str) -> torch.Tensor:
 @pytest.mark.parametrize("format", ["F32", "F16", "BF16", "Q8_0", "Q4_K"])
 def test_recoding(format: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the pieces, the bytes are those of the whole; from floats and from blocks."""
-    monkeypatch.setattr(tensor_stream, "_CHUNK", chunk)
+    monkeypatch.setattr(tensorfile, "_CHUNK", chunk)
     coarse = quantize(VALUES, FORMATS["Q5_0"])
     for source, values in ((VALUES, VALUES), (coarse, coarse.dequantize())):
         if format in of_files("blocks"):

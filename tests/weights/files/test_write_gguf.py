@@ -10,7 +10,7 @@ import torch
 
 from sfumato.weights import formats
 from sfumato.weights.files.gguf import ALIGNMENT, read_gguf, write_gguf
-from sfumato.weights.files.tensor_stream import TensorStream, recoded
+from sfumato.weights.files.tensorfile import TensorStream, recoded
 from sfumato.weights.formats import quantize
 
 METADATA: dict[str, Any] = {

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from sfumato.weights.files.jsonfile import read_object
 from sfumato.weights.files.locate import INDEX, locate
 from sfumato.weights.files.safetensors import read_safetensors, write_safetensors
-from sfumato.weights.files.tensor_stream import TensorStream, recoded
+from sfumato.weights.files.tensorfile import TensorStream, recoded
 
 VALUES = {f"t{i}": torch.randn(i + 1, 7) for i in range(6)}
 

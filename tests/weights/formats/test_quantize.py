@@ -9,9 +9,9 @@ import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
-from sfumato.model.quant_recipes import TARGETS
+from sfumato.model.quantization import TARGETS
 from sfumato.weights.formats import FORMATS, QuantizedTensor, quantize
-from sfumato.weights.formats import blocks as module
+from sfumato.weights.formats import weight as module
 
 SIMPLE = ("Q4_0", "Q5_0", "Q5_1", "Q8_0")
 # What ggml's own quantizers (without an importance matrix) reach on 2 million normal numbers:

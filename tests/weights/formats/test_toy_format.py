@@ -19,7 +19,7 @@ from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import load_network
 from sfumato.weights import formats
 from sfumato.weights.files.gguf import read_gguf, write_gguf
-from sfumato.weights.files.tensor_stream import TensorStream
+from sfumato.weights.files.tensorfile import TensorStream
 from sfumato.weights.formats import Format, QuantizedTensor, quantize
 from sfumato.weights.formats.table import table
 

@@ -28,11 +28,10 @@ from sfumato.diffusion.constraints.read_template import NOISE, ReadCanvas
 from sfumato.diffusion.scoring import Scoring, score
 from sfumato.diffusion.step.captured import ReadForwards
 from sfumato.model.cache import Slot
-from sfumato.model.device_result import DeviceResult, fetch_together
-from sfumato.model.label_scores import VocabularyMass, label_mass, label_scores
+from sfumato.model.devices import DeviceResult, fetch_together, to_device
 from sfumato.model.network import PREFILL_CHUNK, Network
+from sfumato.model.scores import VocabularyMass, label_mass, label_scores
 from sfumato.model.segments import Scratch
-from sfumato.model.to_device import to_device
 from sfumato.options.limits import AUTO_SAMPLES
 
 

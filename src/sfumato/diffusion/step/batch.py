@@ -25,8 +25,8 @@ from sfumato.diffusion.noise import Noise, seed_words
 from sfumato.diffusion.sampler import EntropyBound, Never
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.model.cache import Slot
+from sfumato.model.devices import to_device
 from sfumato.model.network import Network
-from sfumato.model.to_device import to_device
 from sfumato.options.limits import MOST_STEPS
 
 WIDTHS = (16, 32, 64, 128, 256)

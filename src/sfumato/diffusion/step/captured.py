@@ -30,12 +30,11 @@ from sfumato.diffusion.step.batch import Commit, Seats, StepBatch
 from sfumato.diffusion.step.graphs import GraphBackend, Room, StepGraphs
 from sfumato.diffusion.step.rules import LiftProbe, RowRules, StaticRules, takes_tensors
 from sfumato.diffusion.step.step import Part, evaluate, move_rows, row_words
-from sfumato.model.cache import KVPool, Slot
+from sfumato.model.cache import KVPool, QuestionPool, Slot
+from sfumato.model.devices import to_device
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.placement import serving_kernels
-from sfumato.model.question_pool import QuestionPool
 from sfumato.model.segments import Beside, PartRows, RowPart, Scratch
-from sfumato.model.to_device import to_device
 from sfumato.ops.online_softmax import TOP, Bans
 
 log = logging.getLogger(__name__)

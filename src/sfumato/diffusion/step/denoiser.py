@@ -35,10 +35,10 @@ from sfumato.diffusion.step.step import (
     write,
 )
 from sfumato.model.cache import Slot
+from sfumato.model.devices import to_host
 from sfumato.model.head import HeadStats
 from sfumato.model.network import Network
 from sfumato.model.segments import PartRows
-from sfumato.model.to_device import to_host
 
 Result = Draft | Exception | None
 """None: the row was done before the step, which changed nothing in it."""

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
-from sfumato.model.out_of_memory import is_out_of_memory
+from sfumato.model.devices import is_out_of_memory
 
 log = logging.getLogger(__name__)
 

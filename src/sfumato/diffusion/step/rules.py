@@ -37,9 +37,8 @@ from sfumato.diffusion.sampler import (
     Threshold,
 )
 from sfumato.diffusion.step.batch import StepBatch
+from sfumato.model.devices import is_out_of_memory, to_device
 from sfumato.model.head import HeadStats
-from sfumato.model.out_of_memory import is_out_of_memory
-from sfumato.model.to_device import to_device
 from sfumato.ops.online_softmax import TOP
 from sfumato.ops.rows import Settings
 

@@ -26,11 +26,11 @@ from sfumato.diffusion.sampler import StepView
 from sfumato.diffusion.scoring import Scoring, score
 from sfumato.diffusion.step.batch import StepBatch
 from sfumato.diffusion.step.rules import GroupedRules, LiftProbe, RuleGroup, Rules, StaticRules
-from sfumato.model.attention import PlacedAttend
 from sfumato.model.cache import KVPool, Slot
 from sfumato.model.head import PLAIN, HeadStats
 from sfumato.model.network import Network
 from sfumato.model.segments import RowPart
+from sfumato.model.transformer import PlacedAttend
 from sfumato.ops.registry import operation
 
 

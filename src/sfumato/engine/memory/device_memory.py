@@ -23,8 +23,7 @@ from typing import Any
 
 import torch
 
-from sfumato.model.placement import shares_host_memory
-from sfumato.model.torch_code import INSTALL, missing_code
+from sfumato.model.placement import INSTALL, missing_code, shares_host_memory
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60  # what control groups of version 1 say when they mean none

@@ -27,16 +27,15 @@ from sfumato.diffusion.step.batch import WIDTHS, StepBatch, width_for
 from sfumato.diffusion.step.captured import most_rows, room_tokens
 from sfumato.diffusion.step.graphs import READS, most_graphs
 from sfumato.engine.engine_config import TURN, EngineConfig
-from sfumato.model.cache import BLOCK, slot_bytes, slot_sizes, snapshot_bytes
-from sfumato.model.codes_on_load import as_codes
-from sfumato.model.head_memory import head_bytes
+from sfumato.model.cache import BLOCK, MOST, slot_bytes, slot_sizes, snapshot_bytes
+from sfumato.model.cache import pool_bytes as question_bytes
 from sfumato.model.layer_devices import Placement, layer_of_experts, on_one_device
 from sfumato.model.loading import loaded_bytes, viewed_bytes
 from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.network import Network
+from sfumato.model.output_embedding import head_bytes
 from sfumato.model.placement import cache_dtype, serving_kernels
-from sfumato.model.question_pool import MOST
-from sfumato.model.question_pool import pool_bytes as question_bytes
+from sfumato.model.quantization import as_codes
 from sfumato.model.streamed_layers import aligned, buffers_of, kept_bytes
 from sfumato.model.truncate import cutoff_bytes
 from sfumato.ops import gpu

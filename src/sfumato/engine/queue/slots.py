@@ -22,8 +22,8 @@ from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
 from sfumato.engine.memory.guard import MemoryGuard
 from sfumato.model.cache import Slot, Snapshot, snapshot_bytes
+from sfumato.model.devices import is_out_of_memory
 from sfumato.model.network import Network
-from sfumato.model.out_of_memory import is_out_of_memory
 from sfumato.refused import TooLarge
 
 Lacks = Callable[[Sequence[int], int | None], str | None]

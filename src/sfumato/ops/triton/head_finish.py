@@ -45,7 +45,7 @@ def block_of(
     BLOCKS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Where a draw falls: the block, and how far into its mass, float64 from 0 to 1; as
-    `model.draw.locate`."""
+    `model.most_probable.locate`."""
     index = tl.arange(0, BLOCKS)
     wide = mass.to(tl.float64)
     ends = tl.cumsum(wide, axis=0)
@@ -63,7 +63,7 @@ def block_of(
 @triton.jit
 def token_of(scores: tl.tensor, inside: tl.tensor) -> tl.tensor:
     """The first place whose share of the cumulated mass exceeds `inside`; as
-    `model.draw.inverse_cdf`."""
+    `model.most_probable.inverse_cdf`."""
     place = tl.arange(0, BLOCK)
     wide = tl.exp(scores - tl.max(scores)).to(tl.float64)
     ends = tl.cumsum(wide, axis=0)

@@ -19,8 +19,7 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 
 from sfumato.weights.errors import CheckpointError, quoted
-from sfumato.weights.files.tensor_stream import TensorStream
-from sfumato.weights.files.tensorfile import TensorFile, TensorInfo, map_file
+from sfumato.weights.files.tensorfile import TensorFile, TensorInfo, TensorStream, map_file
 from sfumato.weights.formats import FORMATS
 
 # Far above any real file (the published one: 16 MB of header, 777 thousand strings, 692 tensors),

@@ -16,8 +16,7 @@ from typing import Any, BinaryIO
 
 from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.files.jsonfile import MAX_JSON, parse_object
-from sfumato.weights.files.tensor_stream import TensorStream
-from sfumato.weights.files.tensorfile import TensorFile, TensorInfo, map_file
+from sfumato.weights.files.tensorfile import TensorFile, TensorInfo, TensorStream, map_file
 
 # Bits per element of every dtype of the format; tensorfile.py says which of them can be read.
 _BITS = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sfumato.weights.formats.blocks import QuantizedTensor, encoded, quantize
 from sfumato.weights.formats.codes import (
     CODES,
     FP8,
@@ -38,7 +37,14 @@ from sfumato.weights.formats.q5_1 import Q5_1
 from sfumato.weights.formats.q5_k import Q5_K
 from sfumato.weights.formats.q6_k import Q6_K
 from sfumato.weights.formats.q8_0 import Q8_0
-from sfumato.weights.formats.weight import Stored, Weight, form_of
+from sfumato.weights.formats.weight import (
+    QuantizedTensor,
+    Stored,
+    Weight,
+    encoded,
+    form_of,
+    quantize,
+)
 
 __all__ = [
     "BLOCKS",

@@ -7,10 +7,17 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sfumato.weights.formats.bits import columns, half, half_bytes, inverse, low_nibbles, of_nibbles
+from sfumato.weights.formats.bits import (
+    columns,
+    fit_linear,
+    half,
+    half_bytes,
+    inverse,
+    low_nibbles,
+    of_nibbles,
+)
 from sfumato.weights.formats.format import Format, Layout
 from sfumato.weights.formats.q4_0 import parts
-from sfumato.weights.formats.scale_search import fit_linear
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 

@@ -9,13 +9,13 @@ from sfumato.weights.formats.bits import (
     columns,
     fields,
     finite_half,
+    fit_affine,
     half,
     integers,
     inverse,
     join,
 )
 from sfumato.weights.formats.format import Format, Layout
-from sfumato.weights.formats.scale_search import fit_affine
 
 
 def nibbles(codes: Tensor) -> Tensor:

@@ -10,13 +10,13 @@ from sfumato.weights.formats.bits import (
     extreme,
     fields,
     finite_half,
+    fit_linear,
     half,
     integers,
     inverse,
     join,
 )
 from sfumato.weights.formats.format import Format, Layout
-from sfumato.weights.formats.scale_search import fit_linear
 
 
 def _codes(blocks: Tensor) -> Tensor:

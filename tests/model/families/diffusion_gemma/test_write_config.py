@@ -7,14 +7,13 @@ import torch
 from tests.support.gguf_files import gguf_config as tiny_config
 from tests.support.gguf_files import gguf_metadata
 
-from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
-from sfumato.model.families.diffusion_gemma.gguf_keys import config_from_gguf
+from sfumato.model.families.diffusion_gemma.read_config import config_from_gguf, config_from_hf
 from sfumato.model.families.diffusion_gemma.write_config import (
     gguf_config,
     hf_config,
     rotary_divisors,
 )
-from sfumato.model.families.fields import shortest_float
+from sfumato.model.families.family import shortest_float
 from sfumato.model.model_config import ConfigError, LayerConfig
 
 CONFIG = tiny_config()

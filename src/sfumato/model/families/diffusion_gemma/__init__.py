@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
-from sfumato.model.families.diffusion_gemma.gguf_keys import ARCHITECTURE, config_of_gguf
 from sfumato.model.families.diffusion_gemma.markers import MARKERS
 from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
-from sfumato.model.families.diffusion_gemma.placeholder_vision import vision_tensors
+from sfumato.model.families.diffusion_gemma.read_config import (
+    ARCHITECTURE,
+    config_from_hf,
+    config_of_gguf,
+)
 from sfumato.model.families.diffusion_gemma.write_config import (
     gguf_config,
     gguf_constants,
     hf_config,
+    vision_tensors,
 )
 from sfumato.model.families.family import (
     CanvasProcess,

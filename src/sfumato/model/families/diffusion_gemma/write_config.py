@@ -1,4 +1,5 @@
-"""Writes a `ModelConfig` as DiffusionGemma's `config.json`, GGUF keys and GGUF constants.
+"""Writes a `ModelConfig` as DiffusionGemma's `config.json`, GGUF keys and GGUF constants, with a
+tiny untrained vision tower, one layer, 16 wide: `transformers` builds one whatever the checkpoint.
 
 Knows no files and no text; token ids are all that it says of a vocabulary.
 """
@@ -11,10 +12,51 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.model.families.diffusion_gemma.gguf_keys import ARCHITECTURE
-from sfumato.model.families.diffusion_gemma.placeholder_vision import vision_config
-from sfumato.model.families.fields import shortest_float
+from sfumato.model.families.diffusion_gemma.read_config import ARCHITECTURE
+from sfumato.model.families.family import shortest_float
 from sfumato.model.model_config import ConfigError, LayerConfig, ModelConfig
+
+_WIDTH = 16  # of every part
+_PATCH, _POSITIONS = 16, 8
+
+
+def vision_config() -> dict[str, Any]:
+    """`vision_config` of config.json."""
+    return {
+        "model_type": "gemma4_vision",
+        "hidden_size": _WIDTH,
+        "intermediate_size": _WIDTH,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": _WIDTH,
+        "patch_size": _PATCH,
+        "position_embedding_size": _POSITIONS,
+    }
+
+
+def vision_tensors(config: ModelConfig) -> dict[str, Tensor]:
+    """The tower's tensors, float32."""
+    tower = "model.encoder.vision_tower."
+    layer = tower + "encoder.layers.0."
+    square = torch.eye(_WIDTH) * 0.02
+    tensors = {
+        tower + "patch_embedder.position_embedding_table": torch.ones(2, _POSITIONS, _WIDTH),
+        tower + "patch_embedder.input_proj.weight": torch.zeros(_WIDTH, 3 * _PATCH * _PATCH),
+        "model.encoder.embed_vision.embedding_projection.weight": torch.zeros(
+            config.hidden_size, _WIDTH
+        ),
+    }
+    for part in ("q", "k", "v", "o"):
+        tensors[f"{layer}self_attn.{part}_proj.linear.weight"] = square.clone()
+    for part in ("gate", "up", "down"):
+        tensors[f"{layer}mlp.{part}_proj.linear.weight"] = square.clone()
+    for part in ("self_attn.q_norm", "self_attn.k_norm"):
+        tensors[f"{layer}{part}.weight"] = torch.ones(_WIDTH)
+    for part in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+        tensors[f"{layer}{part}_layernorm.weight"] = torch.ones(_WIDTH)
+    return tensors
+
 
 _KINDS = {True: "sliding", False: "full"}
 

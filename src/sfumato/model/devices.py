@@ -1,5 +1,6 @@
-"""Numbers that a device has computed or will have, and what the host makes of them: those of
-several calculations come to the host by one copy, so that it waits once. Knows no networks."""
+"""Copies between the host and a device for which the host waits no longer than it must, and which
+exceptions say that memory ran out.  Knows no networks.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,28 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from sfumato.model.to_device import to_host
+from sfumato.ops import gpu
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """`values` on the device. A copy from memory that the system may move makes the host wait for
+    all the device's work, so the copy to a GPU is from pinned memory."""
+    if values.device.type == "cpu" and gpu.is_present(device):
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
+
+
+def to_host(words: Tensor) -> tuple[Tensor, torch.Event | None]:
+    """Numbers on the host, by one copy; and the event after which they may be read, where the copy
+    goes on meanwhile."""
+    if not gpu.is_gpu(words.device):
+        return words.cpu(), None
+    host = torch.empty(words.shape, dtype=words.dtype, device="cpu", pin_memory=True)
+    host.copy_(words, non_blocking=True)
+    copied = torch.Event(words.device)
+    copied.record()
+    return host, copied
+
 
 Result = TypeVar("Result")
 
@@ -54,3 +76,13 @@ def _on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
         part.clone().view(tensor.dtype).view(tensor.shape)
         for part, tensor in zip(words.split(sizes), tensors, strict=True)
     ]
+
+
+_NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device or the host had no memory left; on a CPU torch says so in words only."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(s in str(error).lower() for s in _NO_MEMORY)

@@ -1,0 +1,262 @@
+"""Which format each tensor takes: in a file that is written, quantized as it is read, or left
+narrow for a GPU's kernels.
+
+Files follow llama.cpp's rule for its "mixes" (`formats`).  `quantized_on_load` gives a checkpoint
+whose float matrices become blocks, or FP8, as they are read; `as_codes` one whose narrow matrices
+stay FP8, INT8, INT4 or NVFP4 where kernels multiply them so, and else become the blocks nearest to
+them.  Formats and sizes of these checkpoints are those of what is read, so that the choice of a
+dtype and the estimate of memory need no special case.  Knows no network.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from sfumato.ops import gpu, packing
+from sfumato.ops.registry import PLANES, kind_of
+from sfumato.ops.triton import planes, scaled
+from sfumato.refused import Refused
+from sfumato.weights.checkpoint import Checkpoint, TensorInfo
+from sfumato.weights.formats import (
+    BLOCKS,
+    CODES,
+    FORMATS,
+    QuantizedTensor,
+    ScaledTensor,
+    Stored,
+    is_float,
+    nbytes,
+    quantize,
+    round_rows,
+)
+
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+_FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+"""What serves where rows do not divide into blocks of 256; F16 where not even into these."""
+
+
+@dataclass(frozen=True)
+class QuantRecipe:
+    """A kind of file. `base` is the format of most matrices, `sensitive` (None: base too) that of
+    half of the V and down projections; `file_type` is GGUF's `general.file_type`."""
+
+    base: str
+    file_type: int
+    sensitive: str | None = None
+
+
+TARGETS: dict[str, QuantRecipe] = {
+    "q4_k_m": QuantRecipe("Q4_K", 15, "Q6_K"),
+    "q5_k_m": QuantRecipe("Q5_K", 17, "Q6_K"),
+    "q8_0": QuantRecipe("Q8_0", 7),
+    "q6_k": QuantRecipe("Q6_K", 18),
+    "q5_k": QuantRecipe("Q5_K", 16),
+    "q4_k": QuantRecipe("Q4_K", 14),
+    "q5_0": QuantRecipe("Q5_0", 8),
+    "bf16": QuantRecipe("BF16", 32),
+    "f16": QuantRecipe("F16", 1),
+    "f32": QuantRecipe("F32", 0),
+}
+"""Every target of `sfumato convert`, by name."""
+FP8 = "fp8"
+"""A target for quantizing at load alone: GGUF files have no such format."""
+
+
+def formats(shapes: Mapping[str, tuple[int, ...]], target: QuantRecipe) -> dict[str, str]:
+    """The format of every tensor: canonical name → "Q4_K", "F32", …, in the order of `shapes`.
+
+    shapes: all tensors of one network, layers in order.
+    """
+    layers = 1 + max((int(m[1]) for name in shapes if (m := _LAYER.fullmatch(name))), default=-1)
+    values = [name for name in shapes if name.endswith("v_proj.weight")]
+    chosen = {}
+    for name, shape in shapes.items():
+        layer = _LAYER.fullmatch(name)
+        favoured = False
+        if layer and layer[2] in ("mlp.down_proj.weight", "experts.down_proj"):
+            favoured = _more_bits(int(layer[1]), layers)
+        elif layer and layer[2] == "self_attn.v_proj.weight":
+            # Counted among themselves, for full layers have none.
+            favoured = _more_bits(values.index(name), len(values))
+        chosen[name] = format_of(name, shape, target, favoured)
+    return chosen
+
+
+def takes_codes(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether the target FP8 rounds a tensor: matrices of attention, of the dense part and of the
+    experts of each layer, as published checkpoints have them.
+
+    The embedding stays as it is, whose products decide tokens and whose rows are read one by one;
+    so do routers, whose choice is discrete, and self-conditioning, which every position of every
+    step goes through, and which is less than a thousandth of the weights. So does what does not
+    divide into rows of 16 codes, as kernels read them."""
+    match = _LAYER.fullmatch(name)
+    multiplies = match is not None and not match[2].startswith("router.")
+    return multiplies and len(shape) >= 2 and shape[-1] % 16 == 0
+
+
+def takes_int4(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is INT4 in the published w4a16 checkpoints: matrices of attention and of the
+    experts of each layer. The dense part is small, and stays as it is there."""
+    match = _LAYER.fullmatch(name)
+    is_narrow = match is not None and match[2].startswith(("self_attn.", "experts."))
+    return is_narrow and len(shape) >= 2 and shape[-1] % 32 == 0
+
+
+def _more_bits(index: int, count: int) -> bool:
+    """llama.cpp's choice of half of the layers: the first and the last eighth, and every third."""
+    first = count // 8
+    return index < first or index >= 7 * count // 8 or (index - first) % 3 == 2
+
+
+def format_of(
+    name: str, shape: tuple[int, ...], target: QuantRecipe, favoured: bool = False
+) -> str:
+    """The format of one tensor; `favoured` where the target's mix has it among the sensitive ones.
+
+    Vectors and routers stay F32. The embedding, which is the output head too, takes Q6_K at least.
+    """
+    if len(shape) < 2 or ".router." in name:
+        return "F32"
+    chosen = target.base
+    if is_float(chosen):
+        return chosen
+    columns = shape[-1]
+    if name == "embed_tokens.weight":
+        chosen = "Q6_K" if FORMATS[chosen].divides(columns) and chosen != "Q8_0" else "Q8_0"
+    elif favoured and target.sensitive:
+        chosen = target.sensitive
+    if not FORMATS[chosen].divides(columns):
+        chosen = _FALLBACKS.get(chosen, chosen)
+    return chosen if FORMATS[chosen].divides(columns) else "F16"
+
+
+ON_LOAD = ("q4_k", "q8_0", "fp8")
+"""The targets that are offered for it."""
+
+
+@dataclass(frozen=True)
+class QuantizedCheckpoint(Checkpoint):
+    """See `quantized_on_load`."""
+
+    target: str
+    device: torch.device
+
+    def read(self, name: str) -> Tensor | Stored:
+        """As `Checkpoint.read`; a matrix that is quantized on the way is no view of the file, and
+        lies on `device`. Raises ValueError, naming the tensor, for values that are not finite."""
+        value = super().read(name)
+        if not isinstance(value, Tensor) or is_float(self.tensors[name].format):
+            return value
+        try:
+            return quantized(name, value.to(self.device), self.target)
+        except ValueError as error:
+            raise Refused("quantize", f"{self.tensors[name].file}: {error}") from error
+
+
+def quantized_on_load(checkpoint: Checkpoint, target: str, device: torch.device) -> Checkpoint:
+    """The checkpoint with its float matrices in the formats of a target in `ON_LOAD`; `device`
+    does the work. What is in blocks already stays as it is, whatever its format.
+
+    Raises ValueError for another target.
+    """
+    if target not in ON_LOAD:
+        raise Refused("quantize", f"{target!r} is none of {', '.join(ON_LOAD)}")
+    values = {field.name: getattr(checkpoint, field.name) for field in fields(Checkpoint)}
+    tensors = {
+        name: _quantized_info(name, info, target) for name, info in checkpoint.tensors.items()
+    }
+    return QuantizedCheckpoint(**values | {"tensors": tensors}, target=target, device=device)
+
+
+def quantized(name: str, tensor: Tensor, target: str) -> QuantizedTensor | ScaledTensor | Tensor:
+    """A float tensor in the format that a target gives it, for quantizing at load.
+
+    name: canonical; target: "fp8", or a name in `TARGETS` with one format for all matrices ("q4_k",
+    "q8_0", …). A tensor that the target keeps as floats (vectors, routers, odd widths) is returned
+    unchanged. Raises ValueError for another target, and for values that are not finite.
+    """
+    if target == FP8:
+        return _as_codes(name, tensor)
+    chosen = TARGETS.get(target)
+    if chosen is None or chosen.sensitive is not None:
+        known = ", ".join(key for key, value in TARGETS.items() if value.sensitive is None)
+        known += f", {FP8}"
+        raise Refused("quantize", f"{target!r} is none of {known}")
+    format = FORMATS[format_of(name, tuple(tensor.shape), chosen)]
+    if format.form != BLOCKS:
+        return tensor
+    try:
+        return quantize(tensor, format)
+    except ValueError as error:
+        raise Refused(name, str(error)) from error
+
+
+def _as_codes(name: str, tensor: Tensor) -> ScaledTensor | Tensor:
+    if not takes_codes(name, tuple(tensor.shape)):
+        return tensor
+    held = round_rows(tensor.contiguous(), "FP8")
+    if not bool(held.scales.isfinite().all()):
+        raise Refused(name, "holds values that are not finite")
+    return held
+
+
+def _quantized_info(name: str, info: TensorInfo, target: str) -> TensorInfo:
+    """The info of what `read` returns, which is not what the file holds."""
+    if not is_float(info.format):
+        return info
+    if target == FP8:
+        chosen = "FP8" if takes_codes(name, info.shape) else info.format
+    else:
+        chosen = format_of(name, info.shape, TARGETS[target])
+    if is_float(chosen):
+        return info
+    return replace(info, format=chosen, nbytes=nbytes(chosen, info.shape))
+
+
+def as_codes(checkpoint: Checkpoint, device_of: Callable[[str], torch.device]) -> Checkpoint:
+    """The checkpoint, whose formats and sizes are those of what `read` is to give.
+
+    device_of: of a canonical name, the device that the tensor goes to. Before a device's kernels
+    are tested, those serve that will if their tests pass: ask again afterwards.
+    """
+
+    def stays(name: str, info: TensorInfo) -> bool:
+        device = device_of(name)
+        if info.format in CODES:
+            return packing.multiplies_codes(info.format, info.shape, device)
+        if info.format == "INT4" and kind_of(device) == gpu.KIND:
+            return True  # torch dequantizes it without kernels; Q4_0 rounds its scales
+        return packing.packed_form(info.format, info.shape, device) == PLANES
+
+    return _with_codes(checkpoint, stays)
+
+
+def as_all_codes(checkpoint: Checkpoint) -> Checkpoint:
+    """As `as_codes`, for a device that need not be here, whose kernels serve all of them."""
+
+    def stays(_: str, info: TensorInfo) -> bool:
+        refusal = scaled.refusal if info.format in CODES else planes.refusal
+        return not refusal(info.format, info.shape)
+
+    return _with_codes(checkpoint, stays)
+
+
+def _with_codes(checkpoint: Checkpoint, stays: Callable[[str, TensorInfo], bool]) -> Checkpoint:
+    """Rows of an embedding are read one by one, and a router's product is in float32."""
+    unchanged = {
+        name: tensor.of_codes() if tensor.kind else tensor.of_plane_blocks()
+        for name, tensor in checkpoint.joined.items()
+        if name.startswith("layers.") and ".router." not in name
+    }
+    kept = {name: each for name, each in unchanged.items() if each and stays(name, each.info)}
+    if not kept:
+        return checkpoint
+    infos = {name: tensor.info for name, tensor in kept.items()}
+    joined = {**checkpoint.joined, **kept}
+    return replace(checkpoint, tensors={**checkpoint.tensors, **infos}, joined=joined)
