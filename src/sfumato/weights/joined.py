@@ -130,7 +130,7 @@ class JoinedTensor:
 
     def recoded(self, files: Files, format: str) -> Iterator[Tensor]:
         """Its bytes in a format, uint8, some rows at a time: from the values themselves, and not
-        from the blocks that `read` makes of them. Raises ValueError as `tensor_stream.recoded`."""
+        from the blocks that `read` makes of them. Raises ValueError as `tensorfile.recoded`."""
         if format == self.info.format and FORMATS[format].form == BLOCKS:
             yield from (part.view(-1) for part in self._parts(files))
             return

@@ -35,7 +35,7 @@ class Turns:
         self.given = 0
         for module in (
             "model.network",
-            "model.label_scores",
+            "model.scores",
             "diffusion.constraints.read",
             "diffusion.step.reads",
         ):
