@@ -20,7 +20,7 @@ from sfumato.decisions import Calibration, Reading, schema_of
 from sfumato.decisions.calibration import Temperature, wording
 from sfumato.diffusion.canvas import GivenCanvas
 from sfumato.diffusion.constraints.call_grammar import CallSource, CallTool
-from sfumato.diffusion.constraints.grammar_source import (
+from sfumato.diffusion.constraints.grammar import (
     GrammarSource,
     choice_source,
     schema_source,

@@ -24,7 +24,7 @@ import numpy as np
 import sfumato
 from sfumato import Engine, EngineConfig, Request
 from sfumato.api import Model, Reply
-from sfumato.diffusion.constraints.grammar_source import GrammarSource, choice_source, schema_source
+from sfumato.diffusion.constraints.grammar import GrammarSource, choice_source, schema_source
 from sfumato.embedded_questions import all_questions
 from sfumato.train.canvas_data import JsonTask, draw_json
 

@@ -28,7 +28,7 @@ from benchmarks.schemas import real_vocabulary
 import sfumato
 from sfumato import Engine, EngineConfig, Request, SamplerConfig
 from sfumato.api import Model
-from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
+from sfumato.diffusion.constraints.grammar import GrammarSource, schema_source
 from sfumato.diffusion.sampler import Never
 from sfumato.engine import Handle
 

@@ -31,7 +31,7 @@ from tests.support.random_schemas import is_valid, random_schema
 import sfumato
 from sfumato import Engine, EngineConfig, Request
 from sfumato.api import Model
-from sfumato.diffusion.constraints.grammar_source import schema_source
+from sfumato.diffusion.constraints.grammar import schema_source
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.engine import Handle, RequestFailed
 from sfumato.text.tokenizer import Tokenizer

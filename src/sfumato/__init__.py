@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sfumato.api import Done, Model, Reply, Settled, load
     from sfumato.decisions import Choice, Decision, Score, YesNo
     from sfumato.diffusion.canvas import Draft
-    from sfumato.diffusion.constraints.filled import Filled
+    from sfumato.diffusion.constraints.filling import Filled
     from sfumato.diffusion.constraints.hole import Hole
     from sfumato.diffusion.sampler import SoftTopK
     from sfumato.diffusion.sampler_config import SamplerConfig
@@ -36,7 +36,7 @@ _HOMES = {
     "Score": "sfumato.decisions",
     "YesNo": "sfumato.decisions",
     "Draft": "sfumato.diffusion.canvas",
-    "Filled": "sfumato.diffusion.constraints.filled",
+    "Filled": "sfumato.diffusion.constraints.filling",
     "Hole": "sfumato.diffusion.constraints.hole",
     "SamplerConfig": "sfumato.diffusion.sampler_config",
     "SoftTopK": "sfumato.diffusion.sampler",

@@ -30,14 +30,14 @@ from sfumato.device_trial import try_device
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
 from sfumato.diffusion.checks import check_tensor
+from sfumato.diffusion.constraints.call_grammar import Source
 from sfumato.diffusion.constraints.decision_plan import (
     DecisionPlan,
     DecisionSettings,
     plan_decision,
 )
-from sfumato.diffusion.constraints.filled import Filled
-from sfumato.diffusion.constraints.grammar_cache import Source
-from sfumato.diffusion.constraints.grammar_source import schema_of_type, schema_source
+from sfumato.diffusion.constraints.filling import Filled
+from sfumato.diffusion.constraints.grammar import schema_of_type, schema_source
 from sfumato.diffusion.constraints.hole import Part
 from sfumato.diffusion.constraints.questions import Answer, Question
 from sfumato.diffusion.constraints.read_template import ReadTemplate

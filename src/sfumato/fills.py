@@ -14,8 +14,15 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.constraints.fill_plan import Closing, Encode, FillPlan, make_template
-from sfumato.diffusion.constraints.filled import Filled, FillOutcome, make_filled
+from sfumato.diffusion.constraints.filling import (
+    Closing,
+    Encode,
+    Filled,
+    FillOutcome,
+    FillPlan,
+    make_filled,
+    make_template,
+)
 from sfumato.diffusion.constraints.hole import Hole, Part, check_parts
 from sfumato.diffusion.limits import Limits, ReplyPlan, StopReason, plan_reply
 from sfumato.diffusion.prediction import PredictedText, Prediction

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from sfumato.diffusion.constraints.call_grammar import CallSource
-from sfumato.diffusion.constraints.grammar_cache import GrammarCache, Source
-from sfumato.diffusion.constraints.grammar_reply import Constraint
-from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens
+from sfumato.diffusion.constraints.call_grammar import CallSource, Source
+from sfumato.diffusion.constraints.constrained_reply import Constraint
+from sfumato.diffusion.constraints.grammar import GrammarTokens
+from sfumato.diffusion.constraints.grammar_cache import GrammarCache
 from sfumato.text.prompt import empty_thought_ids
 from sfumato.text_side import TextSide
 

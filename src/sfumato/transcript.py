@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Convergence, Draft
-from sfumato.diffusion.constraints.filled import Filled
+from sfumato.diffusion.constraints.filling import Filled
 from sfumato.diffusion.limits import Outcome, SettledCanvas, Stats, StopReason
 from sfumato.text.calls import ToolCall
 from sfumato.text.markers import ChatMarkers

@@ -12,7 +12,7 @@ from tests.support.scripted_engine import run
 from torch import Tensor
 
 from sfumato import Engine, EngineConfig, Hole, Model, Request, SamplerConfig
-from sfumato.diffusion.constraints.grammar_source import schema_source
+from sfumato.diffusion.constraints.grammar import schema_source
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.engine import Draft, Failed, Finished, Settled
 from sfumato.model.network import Network

@@ -12,7 +12,7 @@ import pytest
 from sfumato import Hole
 from sfumato.api import Model
 from sfumato.cli.fill import holes_of
-from sfumato.diffusion.constraints.grammar_source import schema_source
+from sfumato.diffusion.constraints.grammar import schema_source
 from sfumato.engine import ServedModel
 from sfumato.server.dialects.decisions import systemone
 from sfumato.server.dialects.decisions.systemone import SystemOneBody

@@ -12,7 +12,7 @@ from typing import Any
 from tests.support.scripted_model import END_IDS, MARKERS, PIECES, TEMPLATE, tokenizer
 
 from sfumato.api import Reply
-from sfumato.diffusion.constraints.compilation import Source
+from sfumato.diffusion.constraints.call_grammar import Source
 from sfumato.diffusion.constraints.questions import answer_class
 from sfumato.diffusion.limits import Stats
 from sfumato.diffusion.sampler_config import REFERENCE

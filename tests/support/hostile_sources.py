@@ -7,8 +7,7 @@ import signal
 import time
 from dataclasses import dataclass
 
-from sfumato.diffusion.constraints.grammar_source import GrammarSource
-from sfumato.diffusion.constraints.grammar_tokens import llguidance
+from sfumato.diffusion.constraints.grammar import GrammarSource, llguidance
 
 
 @dataclass(frozen=True)

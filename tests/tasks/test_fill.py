@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 import sfumato
 from sfumato import Draft, Filled, Hole, Model, SamplerConfig
 from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.constraints.fill_plan import Closing, make_template
-from sfumato.diffusion.constraints.hole_search import (
+from sfumato.diffusion.constraints.filling import (
+    Closing,
     HoleSearch,
     Tried,
     first_lengths,
     lengths_beside,
+    make_template,
 )
 from sfumato.diffusion.constraints.read_template import NOISE
 from sfumato.diffusion.noise import Noise

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sfumato.diffusion.canvas import Convergence, GivenCanvas
-from sfumato.diffusion.constraints.constrained_reply import ConstraintReport
-from sfumato.diffusion.constraints.grammar_reply import Constraint
+from sfumato.diffusion.constraints.constrained_reply import Constraint, ConstraintReport
 from sfumato.diffusion.prediction import Prediction
 from sfumato.diffusion.processors import LogitBias, LogitProcessor, MinTokens
 from sfumato.diffusion.sampler import (

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sfumato.api import Model
-    from sfumato.diffusion.constraints.compilation import Source
+    from sfumato.diffusion.constraints.call_grammar import Source
     from sfumato.diffusion.sampler_config import SamplerConfig
     from sfumato.engine.decision import DecisionRequest
     from sfumato.engine.engine_config import EngineConfig

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from sfumato.api import Model, Reply
-from sfumato.diffusion.constraints.compilation import Source
+from sfumato.diffusion.constraints.call_grammar import Source
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine.circuit import Circuit, FileCheck, probe
 from sfumato.engine.client import ServedModel

@@ -13,7 +13,7 @@ from typing import Any
 from sfumato.api import Messages, Model
 from sfumato.diffusion.canvas import GivenCanvas
 from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS, is_number, is_whole
-from sfumato.diffusion.constraints.grammar_cache import Source
+from sfumato.diffusion.constraints.call_grammar import Source
 from sfumato.diffusion.constraints.hole import Part
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.diffusion.sampler_config import SamplerConfig, check_sampler

@@ -12,9 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from sfumato.diffusion.canvas import Canvas, CanvasPlan, Draft
-from sfumato.diffusion.constraints.fill_plan import Filling, FillPlan, Form
-from sfumato.diffusion.constraints.filled import FillOutcome
-from sfumato.diffusion.constraints.hole_search import HoleSearch, Tried
+from sfumato.diffusion.constraints.filling import (
+    Filling,
+    FillOutcome,
+    FillPlan,
+    Form,
+    HoleSearch,
+    Tried,
+)
 from sfumato.diffusion.constraints.read_template import NOISE
 from sfumato.diffusion.limits import Stats
 from sfumato.diffusion.noise import Noise

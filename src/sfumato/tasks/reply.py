@@ -14,9 +14,11 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, CanvasPlan, Convergence, Draft
-from sfumato.diffusion.constraints.causal_writing import CausalWriting
-from sfumato.diffusion.constraints.constrained_reply import ConstrainedReply
-from sfumato.diffusion.constraints.written_draft import written_draft
+from sfumato.diffusion.constraints.constrained_reply import (
+    CausalWriting,
+    ConstrainedReply,
+    written_draft,
+)
 from sfumato.diffusion.limits import Limits, Outcome, ReplyPlan, SettledCanvas, Stats, StopReason
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.prediction import predicted_steps

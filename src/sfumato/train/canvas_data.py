@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sfumato.diffusion.constraints.fill_plan import Closing, make_template
+from sfumato.diffusion.constraints.filling import Closing, make_template
 from sfumato.diffusion.constraints.hole import Hole, Part
 from sfumato.embedded_questions import all_questions, countries
 from sfumato.train import embedded_data, sudoku

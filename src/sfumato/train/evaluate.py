@@ -22,7 +22,7 @@ import numpy as np
 
 from sfumato.api import Model, load
 from sfumato.diffusion.constraints.decision_plan import DecisionSettings
-from sfumato.diffusion.constraints.grammar_source import schema_source
+from sfumato.diffusion.constraints.grammar import schema_source
 from sfumato.diffusion.constraints.hole import Hole
 from sfumato.diffusion.constraints.questions import ScoreQuestion
 from sfumato.diffusion.prediction import PredictedText

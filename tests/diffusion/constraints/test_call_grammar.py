@@ -10,10 +10,13 @@ from tests.diffusion.constraints.test_depth import LINKS, chain
 from tests.diffusion.constraints.test_grammar import TOKENS, ids
 from tests.support.scripted_model import END, MARKERS, VOCABULARY, tokenizer
 
-from sfumato.diffusion.constraints.call_grammar import CallSource, CallTool, compile_calls
-from sfumato.diffusion.constraints.grammar_reply import Constraint, GrammarReply
-from sfumato.diffusion.constraints.grammar_source import GrammarSource
-from sfumato.diffusion.constraints.short_completion import ShortCompletion
+from sfumato.diffusion.constraints.call_grammar import CallSource, CallTool
+from sfumato.diffusion.constraints.constrained_reply import (
+    Constraint,
+    GrammarReply,
+    ShortCompletion,
+)
+from sfumato.diffusion.constraints.grammar import GrammarSource
 from sfumato.text.reply import parse_reply
 
 QUOTE = VOCABULARY[MARKERS.quote]
@@ -35,7 +38,7 @@ def source(*schemas: dict[str, Any] | None, strict: bool = True, **how: Any) -> 
 
 
 def reply(made: CallSource) -> GrammarReply:
-    return GrammarReply(Constraint(compile_calls(made, TOKENS), None, QUOTE))
+    return GrammarReply(Constraint(made.compile(TOKENS), None, QUOTE))
 
 
 def call(arguments: str, name: str = "f0") -> str:
@@ -122,15 +125,15 @@ def test_a_schema_that_is_too_deep_is_refused() -> None:
     for _ in range(450):
         deep = {"type": "array", "items": deep}
     with pytest.raises(ValueError, match=r"tools\[0\]: is nested [0-9]+ levels deep"):
-        compile_calls(source(properties(deep)), TOKENS)
+        source(properties(deep)).compile(TOKENS)
 
 
 def test_a_chain_of_references_is_refused_and_leaves_the_arguments_free_without_strict() -> None:
     schema = properties({"$ref": "#/$defs/d0"}) | {"$defs": chain(1500, LINKS["items"])["$defs"]}
     with pytest.raises(ValueError, match=r"tools\[0\]: has a chain of"):
-        compile_calls(source(schema), TOKENS)
+        source(schema).compile(TOKENS)
     made = source(schema, strict=False)
-    (note,) = compile_calls(made, TOKENS).notes
+    (note,) = made.compile(TOKENS).notes
     assert note.startswith("tools[0]: has a chain of") and ends(made, call("{y}"))
 
 
@@ -140,9 +143,7 @@ def test_references_may_go_round() -> None:
     assert not ends(made, call("{n:1,next:{n:2}}"))
     state = reply(made)
     state.take(ids("<|tool_call>call:f0{n:4"))
-    completion = ShortCompletion(Constraint(compile_calls(made, TOKENS), None, QUOTE)).find(
-        state, 20
-    )
+    completion = ShortCompletion(Constraint(made.compile(TOKENS), None, QUOTE)).find(state, 20)
     assert completion is not None and state.read([*completion, END]).ended
 
 
@@ -157,7 +158,7 @@ def test_text_and_several_calls() -> None:
     answered = source({}, answer=GrammarSource("schema", '{"enum": ["a"]}', "schema"))
     assert ends(answered, '"a"') and ends(answered, call("{}")) and not ends(answered, "a")
     with pytest.raises(ValueError, match=r"^schema: "):
-        compile_calls(source({}, answer=answer), TOKENS)
+        source({}, answer=answer).compile(TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_text_and_several_calls() -> None:
 )
 def test_what_is_refused_names_the_place(schema: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        compile_calls(source(schema), TOKENS)
+        source(schema).compile(TOKENS)
 
 
 def test_parameters_that_cannot_be_held_are_free_where_the_tool_is_not_strict() -> None:
@@ -205,11 +206,11 @@ def test_parameters_that_cannot_be_held_are_free_where_the_tool_is_not_strict() 
         ((properties({"not": {}}), good), "f1"),
     ):
         made = source(*schemas, strict=False)
-        (note,) = compile_calls(made, TOKENS).notes
+        (note,) = made.compile(TOKENS).notes
         assert note.startswith("tools[") and held not in note
         for name in ("f0", "f1"):
             assert ends(made, call("{x:1}", name)) and ends(made, call("{y}", name)) == (
                 name != held
             )
     made = source(broken, strict=False)
-    assert "backreferences" in compile_calls(made, TOKENS).notes[0] and ends(made, call("{y}"))
+    assert "backreferences" in made.compile(TOKENS).notes[0] and ends(made, call("{y}"))

@@ -14,13 +14,17 @@ from tests.support.scripted_model import END, VOCABULARY, scripted, tokenizer
 
 from sfumato.api import Draft, Model, Reply
 from sfumato.diffusion.canvas import Draft as CanvasDraft
-from sfumato.diffusion.constraints.causal_writing import CausalWriting
-from sfumato.diffusion.constraints.constrained_reply import REPAIRS, ConstrainedReply
-from sfumato.diffusion.constraints.grammar import GrammarState
-from sfumato.diffusion.constraints.grammar_reply import Constraint, GrammarReply
-from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
-from sfumato.diffusion.constraints.short_completion import MOST_CHOICES, ShortCompletion
-from sfumato.diffusion.constraints.written_draft import written_draft
+from sfumato.diffusion.constraints.constrained_reply import (
+    MOST_CHOICES,
+    REPAIRS,
+    CausalWriting,
+    ConstrainedReply,
+    Constraint,
+    GrammarReply,
+    ShortCompletion,
+    written_draft,
+)
+from sfumato.diffusion.constraints.grammar import GrammarSource, GrammarState, schema_source
 from sfumato.diffusion.processors import LogitBias, MinTokens
 from sfumato.diffusion.sampler_config import SamplerConfig
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from sfumato.diffusion.constraints.depth import (
+from sfumato.diffusion.constraints.grammar import GrammarSource
+from sfumato.diffusion.constraints.schema_limits import (
     MOST_CHAINED,
     MOST_NESTED,
     check_depth,
     check_groups,
     check_rules,
+    check_schema,
     longest_chain,
 )
-from sfumato.diffusion.constraints.grammar_source import GrammarSource
-from sfumato.diffusion.constraints.schema_limits import check_schema
 
 LINKS: dict[str, Callable[[Any], Any]] = {
     "items": lambda to: {"type": "array", "items": to},

@@ -37,7 +37,7 @@ class Turns:
             "model.network",
             "model.scores",
             "diffusion.constraints.read",
-            "diffusion.step.reads",
+            "diffusion.step.captured",
         ):
             monkeypatch.setattr(f"sfumato.{module}.to_device", self._to_device)
         monkeypatch.setattr(devices, "to_host", self._to_host)

@@ -9,16 +9,20 @@ from typing import Any
 import pytest
 from tests.support.scripted_model import END, END_IDS, VOCABULARY, tokenizer
 
-from sfumato.diffusion.constraints.grammar import Grammar, compile_grammar
-from sfumato.diffusion.constraints.grammar_reply import Constraint, GrammarReply
-from sfumato.diffusion.constraints.grammar_source import (
+from sfumato.diffusion.constraints.constrained_reply import (
+    Constraint,
+    GrammarReply,
+    ShortCompletion,
+)
+from sfumato.diffusion.constraints.grammar import (
     LONGEST_SOURCE,
+    Grammar,
     GrammarSource,
+    GrammarTokens,
+    _Wrapper,
     choice_source,
     schema_source,
 )
-from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens, _Wrapper
-from sfumato.diffusion.constraints.short_completion import ShortCompletion
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -45,7 +49,7 @@ TOKENS = tokens()
 
 def grammar(source: GrammarSource | dict[str, Any]) -> Grammar:
     made = source if isinstance(source, GrammarSource) else schema_source(source)
-    return compile_grammar(made, TOKENS)
+    return made.compile(TOKENS)
 
 
 def reply(source: GrammarSource | dict[str, Any], **how: Any) -> GrammarReply:
@@ -263,8 +267,8 @@ def test_a_literal_that_no_token_writes_is_named() -> None:
     assert plain.alphabet and "é" not in plain.alphabet and TOKENS.alphabet is None
     for schema in ({"enum": ["tea", "café"]}, {"properties": {"café": {"type": "string"}}}):
         with pytest.raises(ValueError, match=r"schema: 'café' cannot be written .* lacks 'é'"):
-            compile_grammar(schema_source(schema), plain)
-    compile_grammar(schema_source({"description": "é", "enum": ["tea"]}), plain)
+            schema_source(schema).compile(plain)
+    schema_source({"description": "é", "enum": ["tea"]}).compile(plain)
 
 
 @pytest.mark.parametrize(

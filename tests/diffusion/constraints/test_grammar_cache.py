@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 from tests.diffusion.constraints.test_grammar import TOKENS
 
-from sfumato.diffusion.constraints import compilation, grammar_cache
+from sfumato.diffusion.constraints import grammar_cache
+from sfumato.diffusion.constraints.grammar import GrammarSource, schema_source
 from sfumato.diffusion.constraints.grammar_cache import GrammarCache
-from sfumato.diffusion.constraints.grammar_source import schema_source
 
 
 @pytest.mark.parametrize("schema", [{"type": "integer"}, {"not": {}}])
 def test_a_source_is_compiled_once(schema: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, compiled = [], compilation.compile_grammar
+    calls, compiled = [], GrammarSource.compile
 
     def slow(source: Any, tokens: Any) -> Any:
         calls.append(source)
         time.sleep(0.05)
         return compiled(source, tokens)
 
-    monkeypatch.setattr(compilation, "compile_grammar", slow)
+    monkeypatch.setattr(GrammarSource, "compile", slow)
     cache = GrammarCache(lambda: TOKENS)
 
     def ask(_: int) -> Any:

@@ -15,8 +15,7 @@ from tests.diffusion.constraints.test_call_grammar import Q, call, ends, propert
 from tests.diffusion.constraints.test_grammar import TOKENS, grammar, ids, reply
 from tests.support.scripted_model import END
 
-from sfumato.diffusion.constraints.call_grammar import compile_calls
-from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
+from sfumato.diffusion.constraints.grammar import GrammarSource, schema_source
 from sfumato.diffusion.constraints.held_schema import MOST_NOTES, held_schema
 
 Schema = dict[str, Any]
@@ -102,11 +101,11 @@ def test_one_of_in_every_place_that_takes_a_schema() -> None:
         made = source(refs, strict=strict, required=True)
         assert ends(made, call(f"{{x:{{kind:{Q}puppy{Q}}}}}"))
         assert not ends(made, call(f"{{x:{{kind:{Q}cow{Q}}}}}"))
-        assert compile_calls(made, TOKENS).notes == ()
+        assert made.compile(TOKENS).notes == ()
     answer = schema_source(overlapping, "format")
     beside = source(refs, answer=answer)
     assert ends(beside, "3") and not ends(beside, '"3"')
-    assert compile_calls(beside, TOKENS).notes[0].startswith("format: oneOf is held as anyOf")
+    assert beside.compile(TOKENS).notes[0].startswith("format: oneOf is held as anyOf")
 
 
 def test_the_tag_of_a_union_is_written_even_where_it_has_a_default() -> None:
@@ -220,7 +219,7 @@ def test_what_cannot_be_held_is_left_out_with_a_note(schema: Schema, note: str) 
     made = grammar(schema)
     assert len(made.notes) == 1 and made.notes[0].startswith(f"schema: {note}")
     assert len(made.notes[0]) < 200
-    in_calls = compile_calls(source(properties(schema)), TOKENS).notes
+    in_calls = source(properties(schema)).compile(TOKENS).notes
     if "type" in schema and isinstance(schema["type"], str) and "patternProperties" not in schema:
         assert in_calls and in_calls[0].startswith(f"tools[0]: {note}")
 

@@ -23,9 +23,7 @@ from tests.diffusion.constraints.test_grammar import TOKENS, ids, reply
 from tests.support.random_model import random_model
 from tests.support.scripted_model import END
 
-from sfumato.diffusion.constraints.call_grammar import compile_calls
-from sfumato.diffusion.constraints.grammar import compile_grammar
-from sfumato.diffusion.constraints.grammar_source import schema_of_type, schema_source
+from sfumato.diffusion.constraints.grammar import schema_of_type, schema_source
 
 
 class Color(enum.Enum):
@@ -160,22 +158,22 @@ def made_of(name: str) -> type[BaseModel]:
 def test_a_type_can_be_held(name: str) -> None:
     note = TYPES[name][1]
     schema = schema_of_type(made_of(name))
-    held = compile_grammar(schema_source(schema), TOKENS).notes
+    held = schema_source(schema).compile(TOKENS).notes
     assert len(held) == bool(note) and all(note in each for each in held), held
-    calls = compile_calls(source(schema), TOKENS).notes
+    calls = source(schema).compile(TOKENS).notes
     assert len(calls) == bool(note) and all(note in each for each in calls), calls
 
 
 def test_decimals_of_older_versions() -> None:
     """They look ahead in their patterns."""
     schema = {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}
-    assert compile_grammar(schema_source(schema), TOKENS).notes == ()
+    assert schema_source(schema).compile(TOKENS).notes == ()
     state = reply(schema)
     for text, fits in (("-0.50", True), ("+", False), ("", False)):
         assert state.read([*ids(f'"{text}"'), END]).ended == fits
     places = {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d{0,2}0*$"}
-    assert "looks ahead" in compile_grammar(schema_source(places), TOKENS).notes[0]
-    assert compile_calls(source(properties(places)), TOKENS).notes
+    assert "looks ahead" in schema_source(places).compile(TOKENS).notes[0]
+    assert source(properties(places)).compile(TOKENS).notes
 
 
 class Trip(BaseModel):

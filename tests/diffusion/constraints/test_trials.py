@@ -16,12 +16,18 @@ from tests.diffusion.constraints.test_depth import LINKS, chain
 from tests.diffusion.constraints.test_grammar import TOKENS
 from tests.support.hostile_sources import Unchecked, doing
 
-from sfumato.diffusion.constraints import compilation, trials
-from sfumato.diffusion.constraints.compilation import Source
+from sfumato.diffusion.constraints import trials
+from sfumato.diffusion.constraints.call_grammar import Source
+from sfumato.diffusion.constraints.grammar import GrammarSource, schema_source
 from sfumato.diffusion.constraints.grammar_cache import GrammarCache
-from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
-from sfumato.diffusion.constraints.trial_protocol import Frame, Vocabulary, take_frames
-from sfumato.diffusion.constraints.trials import TrialFailed, Trials, Tried
+from sfumato.diffusion.constraints.trials import (
+    Frame,
+    TrialFailed,
+    Trials,
+    Tried,
+    Vocabulary,
+    take_frames,
+)
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot fork")
 ROOT = Path(__file__).resolve().parents[3]
@@ -236,7 +242,7 @@ def test_a_guarded_cache_compiles_what_was_tried_and_remembers_refusals(
     def never(*args: Any) -> Any:
         raise AssertionError("only the other process takes sources")
 
-    monkeypatch.setattr(compilation, "compile_grammar", never)
+    monkeypatch.setattr(GrammarSource, "compile", never)
     cache = GrammarCache(lambda: TOKENS)
     cache.guard(Busy)
     begun: list[Source] = []

@@ -4,17 +4,433 @@ A canvas denoises freely until an accepted position breaks the grammar.  From th
 takes over the longest valid and accepted beginning, pins what the grammar forces behind it, and
 masks the position after that.  A canvas that stops with something invalid is denoised again behind
 its valid beginning, at most REPAIRS times; what is left then is written token by token
-(`causal_writing.py`).  Runs nothing.
+(`CausalWriting`).  Near the end of the reply's tokens no token is written that leaves too few to
+close what is open.  Runs nothing: the caller brings drafts and scores.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from sfumato.diffusion.canvas import Guidance
-from sfumato.diffusion.constraints.causal_writing import TAIL, CausalWriting
-from sfumato.diffusion.constraints.grammar_reply import Constraint, GrammarReply
-from sfumato.diffusion.constraints.short_completion import MOST_CHOICES, ShortCompletion
+import torch
+from torch import Tensor
+
+from sfumato.diffusion.canvas import Draft, Guidance
+from sfumato.diffusion.constraints.grammar import Grammar, GrammarState
+from sfumato.diffusion.processors import CanvasView, LogitProcessor
+
+
+@dataclass(frozen=True, eq=False)
+class Constraint:
+    """What the tokens of a reply must satisfy."""
+
+    grammar: Grammar
+    thought: tuple[int, int] | None = None  # ids that open and close a thought; None: none may come
+    quote: int | None = None  # a special token that closes texts
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        return self.grammar.tokens.end_ids
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How tokens that may follow a reply agree with the grammar."""
+
+    valid: int  # so many of them do, the first ones, an end token not counted
+    ended: bool  # the next one is an end token, and may stand there
+    answer: int  # so many of the valid ones come before the answer
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What may follow some tokens."""
+
+    forced: list[int]
+    mask: Tensor  # bool [vocabulary], of the position after the forced ones
+    complete: bool  # nothing but an end token may follow
+
+    @property
+    def is_dead_end(self) -> bool:
+        """Whether no token may stand behind the forced ones."""
+        return not bool(self.mask.any())
+
+
+class GrammarReply:
+    """The state of one reply."""
+
+    def __init__(self, constraint: Constraint) -> None:
+        self._constraint = constraint
+        self._state = constraint.grammar.begin()
+        self._thinks: bool | None = None if constraint.thought else False  # None: not begun
+
+    def copy(self) -> GrammarReply:
+        """An independent state."""
+        copied = GrammarReply(self._constraint)
+        copied._state, copied._thinks = self._state.copy(), self._thinks
+        return copied
+
+    def read(self, ids: list[int]) -> Reading:
+        """How the ids agree with the grammar that may follow what was taken."""
+        ends = self._constraint.end_ids
+        end = next((n for n, token in enumerate(ids) if token in ends), len(ids))
+        answer = self._answer(ids)
+        if answer is None or answer > end:
+            return Reading(end, False, end)  # a reply may not end in its thought
+        valid = answer + self._state.valid(ids[answer:end])
+        if valid < end or end == len(ids):
+            return Reading(valid, False, answer)
+        after = self._state.copy()
+        after.take(ids[answer:end])
+        return Reading(end, after.accepts, answer)
+
+    def take(self, ids: list[int]) -> None:
+        """Moves on by ids that are valid."""
+        answer = self._answer(ids)
+        if answer is None:
+            self._thinks = True
+        elif ids:
+            self._thinks = False
+            self._state.take(ids[answer:])
+
+    def after(self, ids: list[int]) -> GrammarReply:
+        """The state behind valid ids; this one stays."""
+        moved = self.copy()
+        moved.take(ids)
+        return moved
+
+    def following(self) -> Continuation:
+        """What may follow here."""
+        tokens = self._constraint.grammar.tokens
+        if self._thinks:
+            mask = self._state.mask().fill_(True)
+            mask[[*tokens.end_ids]] = False
+            return Continuation([], mask, False)
+        forced = [] if self._thinks is None else self._state.forced()
+        state = self._state.copy()
+        state.take(forced)
+        mask = state.mask()
+        if self._thinks is None:
+            assert self._constraint.thought
+            mask[self._constraint.thought[0]] = True
+        return Continuation(forced, mask, state.is_complete)
+
+    def answer_state(self) -> GrammarState:
+        """A copy of the grammar's own state."""
+        return self._state.copy()
+
+    @property
+    def thinks(self) -> bool:
+        """Whether a thought is open."""
+        return self._thinks is True
+
+    @property
+    def accepts(self) -> bool:
+        """Whether the reply may end here."""
+        return not self._thinks and self._state.accepts
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the reply may end here, and nothing may follow."""
+        return not self._thinks and self._state.is_complete
+
+    def _answer(self, ids: list[int]) -> int | None:
+        """Where the answer begins among ids that follow; None where it does not."""
+        if self._thinks is False:
+            return 0
+        assert self._constraint.thought
+        opens, closes = self._constraint.thought
+        if self._thinks is None and ids[:1] != [opens]:
+            return 0
+        return ids.index(closes) + 1 if closes in ids else None
+
+
+WALKS = 6
+TEXT_WALKS = 2  # the first of them, which write each letter of a text once
+MOST_TOKENS = 256
+"""Of one walk."""
+MOST_CHOICES = 512
+"""Of one search: some tens of milliseconds."""
+_CANDIDATES = 64  # tokens among which a walk chooses where no closer may follow
+
+
+class ShortCompletion:
+    """Finds completions for one constraint."""
+
+    def __init__(self, constraint: Constraint) -> None:
+        tokens = constraint.grammar.tokens
+        self._special, self._closers = constraint.quote, tokens.closers
+        self._inside, self._quote = tokens.text_closers
+        self._of_texts, self._separators = tokens.of_texts, tokens.separators
+        self._most = self._left = 0  # choices of the search under way
+
+    @property
+    def used(self) -> int:
+        """Choices that the last search took."""
+        return self._most - max(0, self._left)
+
+    def find(self, reply: GrammarReply, room: int, choices: int = MOST_CHOICES) -> list[int] | None:
+        """At most `room` tokens after which the reply may end; None where no walk of so many
+        choices in all finds any. The reply stays as it is."""
+        self._most = self._left = choices
+        if reply.thinks:  # an open thought is as long as it will be
+            return None
+        for walk in range(WALKS):
+            completion = self._walk(reply.answer_state(), min(room, MOST_TOKENS), walk)
+            if completion is not None or self._left <= 0:
+                return completion
+        return None
+
+    def _walk(self, state: GrammarState, room: int, walk: int) -> list[int] | None:
+        written: list[int] = []
+        used: set[int] = set()  # of the text that is open
+        while not state.accepts:
+            step = state.forced()
+            if not step:
+                token = self._choose(state, len(written), walk, used)
+                if token is None:
+                    return None
+                step = [token]
+            if len(written) + len(step) > room:
+                return None
+            state.take(step)
+            written += step
+        return written
+
+    def _choose(self, state: GrammarState, place: int, walk: int, used: set[int]) -> int | None:
+        self._left -= 1
+        if self._left < 0:
+            return None
+        bits = state.bits()
+
+        def may(token: int | None) -> bool:
+            return token is not None and bool(bits[token >> 3] >> (token & 7) & 1)
+
+        if may(self._special):
+            return self._special
+        is_open = may(self._inside) or all(map(may, self._of_texts))
+        if is_open and may(self._quote):
+            used.clear()
+            return self._quote  # a bracket would go on with the text
+        if is_open and walk < TEXT_WALKS:
+            chosen = next((t for t in self._separators if t not in used and may(t)), None)
+            if chosen is None:
+                some = state.mask(bits).nonzero()[:, 0]
+                some = some[:: max(1, len(some) // MOST_CHOICES)]
+                chosen = next((token for token in some.tolist() if token not in used), None)
+            if chosen is not None:
+                used.add(chosen)
+                return chosen
+        closers = self._closers if walk % 2 == 0 else self._closers[:4]
+        chosen = next((token for token in closers if may(token)), None)
+        if chosen is not None:
+            return chosen
+        allowed = state.mask(bits).nonzero()[:, 0]
+        stride = max(1, len(allowed) // _CANDIDATES)
+        candidates = allowed[::stride].tolist()
+        # Another choice at each place and in each walk: a loop is left after a few rounds.
+        return candidates[(place * 7 + walk * 13) % len(candidates)] if candidates else None
+
+
+TAIL = 128
+"""Tokens before the end of a reply in which it is made sure that the grammar can be closed."""
+
+
+class CausalWriting:
+    """The canvas that is finished so; `ids` grow until `done`."""
+
+    def __init__(
+        self,
+        constraint: Constraint,
+        reply: GrammarReply,
+        kept: Sequence[int],
+        room: int,
+        length: int,
+        completion: ShortCompletion,
+    ) -> None:
+        """reply: the state behind `kept`, the valid tokens of the canvas; room: tokens that the
+        reply may still have, with these; length: of the canvas."""
+        self.ids = list(kept)
+        self.scored: dict[int, Tensor] = {}  # by place: the scores that its token was chosen by
+        self.closing = 0  # tokens that were chosen by no scores but to close in time
+        self.done = self.is_dead_end = False
+        self._constraint, self._reply = constraint, reply.copy()
+        self._completion, self._kept = completion, len(kept)
+        self._room, self._length = room, length
+        self._end: int | None = None
+        # So many of the ids, and what closes them: where the reply can end, as far as is known.
+        self._safe: tuple[int, list[int]] | None = None
+        self._unchecked = 0  # tokens that may be written before that is looked at again
+        self._force()
+
+    @property
+    def written(self) -> int:
+        """Tokens beyond those that were kept."""
+        return len(self.ids) - self._kept - self.closing
+
+    @property
+    def result(self) -> list[int]:
+        """The canvas, with an end token where the reply ends in it."""
+        return self.ids if self._end is None else [*self.ids, self._end]
+
+    def write(
+        self, scores: Tensor, processors: Sequence[LogitProcessor] = (), reply: Sequence[int] = ()
+    ) -> None:
+        """Takes one more token. scores float32 [vocabulary], softcapped, of the token that follows
+        `ids`; reply: the tokens before this canvas, for the processors."""
+        assert not self.done
+        following = self._reply.following()
+        if following.is_dead_end:
+            self.done = self.is_dead_end = True
+            return
+        changed = _allowed(scores.cpu(), following.mask, processors, [*reply, *self.ids])
+        token = int(changed.argmax())
+        if token in self._constraint.end_ids:
+            self._ends(token)
+            return
+        if not self._leaves_room(token):
+            self._close()
+            return
+        self.scored[len(self.ids)] = changed
+        self._take([token])
+        self._force()
+
+    def _leaves_room(self, token: int) -> bool:
+        """Whether what is open behind a token can be closed, or is not known to be too much. Looks
+        at it the more often the fewer tokens are left beyond those that close it."""
+        left = self._room - len(self.ids)
+        if left > TAIL:
+            return True
+        choices = MOST_CHOICES  # of both searches
+        if self._safe is None:
+            completion = self._completion.find(self._reply, left, choices // 2)
+            choices -= self._completion.used
+            self._safe = None if completion is None else (len(self.ids), completion)
+        if self._unchecked > 0:
+            self._unchecked -= 1
+            return True
+        after = self._completion.find(self._reply.after([token]), left - 1, choices)
+        if after is None:
+            return self._safe is None
+        self._safe = len(self.ids) + 1, after
+        self._unchecked = (left - 1 - len(after)) // 4
+        return True
+
+    def _close(self) -> None:
+        """Ends the reply where that is known to be possible in time; what was written since is
+        given up."""
+        assert self._safe is not None
+        kept, completion = self._safe
+        self.ids = [*self.ids[:kept], *completion]
+        self.scored = {at: scores for at, scores in self.scored.items() if at < kept}
+        self.closing = len(completion)
+        self._ends(self._constraint.end_ids[0])
+
+    def _force(self) -> None:
+        """Writes what must follow, and sees whether that is the end."""
+        following = self._reply.following()
+        if forced := following.forced[: self._left]:
+            self._take(forced)
+        if self._reply.is_complete:
+            self._ends(self._constraint.end_ids[0])
+        elif self._left == 0:
+            self.done = True
+            if len(self.ids) == self._room and self._reply.accepts:
+                self._ends(self._constraint.end_ids[0])
+            elif len(self.ids) == self._room and self._safe is not None:
+                self._close()
+
+    @property
+    def _left(self) -> int:
+        return min(self._room, self._length) - len(self.ids)
+
+    def _take(self, ids: list[int]) -> None:
+        self._reply.take(ids)
+        self.ids += ids
+        self.done = self._left == 0
+
+    def _ends(self, token: int) -> None:
+        self._end, self.done = token, True
+
+
+def _allowed(
+    scores: Tensor, mask: Tensor, processors: Sequence[LogitProcessor], reply: Sequence[int]
+) -> Tensor:
+    """The scores of the allowed tokens as processors change them, -inf elsewhere; unchanged where
+    processors leave none."""
+    allowed = torch.zeros(len(scores), dtype=torch.bool)
+    allowed[: len(mask)] = mask[: len(scores)]
+    plain = scores.masked_fill(~allowed, float("-inf"))
+    before = torch.tensor(reply, dtype=torch.int64)
+    none = torch.zeros(1, dtype=torch.int64)
+    view = CanvasView(none[0], none, none[None], before)
+    changed = scores[None]
+    for processor in processors:
+        changed = processor.process(changed, 0, view)
+    changed = changed[0].masked_fill(~allowed, float("-inf"))
+    return changed if (changed > float("-inf")).any() else plain
+
+
+def written_draft(draft: Draft, ids: Sequence[int], scored: Mapping[int, Tensor]) -> Draft:
+    """The draft with these tokens at its first places; the draft itself where it has them already.
+    What closes a reply may go beyond the canvas: the draft is then so much longer, but for `noise`
+    and `pinned`, which are of the canvas alone.
+
+    scored: by place the scores float32 [vocabulary] that its token was chosen by. A token that was
+    chosen by no scores has probability 1.
+    """
+    draft = _lengthened(draft, len(ids))
+    before = draft.token_ids.tolist()
+    pairs = enumerate(zip(ids, before, strict=False))
+    changed = [at for at, (token, old) in pairs if token != old or at in scored]
+    if not changed:
+        return draft
+    tokens, entropy = draft.token_ids.clone(), draft.entropy.clone()
+    accepted = draft.accepted.clone()
+    top_ids, top_probs = draft.top_ids.clone(), draft.top_probs.clone()
+    for at in changed:
+        tokens[at], accepted[at] = ids[at], True
+        if at in scored:
+            probs = scored[at].softmax(dim=0)
+            top_probs[at], top_ids[at] = probs.topk(top_ids.shape[1])
+            entropy[at] = torch.special.entr(probs).sum()
+        else:
+            others = [token for token in top_ids[at].tolist() if token != ids[at]]
+            top_ids[at] = torch.tensor([ids[at], *others][: top_ids.shape[1]])
+            top_probs[at], entropy[at] = 0.0, 0.0
+            top_probs[at, 0] = 1.0
+    return replace(
+        draft,
+        token_ids=tokens,
+        entropy=entropy,
+        accepted=accepted,
+        top_ids=top_ids,
+        top_probs=top_probs,
+    )
+
+
+def _lengthened(draft: Draft, length: int) -> Draft:
+    """The draft with at least so many places. The new ones, which no step has scored, have no
+    token, and the alternatives of the last place."""
+    more = length - len(draft.token_ids)
+    if more <= 0:
+        return draft
+
+    def longer(column: Tensor, value: float) -> Tensor:
+        return torch.cat([column, column.new_full((more, *column.shape[1:]), value)])
+
+    return replace(
+        draft,
+        token_ids=longer(draft.token_ids, -1),
+        entropy=longer(draft.entropy, 0.0),
+        accepted=longer(draft.accepted, True),
+        top_ids=torch.cat([draft.top_ids, draft.top_ids[-1:].expand(more, -1)]),
+        top_probs=longer(draft.top_probs, 0.0),
+        named=None if draft.named is None else longer(draft.named, float("-inf")),
+        log_probs=None if draft.log_probs is None else longer(draft.log_probs, 0.0),
+    )
+
 
 REPAIRS = 2
 """Times that the rest of a canvas is denoised again."""

@@ -13,17 +13,21 @@ from hashlib import sha256
 from threading import Lock
 from typing import Any
 
-from sfumato.diffusion.constraints.compilation import (
+from sfumato.diffusion.constraints.call_grammar import Source
+from sfumato.diffusion.constraints.grammar import (
+    Grammar,
+    GrammarTokens,
+    compiled_grammar,
+    llguidance,
+)
+from sfumato.diffusion.constraints.trials import (
     NICENESS,
-    STACK,
-    Source,
-    compiled_source,
+    SERVER_STACK,
+    Trials,
+    Tried,
+    Vocabulary,
     on_a_stack_of,
 )
-from sfumato.diffusion.constraints.grammar import Grammar, compiled_grammar
-from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens, llguidance
-from sfumato.diffusion.constraints.trial_protocol import Vocabulary
-from sfumato.diffusion.constraints.trials import Trials, Tried
 from sfumato.refused import Refused
 
 KEPT = 32
@@ -91,7 +95,7 @@ class GrammarCache:
 
     def grammar(self, source: Source) -> Grammar:
         """The compiled grammar of a source, which one thread at a time compiles; the others wait
-        for it. Raises ValueError as `compile_grammar` does, and what a trial raises."""
+        for it. Raises ValueError as a source's `compile` does, and what a trial raises."""
         tokens, digest = self.tokens, _digest(source)
         with self._lock:
             if source in self._grammars:
@@ -116,12 +120,12 @@ class GrammarCache:
 
     def _compiled(self, source: Source, tokens: GrammarTokens) -> Grammar:
         if self._trials is None or not tokens.end_ids:
-            return on_a_stack_of(STACK, lambda: compiled_source(source, tokens))
+            return on_a_stack_of(SERVER_STACK, lambda: source.compile(tokens))
         with self._lock:
             tried = self._tried.pop(source, None)
         made = tried or self._trials.start(source).result()
         work = partial(compiled_grammar, made.text, made.field, tokens)
-        grammar = on_a_stack_of(STACK, work, NICENESS)
+        grammar = on_a_stack_of(SERVER_STACK, work, NICENESS)
         return replace(grammar, notes=made.notes)
 
     def _trial_ended(self, source: Source, outcome: Tried | Exception) -> None:

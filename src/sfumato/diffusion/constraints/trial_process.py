@@ -19,26 +19,23 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from sfumato.diffusion.constraints.compilation import (
-    NICENESS,
-    Source,
-    compiled_source,
-    on_a_stack_of,
-)
-from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens
-from sfumato.diffusion.constraints.trial_protocol import (
+from sfumato.diffusion.constraints.call_grammar import Source
+from sfumato.diffusion.constraints.grammar import GrammarTokens
+from sfumato.diffusion.constraints.trials import (
     DIED,
     DONE,
     END,
     LONGEST_ANSWER,
     MEMORY,
+    NICENESS,
     RUN_ON,
-    STACK,
     TOO_LATE,
     TOO_LONG,
+    TRIAL_STACK,
     WAIT_S,
     Frame,
     Vocabulary,
+    on_a_stack_of,
     take_frames,
 )
 from sfumato.refused import Refused
@@ -139,7 +136,7 @@ def _run(frame: Frame, tokens: GrammarTokens, end: int) -> NoReturn:
         _limit(frame.seconds)
         if frame.kind == RUN_ON:
             os.nice(_MORE_NICENESS)
-        made = on_a_stack_of(STACK, lambda: _tried(pickle.loads(frame.body), tokens))
+        made = on_a_stack_of(TRIAL_STACK, lambda: _tried(pickle.loads(frame.body), tokens))
         _write(end, json.dumps(made).encode())
         status = 0
     finally:
@@ -155,14 +152,14 @@ def _limit(seconds: float) -> None:
     with suppress(OSError):  # macOS has no /proc, and does not hold this limit
         with open("/proc/self/statm") as file:
             pages = int(file.read().split()[0])
-        most = pages * os.sysconf("SC_PAGE_SIZE") + STACK + MEMORY
+        most = pages * os.sysconf("SC_PAGE_SIZE") + TRIAL_STACK + MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def _tried(source: Source, tokens: GrammarTokens) -> dict[str, Any]:
     """What comes of a source that is compiled, asked for its first mask, copied and freed."""
     try:
-        grammar = compiled_source(source, tokens)
+        grammar = source.compile(tokens)
     except Refused as error:
         return {"fields": error.fields, "why": error.why, "advice": error.advice}
     return {"field": grammar.field, "text": grammar.text, "notes": grammar.notes}

@@ -2,7 +2,8 @@
 
 A trial has a short turn first, so that what compiles in milliseconds passes what does not; what
 takes longer runs on by itself and yields to the others.  Clients take turns in both.  Any thread
-may call.  Knows no llguidance: `trial_process` calls it.
+may call.  `trial_process` compiles: here are the limits of a trial, and what the two processes say
+to each other.
 """
 
 from __future__ import annotations
@@ -11,30 +12,117 @@ import json
 import logging
 import os
 import pickle
+import struct
 import subprocess
 import sys
+import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Lock, Thread
+from typing import TypeVar
 
-from sfumato.diffusion.constraints.compilation import Source
-from sfumato.diffusion.constraints.grammar_source import GrammarSource
-from sfumato.diffusion.constraints.trial_protocol import (
-    DONE,
-    END,
-    RUN_ON,
-    TOO_LATE,
-    TOO_LONG,
-    TRY,
-    Frame,
-    Vocabulary,
-    take_frames,
-)
+from sfumato.diffusion.constraints.call_grammar import Source
+from sfumato.diffusion.constraints.grammar import GrammarSource, GrammarTokens
 from sfumato.refused import Refused
+
+T = TypeVar("T")
+
+SERVER_STACK = 16 << 20
+"""Bytes, whatever the threads of the system have: a grammar that `depth` lets pass takes 2 MB."""
+NICENESS = 5
+"""By which compiling what clients send yields to the model's steps: it has a quarter of a core that
+both want. More would starve it on a machine that is busy with other programs."""
+_starting = threading.Lock()
+
+
+def on_a_stack_of(nbytes: int, work: Callable[[], T], niceness: int = 0) -> T:
+    """Calls `work` in a thread that has such a stack, and waits for it. niceness: by
+    which the thread yields to others, on Linux, where each has its own."""
+    done = Future[T]()
+
+    def run() -> None:
+        if niceness and sys.platform == "linux":
+            with suppress(OSError):  # as a sandbox may have it
+                os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="sfumato-grammar", daemon=True)
+    with _starting:  # the size is one for all threads that start
+        before = threading.stack_size(nbytes)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    return done.result()
+
+
+TRIAL_STACK = 4 << 20
+"""Bytes; a quarter of what the server compiles with, and twice what `depth` lets a grammar take."""
+MEMORY = 256 << 20
+"""Bytes of address space that one grammar may add."""
+WAIT_S = 60.0
+"""For one trial, on a machine too busy to give it its time."""
+LONGEST_ANSWER = 32 << 20
+"""Bytes; the rules of a grammar are some megabytes at most."""
+
+_HEAD = struct.Struct("<IBfI")
+TRY, RUN_ON, END = range(3)
+"""Asked for: a trial; one that yields to others, since a first one has taken its time; its end."""
+DONE, TOO_LONG, TOO_LATE, DIED = range(4)
+"""What came of a trial: an answer, or how its child was ended."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One message, either way."""
+
+    number: int  # of the trial
+    kind: int
+    seconds: float = 0.0  # of the processor's time: those it may take, or those it took
+    body: bytes = b""
+
+    def packed(self) -> bytes:
+        return _HEAD.pack(self.number, self.kind, self.seconds, len(self.body)) + self.body
+
+
+def take_frames(read: bytearray) -> Iterator[Frame]:
+    """Takes the whole frames from what was read so far."""
+    while len(read) >= _HEAD.size:
+        number, kind, seconds, length = _HEAD.unpack_from(read)
+        if len(read) < _HEAD.size + length:
+            return
+        body = bytes(read[_HEAD.size : _HEAD.size + length])
+        del read[: _HEAD.size + length]
+        yield Frame(number, kind, seconds, body)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a process needs to build the `GrammarTokens` of another one."""
+
+    pieces: tuple[bytes, ...]
+    special_ids: frozenset[int]
+    end_ids: tuple[int, ...]
+
+    def tokens(self) -> GrammarTokens:
+        """With an encoder of its own, which takes the longest token: it cuts what is forced in
+        other places than the model's tokenizer."""
+        made: list[GrammarTokens] = []
+
+        def encode(text: str) -> list[int]:
+            ids: list[int] = made[0].tokenizer.greedy_tokenize(text)
+            return ids
+
+        made.append(GrammarTokens(lambda: self.pieces, self.special_ids, self.end_ids, encode))
+        return made[0]
+
 
 log = logging.getLogger(__name__)
 

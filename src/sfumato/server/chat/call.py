@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sfumato.api import Reply
-from sfumato.diffusion.constraints.grammar_source import GrammarSource
+from sfumato.diffusion.constraints.grammar import GrammarSource
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.engine import Pooling, PromptScoring, Request, ServedModel, new_id
 from sfumato.options import exclusions

@@ -6,9 +6,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sfumato.diffusion.constraints.call_grammar import CallSource, CallTool
-from sfumato.diffusion.constraints.grammar_cache import Source
-from sfumato.diffusion.constraints.grammar_source import (
+from sfumato.diffusion.constraints.call_grammar import CallSource, CallTool, Source
+from sfumato.diffusion.constraints.grammar import (
     GrammarSource,
     Kind,
     choice_source,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from sfumato.diffusion.constraints.filled import Alternative, FilledHole
+from sfumato.diffusion.constraints.filling import Alternative, FilledHole
 from sfumato.diffusion.constraints.hole import Hole, Part, check_parts
 from sfumato.engine import Finished, Request, Settled
 from sfumato.options import exclusions

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema
 
-from sfumato.diffusion.constraints.grammar_source import LONGEST_SOURCE, MOST_CHOICES
+from sfumato.diffusion.constraints.grammar import LONGEST_SOURCE, MOST_CHOICES
 from sfumato.diffusion.sampler_config import MOST_NAMED
 from sfumato.options.limits import MOST_TOKENS
 from sfumato.server.schemas import json_schemas

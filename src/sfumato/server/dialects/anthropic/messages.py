@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sfumato.api import Reply
-from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
+from sfumato.diffusion.constraints.grammar import GrammarSource, schema_source
 from sfumato.engine import Account, Finished, Request
 from sfumato.refused import Refused
 from sfumato.server.chat.call import (

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
+from sfumato.diffusion.constraints.grammar import GrammarSource, schema_source
 from sfumato.engine import Account, Finished, Request
 from sfumato.options import exclusions
 from sfumato.refused import Refused

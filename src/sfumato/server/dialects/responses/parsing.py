@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
+from sfumato.diffusion.constraints.grammar import GrammarSource, schema_source
 from sfumato.engine import Request
 from sfumato.refused import Refused
 from sfumato.server.chat.call import (

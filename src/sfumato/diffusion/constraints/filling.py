@@ -1,16 +1,22 @@
-"""From a text with holes to canvases: what stands before them, what is pinned, and what is open.
+"""From a text with holes to canvases and back: what stands before them, what is pinned and what is
+open, what a hole is tried with, and the text as its caller reads it.
 
-Knows ids and how a text is encoded, and no network.
+Knows ids and how texts are encoded, and no network.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from sfumato.diffusion.constraints.hole import Hole, Part
 from sfumato.diffusion.constraints.read_template import NOISE, narrowest
+from sfumato.diffusion.limits import Stats
 from sfumato.diffusion.sampler_config import SamplerConfig
+from sfumato.options.limits import TRIALS
 from sfumato.refused import Refused
 
 Encode = Callable[[str, str], list[int]]
@@ -175,3 +181,166 @@ def _tokens(
         ]
         choices.append(tuple(encoded))
     return items, choices
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a hole was filled with, and its score: the causal log-likelihood, in nats, of these
+    tokens and of the text that follows them."""
+
+    ids: tuple[int, ...]
+    score: float
+
+
+class HoleSearch:
+    """Finds the filling of one hole with the highest score.
+
+    Choices are all tried. Of lengths, a few between 1 and the greatest are tried first, evenly by
+    ratio, and then those between the neighbours of the best one, until these are tried too.
+    """
+
+    def __init__(self, hole: Hole, choices: Sequence[tuple[int, ...]]) -> None:
+        """choices: the hole's, as tokens."""
+        self._is_length = hole.at_most is not None
+        self._queue: list[Filling] = list(choices)
+        if hole.at_most is not None:
+            self._queue = [*first_lengths(hole.at_most)]
+        self.is_decided = len(self._queue) == 1  # before any score
+        self.best = self._queue[0]
+        self._best_score = float("-inf")
+        self._lengths: set[int] = set()  # that were tried
+        self.tried: list[Tried] = []
+
+    def next(self) -> list[Filling]:
+        """The next fillings to try, at most TRIALS; none where the best is known."""
+        if not self._queue and self._is_length:
+            assert isinstance(self.best, int)
+            self._queue = [*lengths_beside(self.best, self._lengths)]
+        now, self._queue = self._queue[:TRIALS], self._queue[TRIALS:]
+        return now
+
+    def scored(self, filling: Filling, tried: Tried) -> None:
+        """Of equal scores, the filling that was tried first is the better one."""
+        self.tried.append(tried)
+        if isinstance(filling, int):
+            self._lengths.add(filling)
+        if tried.score > self._best_score:
+            self.best, self._best_score = filling, tried.score
+
+
+def first_lengths(most: int) -> list[int]:
+    """At most TRIALS lengths from 1 to `most`, both among them."""
+    if most <= TRIALS:
+        return list(range(1, most + 1))
+    return sorted({round(most ** (step / (TRIALS - 1))) for step in range(TRIALS)})
+
+
+def lengths_beside(best: int, tried: set[int]) -> list[int]:
+    """At most TRIALS lengths, evenly among those between the neighbours of `best` that were tried;
+    none where the neighbours are next to it."""
+    below = max((length for length in tried if length < best), default=best - 1)
+    above = min((length for length in tried if length > best), default=best + 1)
+    between = [length for length in range(below + 1, above) if length != best]
+    if len(between) <= TRIALS:
+        return between
+    last = len(between) - 1
+    return [between[round(step * last / (TRIALS - 1))] for step in range(TRIALS)]
+
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class FillOutcome:
+    """What the holes of a text were filled with, as ids."""
+
+    holes: tuple[list[int], ...]
+    # Of each hole, the most probable tokens of the step that settled it, and their probabilities:
+    # int64 and float32 [tokens, top]; None where no position of the canvas was open.
+    top: tuple[tuple[Tensor, Tensor] | None, ...]
+    tried: tuple[tuple[Tried, ...], ...]  # of each hole; none where nothing was scored
+    stats: Stats
+    warnings: tuple[str, ...]
+    cancelled: bool = False  # no hole is filled then
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One of the ways in which a hole was filled.
+
+    score: the causal log-likelihood, in nats, of the hole and of the text that follows it, up to
+    the next hole that was not decided yet. probability: softmax of the scores of all alternatives.
+    """
+
+    text: str
+    tokens: int
+    score: float
+    probability: float
+
+
+@dataclass(frozen=True)
+class FilledHole:
+    """What a hole was filled with.
+
+    probability: of a choice, that among the choices; else the product of `probabilities`, which are
+    of each token in the denoising step that settled it, at that step's temperature. alternatives:
+    the lengths or choices that were tried, in that order; empty where there was one.
+    """
+
+    text: str
+    token_ids: list[int]
+    probability: float
+    probabilities: list[float]  # of a choice, empty
+    alternatives: tuple[Alternative, ...] = ()
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A text without holes."""
+
+    text: str
+    holes: tuple[FilledHole, ...]
+    stats: Stats
+    warnings: tuple[str, ...] = ()
+
+
+def make_filled(parts: Sequence[Part], outcome: FillOutcome, decode: Decode) -> Filled:
+    """The text of a fill. parts: as they were given; their texts come back unchanged."""
+    given = [part for part in parts if isinstance(part, Hole)]
+    holes = tuple(
+        _filled_hole(hole, ids, top, tried, decode)
+        for hole, ids, top, tried in zip(
+            given, outcome.holes, outcome.top, outcome.tried, strict=True
+        )
+    )
+    texts = iter(hole.text for hole in holes)
+    text = "".join(part if isinstance(part, str) else next(texts) for part in parts)
+    return Filled(text, holes, outcome.stats, outcome.warnings)
+
+
+def _filled_hole(
+    hole: Hole,
+    ids: list[int],
+    top: tuple[Tensor, Tensor] | None,
+    tried: Sequence[Tried],
+    decode: Decode,
+) -> FilledHole:
+    shares = _shares([each.score for each in tried])
+    alternatives = tuple(
+        Alternative(decode(each.ids), len(each.ids), each.score, share)
+        for each, share in zip(tried, shares, strict=True)
+    )
+    if hole.choices is None:
+        assert top is not None  # its positions were open
+        probabilities: list[float] = top[1][:, 0].tolist()
+        probability = math.prod(probabilities)
+        return FilledHole(decode(ids), ids, probability, probabilities, alternatives)
+    chosen = (a.probability for a, t in zip(alternatives, tried, strict=True) if t.ids == (*ids,))
+    return FilledHole(decode(ids), ids, next(chosen, 1.0), [], alternatives)
+
+
+def _shares(scores: Sequence[float]) -> list[float]:
+    """Softmax."""
+    top = max(scores, default=0.0)
+    weights = [math.exp(score - top) for score in scores]
+    return [weight / sum(weights) for weight in weights]
