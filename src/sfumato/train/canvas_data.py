@@ -1,7 +1,7 @@
 """Canvases that the embedded model learns to complete or to mend: texts with holes, small JSON
 objects, and replies that begin as a prediction.
 
-A row is the product's own: a hole's is the template of `diffusion/constraints/fill_plan.py`.  Knows
+A row is the product's own: a hole's is the template of `diffusion/constraints/filling.py`.  Knows
 no noise, no loss and no network.
 """
 
