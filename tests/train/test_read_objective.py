@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from sfumato import ops
 from sfumato.train import decisions_data, recipe
 from sfumato.train.decision_states import choice
-from sfumato.train.objective import PrefixAttention, logits
-from sfumato.train.read_objective import (
+from sfumato.train.objective import (
     MATCHING_LAYER,
+    PrefixAttention,
     ReadAttention,
+    logits,
     read_losses,
     slot_scores,
 )
@@ -30,7 +31,7 @@ def test_packed_reads_that_share_states_score_as_each_read_by_itself(network):
     rng = np.random.default_rng(1)
     groups = [decisions_data.sample(rng, 3) for _ in range(4)]
     batch = decisions_data.collate(groups, rng)
-    slots, ends, *_ = slot_scores(network, *batch[:5])
+    slots, ends, *_ = slot_scores(network, batch)
     for number, row in enumerate(chain(*groups)):
         context = torch.tensor([row.state + row.question])
         lengths = torch.tensor([context.shape[1]])
@@ -49,7 +50,7 @@ def test_the_loss_asks_the_slot_for_the_known_probabilities(network):
     rng = np.random.default_rng(2)
     batch = decisions_data.collate([decisions_data.sample(rng, 2)], rng)
     losses = read_losses(network, batch)
-    slots, ends, *_ = slot_scores(network, *batch[:5])
+    slots, ends, *_ = slot_scores(network, batch)
     torch.testing.assert_close(losses["slot"], F.cross_entropy(slots, batch.truth))
     torch.testing.assert_close(losses["end"], F.cross_entropy(ends, batch.truth))
     losses["options"].backward()
@@ -70,15 +71,15 @@ def test_words_are_asked_for_their_place_in_the_state(network):
     rng = np.random.default_rng(3)
     batch = decisions_data.collate([decisions_data.sample(rng, 2) for _ in range(2)], rng)
     attend = ReadAttention(network, batch.states, batch.questions, batch.owner)
-    owner, place, target = batch.matches.unbind(1)
+    owner, place, target = batch.looks["words"].unbind(1)
     tokens, width = len(batch.ids), attend.state_index.shape[1] + attend.question_index.shape[1]
     keys = torch.eye(width)[:, :width].expand(len(batch.questions), -1, -1)
     queries = torch.zeros(tokens, width)
     queries[attend.question_index[owner, place]] = 40 * torch.eye(width)[target]
     attend.taught[MATCHING_LAYER] = queries[:, None], keys[:, None]
-    assert float(attend.look_loss(MATCHING_LAYER, 0, batch.matches)) < 1e-6
+    assert float(attend.look_loss(MATCHING_LAYER, 0, batch.looks["words"])) < 1e-6
     attend.taught[MATCHING_LAYER] = -queries[:, None], keys[:, None]
-    assert float(attend.look_loss(MATCHING_LAYER, 0, batch.matches)) > 10
+    assert float(attend.look_loss(MATCHING_LAYER, 0, batch.looks["words"])) > 10
 
 
 def test_fast_operations_have_the_references_values_and_gradients():

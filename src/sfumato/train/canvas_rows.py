@@ -78,6 +78,28 @@ class CanvasBatch(NamedTuple):
     copies: torch.Tensor
 
 
+class Reads(NamedTuple):
+    """Reads for one training step, those of a state together, packed without pads.
+
+    Integers are int64. Of G states and N questions with O options:
+    """
+
+    ids: torch.Tensor  # [tokens]: all states, then all questions
+    states: torch.Tensor  # [G]: their lengths
+    questions: torch.Tensor  # [N]: their lengths
+    owner: torch.Tensor  # [N]: each question's state
+    canvas: torch.Tensor  # [N, width]: the first position is the slot
+    truth: torch.Tensor  # float32 [N, vocabulary]: what the slot should predict
+    options: torch.Tensor  # [O]: where in `ids` the options' lines end
+    fits: torch.Tensor  # float32 [O]: the probability of each
+    starts: torch.Tensor  # [O]: where in `ids` their labels are
+    looks: dict[str, torch.Tensor]
+    """[n, 3] each: question, a place in it, and where it should look. "words": where a word ends,
+    and in the state, or 0; "evidence": where in the state what decides ends; "turns": where yes or
+    no ends, and in the question what is asked does; "numbers": state, where in it a word ends, and
+    where its number does."""
+
+
 def pooled(
     rng: np.random.Generator,
     batch_size: int,

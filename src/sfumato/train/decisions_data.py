@@ -23,6 +23,7 @@ from sfumato.diffusion.constraints.questions import (
     YesNoQuestion,
 )
 from sfumato.diffusion.constraints.read_template import BETWEEN, question_text
+from sfumato.train.canvas_rows import Reads
 from sfumato.train.decision_states import (
     COLOURS,
     LEVELS_VOTED,
@@ -79,33 +80,9 @@ class Row(NamedTuple):
     question: list[int]  # and after it; places below are places in it
     options: list[int]  # where the options' lines end
     starts: list[int]  # where their labels are
-    matches: list[tuple[int, int]]  # see _matches
-    evidence: list[tuple[int, int]]  # see _evidence
-    links: list[tuple[int, int]]  # see _links
-    numbers: list[tuple[int, int]]  # see _numbers
+    looks: dict[str, list[tuple[int, int]]]  # see _words, _evidence, _turns and _numbers
     labels: list[int]  # ids that answer
     truth: list[float]  # the probability of each
-
-
-class Reads(NamedTuple):
-    """Rows for one training step, those of a state together, packed without pads.
-
-    Integers are int64. Of G states and N questions with O options:
-    """
-
-    ids: torch.Tensor  # [tokens]: all states, then all questions
-    states: torch.Tensor  # [G]: their lengths
-    questions: torch.Tensor  # [N]: their lengths
-    owner: torch.Tensor  # [N]: each question's state
-    canvas: torch.Tensor  # [N, WIDTH]: the first position is the slot
-    truth: torch.Tensor  # float32 [N, vocabulary]: what the slot should predict
-    options: torch.Tensor  # [O]: where in `ids` the options' lines end
-    fits: torch.Tensor  # float32 [O]: the probability of each
-    starts: torch.Tensor  # [O]: where in `ids` their labels are
-    matches: torch.Tensor  # [M, 3]: question; where in it a word ends; where in its state, or 0
-    evidence: torch.Tensor  # [E, 3]: question; a place in it; where in its state what decides ends
-    links: torch.Tensor  # [L, 3]: question; where in it yes or no ends; where what is asked does
-    numbers: torch.Tensor  # [K, 3]: state; where in it a word ends; where its number does
 
 
 def is_held_out(state: str) -> bool:
@@ -176,24 +153,18 @@ def row(case: Case) -> Row:
     ends = [*itertools.accumulate((len(line) + 1 for line in lines), initial=len(BETWEEN) - 1)]
     options = [end - 1 for end in ends[2 : 2 + len(labels)]]
     starts = [end + 1 for end in ends[1 : 1 + len(labels)]]
-    matches = _matches(case.state, body[: options[-1] + 1])
+    names_none = case.kind == "yes_no" or _OF_ONE.search(body)
+    looks = {
+        "words": _words(case.state, body[: options[-1] + 1]),
+        "evidence": _evidence(case, body, options),
+        "turns": _turns(body, options) if names_none else [],
+        "numbers": _numbers(case.state),
+    }
     ids = encode_text("".join(labels))
-    links = _links(body, options) if case.kind == "yes_no" or _OF_ONE.search(body) else []
-    return Row(
-        context[:end],
-        context[end:],
-        options,
-        starts,
-        matches,
-        _evidence(case, body, options),
-        links,
-        _numbers(case.state),
-        ids,
-        list(case.truth),
-    )
+    return Row(context[:end], context[end:], options, starts, looks, ids, list(case.truth))
 
 
-def _matches(state: str, body: str) -> list[tuple[int, int]]:
+def _words(state: str, body: str) -> list[tuple[int, int]]:
     """Of each word of the question and its options: where it ends in `body`, and where it ends in
     the state's part of the prompt, or 0, the prompt's first token, where it is not in the state.
     Labels are left out, and words that the state has several times or in another case only."""
@@ -244,7 +215,7 @@ def _turns_on(body: str) -> re.Match[str]:
     return word
 
 
-def _links(body: str, options: list[int]) -> list[tuple[int, int]]:
+def _turns(body: str, options: list[int]) -> list[tuple[int, int]]:
     """Where options' lines end, each with where the word ends that the question turns on, if that
     is before."""
     word = _turns_on(body)
@@ -266,7 +237,8 @@ def collate(groups: Sequence[Sequence[Row]], rng: np.random.Generator) -> Reads:
     for i, one in enumerate(rows):
         truth[i, one.labels] = torch.tensor(one.truth)
         canvas[i, 0] = pick([token for token in range(len(TOKENS)) if token not in one.labels], rng)
-    states = [group[0].state for group in groups]
+    firsts = [group[0] for group in groups]
+    states = [one.state for one in firsts]
     questions = [row.question for row in rows]
     start = sum(map(len, states))
     begins = [*itertools.accumulate(map(len, questions), initial=start)]
@@ -282,10 +254,10 @@ def collate(groups: Sequence[Sequence[Row]], rng: np.random.Generator) -> Reads:
         torch.tensor(options),
         torch.tensor([p for row in rows for p in row.truth], dtype=torch.float32),
         torch.tensor(starts),
-        _triples([row.matches for row in rows]),
-        _triples([row.evidence for row in rows]),
-        _triples([row.links for row in rows]),
-        _triples([group[0].numbers for group in groups]),
+        {
+            name: _triples([one.looks[name] for one in (firsts if name == "numbers" else rows)])
+            for name in rows[0].looks
+        },
     )
 
 

@@ -25,11 +25,9 @@ from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.transformer import Transformer
 from sfumato.train import canvas_data, decisions_data, embedded_data
-from sfumato.train.canvas_rows import CanvasBatch, collate, pooled
-from sfumato.train.decisions_data import Reads
+from sfumato.train.canvas_rows import Batch, CanvasBatch, Reads, collate, pooled
 from sfumato.train.embedded_data import FIRST_ASKED, Mixture
-from sfumato.train.objective import ENCODER_WEIGHT, canvas_losses, loss
-from sfumato.train.read_objective import read_losses
+from sfumato.train.objective import ENCODER_WEIGHT, canvas_losses, loss, read_losses
 from sfumato.train.trainer import PRINTED, Gradients, Progress, Trainer, Watch, adamw, muon
 from sfumato.train.vocabulary import BOS, END_OF_TURN, EOS, PAD, TOKENS, write_text_side
 from sfumato.weights.files.tensorfile import TensorStream
@@ -201,7 +199,7 @@ def _part(
 
 def decide_rows(
     seed: int, phase: Phase, first: int, part: int
-) -> Iterator[tuple[Reads, embedded_data.Batch, torch.Generator]]:
+) -> Iterator[tuple[Reads, Batch, torch.Generator]]:
     """The rows of one part of a phase's steps. first: the phase's first step."""
     mixed = Mixture(phase.sudoku, FIRST_ASKED)
     return _part(
