@@ -7,28 +7,33 @@ is known to the caller. Knows no option and no source.
 
 from __future__ import annotations
 
-import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _SHOWN = 60  # characters of a refused value
+_INFINITY = float("inf")
 
 
-class Kind(Protocol):
+class Kind(ABC):
     """One kind of values."""
 
+    @abstractmethod
     def parse(self, text: str) -> Any:
         """The value that a text stands for. Raises ValueError."""
 
+    @abstractmethod
     def accept(self, value: object) -> Any:
         """The value that a TOML value stands for. Raises ValueError."""
 
     def show(self, value: Any) -> str:
         """A value as a user writes it."""
+        return str(value)
 
+    @abstractmethod
     def describe(self) -> str:
         """What is accepted, in a few words."""
 
@@ -39,7 +44,7 @@ def quoted(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-class Flag:
+class Flag(Kind):
     """True or false; on the command line the option alone says true."""
 
     def parse(self, text: str) -> bool:
@@ -54,13 +59,13 @@ class Flag:
         return value
 
     def show(self, value: bool) -> str:
-        return "true" if value else "false"
+        return str(value).lower()
 
     def describe(self) -> str:
         return "true or false"
 
 
-class Text:
+class Text(Kind):
     """Any text."""
 
     def parse(self, text: str) -> str:
@@ -70,9 +75,6 @@ class Text:
         if not isinstance(value, str):
             raise ValueError(f"{quoted(value)} is not text; write it in quotes")
         return self.parse(value)
-
-    def show(self, value: str) -> str:
-        return value
 
     def describe(self) -> str:
         return "text"
@@ -98,7 +100,7 @@ class Choice(Text):
 
     def parse(self, text: str) -> str:
         if text not in self.names:
-            raise ValueError(f"{quoted(text)} is none of {', '.join(self.names)}")
+            raise ValueError(f"{quoted(text)} is none of {self.describe()}")
         return text
 
     def describe(self) -> str:
@@ -106,108 +108,85 @@ class Choice(Text):
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A whole number from `low` to `high`."""
+class Number(Kind):
+    """A number from `low` to `high` (None: without end); the ends count where they are not named in
+    `without`."""
 
-    low: int
-    high: int | None = None
+    low: float
+    high: float | None = None
+    without: tuple[float, ...] = ()
+    unit: str = ""
 
-    def parse(self, text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = self.low - 1
-        return self._inside(value, text)
+    read: ClassVar[Callable[[Any], Any]] = float
+    accepted: ClassVar[tuple[type, ...]] = (int, float)
+    name: ClassVar[str] = "number"
 
-    def accept(self, value: object) -> int:
-        if not isinstance(value, int) or isinstance(value, bool):
+    def parse(self, text: str) -> Any:
+        return self._inside(text, text)
+
+    def accept(self, value: object) -> Any:
+        if not isinstance(value, self.accepted) or isinstance(value, bool):
             hint = "; write it without quotes" if isinstance(value, str) else ""
             raise ValueError(f"{quoted(value)} is not a {self.describe()}{hint}")
         return self._inside(value, value)
 
-    def _inside(self, value: int, given: object) -> int:
-        if value < self.low or (self.high is not None and value > self.high):
-            raise ValueError(f"{quoted(given)} is not a {self.describe()}")
-        return value
-
-    def show(self, value: int) -> str:
-        return str(value)
-
-    def describe(self) -> str:
-        reach = f"from {self.low} on" if self.high is None else f"from {self.low} to {self.high}"
-        return f"whole number {reach}"
-
-
-@dataclass(frozen=True)
-class WholeOr:
-    """A whole number, or a word that stands for none in particular."""
-
-    number: Whole
-    word: str
-
-    def parse(self, text: str) -> int | str:
-        return self.word if text == self.word else self._refusing(self.number.parse, text)
-
-    def accept(self, value: object) -> int | str:
-        return self.word if value == self.word else self._refusing(self.number.accept, value)
-
-    def _refusing(self, read: Callable[[Any], int], value: object) -> int:
+    def _inside(self, given: Any, shown: object) -> Any:
         try:
-            return read(value)
-        except ValueError as error:
-            raise ValueError(f"{error}, and not {self.word}") from None
-
-    def show(self, value: int | str) -> str:
-        return str(value)
-
-    def describe(self) -> str:
-        return f"{self.number.describe()}, or {self.word}"
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number from `low` to `high`; the ends count where they are not named in `without`."""
-
-    low: float
-    high: float = math.inf
-    without: tuple[float, ...] = ()
-    unit: str = ""
-
-    def parse(self, text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        return self._inside(value, text)
-
-    def accept(self, value: object) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            hint = "; write it without quotes" if isinstance(value, str) else ""
-            raise ValueError(f"{quoted(value)} is not a {self.describe()}{hint}")
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        return self._inside(number, value)
-
-    def _inside(self, value: float, given: object) -> float:
-        inside = self.low <= value <= self.high and math.isfinite(value)
-        if not inside or value in self.without:
-            raise ValueError(f"{quoted(given)} is not a {self.describe()}")
+            value = type(self).read(given)
+        except (ValueError, OverflowError):
+            value = float("nan")
+        high = _INFINITY if self.high is None else self.high
+        if not self.low <= value <= high or value in (*self.without, _INFINITY):
+            raise ValueError(f"{quoted(shown)} is not a {self.describe()}")
         return value
 
     def show(self, value: float) -> str:
         return f"{value:g}"
 
     def describe(self) -> str:
-        low = f"over {self.low}" if self.low in self.without else f"from {self.low}"
-        high = f" to {self.high}" if math.isfinite(self.high) else " on"
+        low = "over" if self.low in self.without else "from"
+        high = "on" if self.high is None else f"to {self.high}"
         if self.high in self.without:
-            high = f" to under {self.high}"
-        return f"number{self.unit and f' of {self.unit}'} {low}{high}"
+            high = f"to under {self.high}"
+        return f"{self.name}{self.unit and f' of {self.unit}'} {low} {self.low} {high}"
 
 
-class Size:
+@dataclass(frozen=True)
+class Whole(Number):
+    """A whole number from `low` to `high`."""
+
+    read = int
+    accepted = (int,)
+    name = "whole number"
+
+    def show(self, value: float) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True)
+class WholeOr(Kind):
+    """A whole number, or a word that stands for none in particular."""
+
+    number: Whole
+    word: str
+
+    def parse(self, text: str) -> int | str:
+        return self._read(self.number.parse, text)
+
+    def accept(self, value: object) -> int | str:
+        return self._read(self.number.accept, value)
+
+    def _read(self, read: Callable[[Any], int], value: object) -> int | str:
+        try:
+            return self.word if value == self.word else read(value)
+        except ValueError as error:
+            raise ValueError(f"{error}, and not {self.word}") from None
+
+    def describe(self) -> str:
+        return f"{self.number.describe()}, or {self.word}"
+
+
+class Size(Kind):
     """Bytes: 4096, 512K, 8M or 1G."""
 
     def parse(self, text: str) -> int:
@@ -232,13 +211,36 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Each:
+class Listed(Kind):
+    """One or more values with commas between them: 256,512; an array in TOML."""
+
+    item: Kind
+
+    between: ClassVar[str] = ","
+    note: ClassVar[str] = "; several with commas"
+
+    def parse(self, text: str) -> Any:
+        return [self.item.parse(part) for part in text.split(self.between)]
+
+    def accept(self, value: object) -> Any:
+        if value == []:
+            raise ValueError("the array is empty")
+        return [self.item.accept(one) for one in (value if isinstance(value, list) else [value])]
+
+    def show(self, value: Any) -> str:
+        return self.between.join(map(self.item.show, value))
+
+    def describe(self) -> str:
+        return f"{self.item.describe()}{self.note}"
+
+
+class Each(Listed):
     """Several values: an option that may be given several times; an array in TOML.
 
     As one text, values stand between commas, or in a JSON array, where they hold commas themselves.
     """
 
-    item: Kind
+    note = ", several times"
 
     def parse(self, text: str) -> list[Any]:
         if not text.lstrip().startswith("["):
@@ -254,65 +256,30 @@ class Each:
         return self.accept(values)
 
     def accept(self, value: object) -> list[Any]:
-        return [self.item.accept(one) for one in (value if isinstance(value, list) else [value])]
-
-    def show(self, value: list[Any]) -> str:
-        return ",".join(map(self.item.show, value))
-
-    def describe(self) -> str:
-        return f"{self.item.describe()}, several times"
+        return [] if value == [] else super().accept(value)
 
 
-@dataclass(frozen=True)
-class Listed:
-    """One or more values with commas between them: 256,512; an array in TOML."""
-
-    item: Kind
-
-    def parse(self, text: str) -> list[Any]:
-        return [self.item.parse(part) for part in text.split(",")]
-
-    def accept(self, value: object) -> list[Any]:
-        if value == []:
-            raise ValueError("the array is empty")
-        return [self.item.accept(one) for one in (value if isinstance(value, list) else [value])]
-
-    def show(self, value: list[Any]) -> str:
-        return ",".join(map(self.item.show, value))
-
-    def describe(self) -> str:
-        return f"{self.item.describe()}; several with commas"
-
-
-@dataclass(frozen=True)
-class OneOrTwo:
+class OneOrTwo(Listed):
     """One value, or two with a colon between them: 64:8; in TOML also an array."""
 
-    item: Kind
+    between = ":"
+    note = "; or two with a colon"
 
     def parse(self, text: str) -> tuple[Any, ...]:
-        parts = text.split(":")
-        if len(parts) > 2:
+        if text.count(":") > 1:
             raise ValueError(f"{quoted(text)} is more than two values")
-        return tuple(self.item.parse(part) for part in parts)
+        return tuple(super().parse(text))
 
     def accept(self, value: object) -> tuple[Any, ...]:
         if isinstance(value, str):
             return self.parse(value)
-        values = value if isinstance(value, list) else [value]
-        if not 1 <= len(values) <= 2:
+        if isinstance(value, list) and not 1 <= len(value) <= 2:
             raise ValueError(f"{quoted(value)} is not one value or two")
-        return tuple(self.item.accept(one) for one in values)
-
-    def show(self, value: tuple[Any, ...]) -> str:
-        return ":".join(map(self.item.show, value))
-
-    def describe(self) -> str:
-        return f"{self.item.describe()}; or two with a colon"
+        return tuple(super().accept(value))
 
 
 @dataclass(frozen=True)
-class Biases:
+class Biases(Kind):
     """Token ids and a number for each, at most `count` of them; an object in JSON."""
 
     count: int

@@ -90,8 +90,8 @@ def sample(option: Option) -> tuple[str, str]:
     if isinstance(kind, Text):
         text = kind.names[-1] if isinstance(kind, Choice) else "x"
         return text, f'"{text}"'
-    whole_number = str(max(1, kind.low)) if isinstance(kind, Whole) else "1"
-    text = "true" if isinstance(kind, Flag) else "0.5" if isinstance(kind, Number) else whole_number
+    text = "true" if isinstance(kind, Flag) else "0.5" if isinstance(kind, Number) else "1"
+    text = str(max(1, int(kind.low))) if isinstance(kind, Whole) else text
     return text, text
 
 

@@ -19,7 +19,7 @@ from sfumato.options.limits import (
     MOST_STOPS,
     MOST_TOKENS,
 )
-from sfumato.values import Kind, Number, Whole
+from sfumato.values import Kind, Number
 
 SETTING_OF = {each.request_field: each for each in SETTINGS if each.request_field}
 """Name of a field → its setting."""
@@ -29,15 +29,15 @@ def within(name: str) -> Any:
     """The range of a setting, for the annotation of a field whose body checks it. The other
     ranges are checked where the settings become a `SamplerConfig`."""
     kind = setting(name).request_kind
-    assert isinstance(kind, Whole | Number)
-    open_low = isinstance(kind, Number) and kind.low in kind.without
+    assert isinstance(kind, Number)
+    open_low = kind.low in kind.without
     return Field(gt=kind.low, le=kind.high) if open_low else Field(ge=kind.low, le=kind.high)
 
 
 def greatest(name: str) -> float | None:
     """The greatest value of a field that is a number."""
     kind = SETTING_OF[name].request_kind
-    assert isinstance(kind, Whole | Number)
+    assert isinstance(kind, Number)
     return kind.high
 
 
@@ -55,11 +55,10 @@ def add_setting(name: str, schema: dict[str, Any]) -> None:
 
 def _range(kind: Kind) -> dict[str, Any]:
     """The bounds of a number as JSON schema has them; empty for another kind."""
-    if not isinstance(kind, Whole | Number):
+    if not isinstance(kind, Number):
         return {}
-    excluded = kind.without if isinstance(kind, Number) else ()
-    low = "exclusiveMinimum" if kind.low in excluded else "minimum"
-    high = "exclusiveMaximum" if kind.high in excluded else "maximum"
+    low = "exclusiveMinimum" if kind.low in kind.without else "minimum"
+    high = "exclusiveMaximum" if kind.high in kind.without else "maximum"
     return {low: kind.low} | ({} if kind.high is None else {high: kind.high})
 
 
