@@ -51,34 +51,24 @@ def split() -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 @cache
-def _shapes() -> tuple[NDArray[np.intp], list[list[NDArray[np.uint32]]]]:
-    """Grids up to a renaming of digits, and the patterns of given cells with one solution for each.
+def _patterns(shape: tuple[int, ...]) -> list[NDArray[np.uint32]]:
+    """The patterns of given cells with one solution, by number of blanks 0..16, as bit sets (bit i:
+    cell i is given); shape: the grid with its digits renamed so that its first row is 1234.
 
-    Returns the shape of each grid, int [288] of 0..11, and for each shape, by number of blanks
-    0..16, the patterns as bit sets (bit i: cell i is given). A pattern has a second solution if it
-    lies within the cells on which the grid agrees with another grid; those sets are marked and
-    the mark is handed down to all their subsets.
+    A pattern has a second solution if it lies within the cells on which the grid agrees with
+    another grid; those sets are marked and the mark is handed down to all their subsets.
     """
-    grids = all_grids()
-    renamed = np.array([np.argsort(grid[:4])[grid - 1] for grid in grids])
-    firsts, shape_of = np.unique(renamed, axis=0, return_inverse=True)
+    agreement = ((all_grids() == shape) * _GIVEN_BIT).sum(1)
+    ambiguous = np.zeros(1 << _CELLS, dtype=bool)
+    ambiguous[agreement[agreement != _GIVEN_BIT.sum()]] = True
+    for cell in range(_CELLS):
+        halves = ambiguous.reshape(-1, 2, 1 << cell)
+        halves[:, 0] |= halves[:, 1]
     blanks = _CELLS - np.bitwise_count(np.arange(1 << _CELLS, dtype=np.uint32))
-    patterns = []
-    for shape in range(len(firsts)):
-        grid = int(np.flatnonzero(shape_of == shape)[0])
-        agreement = ((grids == grids[grid]) * _GIVEN_BIT).sum(1)
-        ambiguous = np.zeros(1 << _CELLS, dtype=bool)
-        ambiguous[np.delete(agreement, grid)] = True
-        for cell in range(_CELLS):
-            halves = ambiguous.reshape(-1, 2, 1 << cell)
-            halves[:, 0] |= halves[:, 1]
-        patterns.append(
-            [
-                np.flatnonzero(~ambiguous & (blanks == count)).astype(np.uint32)
-                for count in range(_CELLS + 1)
-            ]
-        )
-    return shape_of.reshape(-1), patterns
+    return [
+        np.flatnonzero(~ambiguous & (blanks == count)).astype(np.uint32)
+        for count in range(_CELLS + 1)
+    ]
 
 
 def puzzle(grid: int, blanks: int, rng: np.random.Generator) -> Cells:
@@ -87,13 +77,13 @@ def puzzle(grid: int, blanks: int, rng: np.random.Generator) -> Cells:
     Returns uint8 [16], 0 where blank; drawn evenly from all such puzzles. Raises ValueError where
     no puzzle has one solution (more than 12 blanks) or the number is not one of 0..16.
     """
-    shape_of, patterns = _shapes()
-    known = patterns[shape_of[grid]]
+    cells = all_grids()[grid]
+    known = _patterns(tuple((np.argsort(cells[:4])[cells - 1] + 1).tolist()))
     if not 0 <= blanks <= _CELLS or not len(known[blanks]):
         raise ValueError(f"no 4x4 Sudoku has {blanks} blanks and one solution: ask for 0 to 12")
     choices = known[blanks]
     pattern = choices[int(rng.random() * len(choices))]
-    return np.where(pattern & _GIVEN_BIT, all_grids()[grid], 0).astype(np.uint8)
+    return np.where(pattern & _GIVEN_BIT, cells, 0).astype(np.uint8)
 
 
 def to_text(cells: Cells) -> str:
