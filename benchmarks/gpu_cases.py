@@ -18,7 +18,7 @@ from sfumato.bench.step_cost import KernelCost, StepShape, step_costs, stored_by
 from sfumato.model.cache import slot_sizes
 from sfumato.model.head import CHUNK
 from sfumato.model.model_config import LayerConfig, ModelConfig
-from sfumato.ops.triton.planes import plane_name
+from sfumato.ops.triton.planes import twin_name
 
 Arguments = tuple[Any, ...]
 
@@ -255,7 +255,7 @@ def of_planes(sizes: Sizes, seed: int, case: Case, format: str) -> Case:
     def alone(row: int) -> Arguments:
         return tuple(changed.get(id(each), each) for each in case.alone(row))
 
-    twin = plane_name(case.operation, format)
+    twin = twin_name(case.operation, format)
     return replace(case, arguments=arguments, cost=cost, alone=alone, twin=twin)
 
 
@@ -278,7 +278,7 @@ _CASES: dict[str, tuple[str, Callable[[Sizes, int], Case]]] = {
 _MAKERS = {"experts": experts, "linear": linear, "vocabulary_pass": vocabulary_pass}
 _PLANES: dict[str, tuple[str, Callable[[Sizes, int], Case]]] = {
     name: (
-        plane_name(operation, format),
+        twin_name(operation, format),
         lambda s, seed, make=_MAKERS[operation], format=format: of_planes(  # type: ignore[misc]
             s, seed, make(s, seed), format
         ),

@@ -23,7 +23,7 @@ from sfumato.ops import registry
 from sfumato.ops.attention_reference import Prefixes, Questions
 from sfumato.ops.triton import self_test, twins
 from sfumato.ops.triton.planes import LAYOUTS
-from sfumato.ops.triton.scaled import KINDS
+from sfumato.weights.formats import KINDS
 
 Function = Callable[..., Any]
 

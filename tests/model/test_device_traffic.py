@@ -17,7 +17,6 @@ from sfumato.model.cache import KVPool
 from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
 from sfumato.model.network import Network
 from sfumato.model.segments import PartRows, RowPart
-from sfumato.ops.narrow_cache import FP8, Q8_0
 
 CONFIG = config_from_hf(tiny_config(canvas_length=32).to_dict())
 
@@ -78,27 +77,10 @@ def test_eight_rows_take_the_operations_of_one(note: Callable[[str], None]) -> N
     assert both - eight < (eight - len(CONFIG.layers)) / 2
 
 
-@pytest.mark.parametrize("stored", [FP8, Q8_0])
-def test_a_narrow_cache_is_widened_on_the_device(stored: torch.dtype) -> None:
-    """In steps of canvases and in those in which a row commits, at most 15 operations more for the
-    keys and for the values of a layer."""
-    wide, narrow = operations(2), operations(2, stored=stored)
-    assert wide < narrow <= wide + 2 * 15 * len(CONFIG.layers)
-    with fake_device():
-        network = fake_network(CONFIG)
-        pool, rows = KVPool(CONFIG, 3, 700, stored, DEVICE), torch.arange(2)
-        commits = torch.tensor([0, 32])
-        part = RowPart(pool, rows, 32, torch.full((2,), 32), commits=commits)
-        soft = torch.zeros(64, CONFIG.hidden_size, dtype=torch.bfloat16)
-        with Trace():
-            network.denoise_batch(torch.zeros(64, dtype=torch.int64), soft, PartRows([part]))
-
-
-@pytest.mark.parametrize("stored", [torch.bfloat16, FP8])
-def test_a_snapshot_stays_on_the_device(stored: torch.dtype) -> None:
+def test_a_snapshot_stays_on_the_device() -> None:
     """Taken and restored, in the slot itself and in another, whose windows it brings back."""
     with fake_device():
-        pool = KVPool(CONFIG, 3, 64, stored, DEVICE)
+        pool = KVPool(CONFIG, 3, 64, torch.bfloat16, DEVICE)
         slot, other = pool.slot(1), pool.slot(2)
         slot.length = 30
         with Trace():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.support.live_bytes import LiveBytes
-from torch import Tensor
 
 from sfumato import ops
 from sfumato.ops import narrow_cache, registry
@@ -79,53 +78,20 @@ def test_many_numbers_are_converted_in_parts(
     assert live.most <= parts.nbytes + most
 
 
-def call(name: str, held: list[Tensor], window: int | None) -> Tensor:
-    """An attention over a pool of 3 slots and over places of questions."""
-    torch.manual_seed(1)
-    q, k, v = (torch.randn(3, 5, heads, 64) for heads in (4, 2, 2))
-    slots, first, width, commits = torch.tensor([[2, 0, 1], [9, 0, 40], [5, 3, 4], [0, 3, 4]])
-    keys, values, own_keys, own_values = held
-    if name == "canvas_attention":
-        out = ops.canvas_attention(q, k, v, keys, values, slots, first.clamp(max=20), width)
-    elif name == "phase_attention":
-        out = ops.phase_attention(q, k, v, keys, values, slots, first, width, commits, window)
-    else:
-        starts, counts = torch.tensor([[0, 7, 3], [7, 0, 4]])
-        prefixes = ops.Prefixes(keys, values, slots, first, window)
-        questions = ops.Questions(own_keys, own_values, starts, counts, 9)
-        return ops.read_attention(q, k, v, prefixes, questions)
-    return out[torch.arange(5) < width[:, None]]
-
-
 @NARROW
-@pytest.mark.parametrize("name", ["canvas_attention", "phase_attention", "read_attention"])
-def test_a_narrow_cache_is_read_as_what_it_holds(name: str, stored: torch.dtype) -> None:
-    """Where kernels and twins do not serve, with and without a window; what an earlier request
-    left is NaN."""
+def test_a_narrow_cache_is_read_as_what_it_holds(stored: torch.dtype) -> None:
+    """Where kernels and twins do not serve; what an earlier request left is NaN."""
     torch.manual_seed(0)
     pools = [torch.randn(3, 2, 20, 64) for _ in range(2)]
     for pool in pools:
         pool[2, :, 9:] = pool[0] = float("nan")
-    narrow = [
-        stored_as(x, stored) for x in (*pools, torch.randn(2, 12, 64), torch.randn(2, 12, 64))
-    ]
+    q, k, v = (torch.randn(3, 5, heads, 64) for heads in (4, 2, 2))
+    slots, held, width = torch.tensor([[2, 0, 1], [9, 0, 20], [5, 3, 4]])
+    narrow = [stored_as(x, stored) for x in pools]
     assert narrow[0].shape[-1] == stored_width(64, stored)
+    outs = []
     with registry.reference_only():
-        for window in (None, 8):
-            out = call(name, narrow, window)
-            assert torch.equal(out, call(name, widened(narrow, torch.float32), window))
-            assert out.isfinite().all()
-
-
-@NARROW
-def test_a_write_stores_what_a_cache_holds(stored: torch.dtype) -> None:
-    """A row that writes nothing, one that writes a part, and one that fills a ring."""
-    new = torch.randn(3, 4, 2, 40, generator=torch.Generator().manual_seed(0))
-    before = stored_as(torch.randn(4, 2, 3, 40), stored)
-    held, wide = before.clone(), torch.zeros(4, 2, 3, 40)
-    numbers = torch.tensor([[0, 3, 1], [2, 5, 7], [0, 3, 4]])
-    ops.write_cache(held, new, *numbers)
-    ops.write_cache(wide, new, *numbers)
-    expected = as_bytes(stored_as(wide, stored))
-    assert torch.equal(as_bytes(held)[[1, 3]], expected[[1, 3]])
-    assert torch.equal(as_bytes(held)[[0, 2]], as_bytes(before)[[0, 2]])
+        for stores in (narrow, widened(narrow, torch.float32)):
+            out = ops.canvas_attention(q, k, v, *stores, slots, held, width)
+            outs.append(out[torch.arange(5) < width[:, None]])
+    assert torch.equal(*outs) and outs[0].isfinite().all()

@@ -26,16 +26,16 @@ from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.captured import ReadForwards
 from sfumato.engine.warm_up import warm_up
-from sfumato.model.cache import KVPool, QuestionPool
+from sfumato.model.cache import QuestionPool
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.head import vocabulary_pass
 from sfumato.model.network import Network
 from sfumato.model.scores import vocabulary_mass
 from sfumato.model.transformer import Transformer
-from sfumato.ops import narrow_cache, registry
+from sfumato.ops import registry
 from sfumato.ops.triton import ahead_of_time, self_test, twins
 from sfumato.ops.triton.kernel import Kernel, all_kernels, in_place_of_launches
-from sfumato.ops.triton.linear import LINEAR
+from sfumato.ops.triton.linear import KERNELS
 from sfumato.ops.triton.noted import Noted, note
 from sfumato.ops.triton.planes import PlaneTensor, plane_bytes
 from sfumato.ops.triton.targets import TARGETS
@@ -47,7 +47,6 @@ NAME = "sm_90"  # whose tiles a CPU has
 TARGET = GPUTarget(TARGETS[NAME].backend, TARGETS[NAME].number, TARGETS[NAME].warp)
 CPU = torch.device("cpu")
 
-CACHES = tuple(narrow_cache.FORMATS.values())
 FORMATS = ("Q4_K", "Q5_0", "Q6_K")
 """Of weights in planes: those of a Q4_K_M file, where rows of 704 are Q5_0 and the embedding is
 Q6_K."""
@@ -140,7 +139,7 @@ def multiply_codes() -> None:
     """As `multiply_planes`, of weights of 8-bit codes, in all shapes."""
     for tokens in (256, 4096):
         for dtype in CODES.values():
-            for sizes in LINEAR.shapes.values():
+            for sizes in KERNELS[""].shapes.values():
                 x = torch.ones(tokens, sizes["INPUTS"], dtype=torch.bfloat16)
                 ops.linear(x, scaled(dtype, sizes["OUTPUTS"], sizes["INPUTS"]))
             x, chosen = torch.ones(tokens, 2816).bfloat16(), torch.zeros(tokens, 8).long()
@@ -153,36 +152,17 @@ def scaled(dtype: torch.dtype, *shape: int) -> ScaledTensor:
     return ScaledTensor(torch.empty(shape, dtype=dtype), torch.empty(shape[:-1]))
 
 
-def over_narrow_caches(network: Network) -> None:
-    """A layer of each kind over slots and questions in 8 bits, of two pieces on full layers."""
-    for stored in narrow_cache.FORMATS:
-        pool = KVPool(network.config, 2, 4096 + 512, stored, CPU)
-        places = QuestionPool(network.config, 512, 256, stored, CPU)
-        rows = torch.zeros(1, dtype=torch.int64)
-        for index, layer in enumerate(network.config.layers):
-            held, window = (pool.keys[index], pool.values[index]), 1024 if layer.sliding else None
-            heads = network.config.num_heads, layer.kv_heads, layer.kv_heads
-            q, k, v = (torch.ones(1, 256, n, layer.head_dim, dtype=torch.bfloat16) for n in heads)
-            ops.canvas_attention(q, k, v, *held, rows, rows + 9, rows + 256)
-            ops.phase_attention(q, k, v, *held, rows, rows + 9, rows + 256, rows, window)
-            ops.write_cache(held[0], k, rows, rows, rows)
-            own = places.keys[index], places.values[index], rows, rows
-            prefixes = ops.Prefixes(*held, rows, rows + 9, window)
-            ops.read_attention(q, k, v, prefixes, ops.Questions(*own, 256))
-
-
 def main() -> None:
     driver.set_active(Driver())
     known, launched = ahead(), set[Key]()
     network = two_layers()
     slots = network.new_slots(3, 4096 + 512)  # full layers read it in two pieces
-    formats = *FORMATS, *CODES, *CACHES
+    formats = *FORMATS, *CODES
     self_test.serve_only(CPU, frozenset(twins(formats)))
     # The read at the end of the warm-up takes numbers that no kernel has computed.
     with registry.seen_as("cpu", "cuda"), noted_launches(launched), suppress(ArithmeticError):
         multiply_planes()
         multiply_codes()
-        over_narrow_caches(network)
         denoiser = Denoiser(network, len(slots), Replayed())
         assert denoiser.device_steps
         questions = QuestionPool(network.config, 512, 256, torch.bfloat16, CPU)

@@ -329,10 +329,8 @@ class QuestionPool:
         assert 0 < places <= MOST, f"places: must lie in 1..{MOST}, got {places}"
         self.places, self.longest, self.device = places, longest, device
         self._config, self._dtype = config, dtype
-        shapes = [
-            (layer.kv_heads, places, stored_width(layer.head_dim, dtype)) for layer in config.layers
-        ]
-        self.keys, self.values = (  # of each layer [kv_heads, places, stored_width]
+        shapes = [(layer.kv_heads, places, layer.head_dim) for layer in config.layers]
+        self.keys, self.values = (  # of each layer [kv_heads, places, head_dim]
             [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes] for _ in range(2)
         )
         self._leased: dict[int, int] = {}  # places, by the first of them
@@ -367,13 +365,10 @@ class QuestionPool:
         int64 [tokens]."""
         for keys, values, (k, v) in zip(self.keys, self.values, parts, strict=True):
             for held, new in ((keys, k), (values, v)):
-                stored = stored_as(new.transpose(0, 1), held.dtype)
-                as_bytes(held).index_copy_(1, at, as_bytes(stored))
+                held.index_copy_(1, at, new.transpose(0, 1).to(held.dtype))
 
 
 def pool_bytes(config: ModelConfig, places: int, dtype: torch.dtype) -> list[int]:
     """Bytes of each of its tensors."""
-    sizes = [
-        layer.kv_heads * places * stored_width(layer.head_dim, dtype) for layer in config.layers
-    ]
+    sizes = [layer.kv_heads * places * layer.head_dim for layer in config.layers]
     return [size * dtype.itemsize for size in sizes for _ in range(2)]

@@ -34,7 +34,6 @@ from sfumato.model.quantization import as_codes
 from sfumato.model.streamed_layers import HostMemory, KeptLayer, StreamedLayers
 from sfumato.model.transformer import Block, Transformer
 from sfumato.ops import gpu, packing
-from sfumato.ops.narrow_cache import FORMATS
 from sfumato.ops.registry import PANELS, watched
 from sfumato.ops.side_copies import side_copies
 from sfumato.refused import Refused
@@ -234,7 +233,7 @@ def load_network(
     transformer = skeleton(config)
     expected = {name: tuple(p.shape) for name, p in transformer.named_parameters()}
     checkpoint.check_tensors(expected)
-    checkpoint = _prepared(checkpoint, config, placement, frozenset(expected), stored)
+    checkpoint = _prepared(checkpoint, config, placement, frozenset(expected))
     total = sum(checkpoint.tensors[name].nbytes for name in expected)
     done, output = 0, None
     movers = {at: Mover(at) for at in placement.devices}
@@ -271,15 +270,14 @@ def load_layer(
     device: torch.device,
     dtype: torch.dtype,
     activations: str,
-    stored: torch.dtype,
 ) -> Block:
-    """One layer on a device, as `load_network` loads it; stored: the dtype of the cache."""
+    """One layer on a device, as `load_network` loads it."""
     with torch.device("meta"):
         block = Block(config, config.layers[number]).requires_grad_(False)
     prefix = f"layers.{number}."
     names = [prefix + name for name, _ in block.named_parameters()]
     placement = on_one_device(device, len(config.layers))
-    checkpoint = _prepared(checkpoint, config, placement, frozenset(names), stored)
+    checkpoint = _prepared(checkpoint, config, placement, frozenset(names))
     mover = Mover(device)
     for name in names:
         path, _, leaf = name.removeprefix(prefix).rpartition(".")
@@ -302,14 +300,13 @@ def _prepared(
     config: ModelConfig,
     placement: Placement,
     names: frozenset[str],
-    stored: torch.dtype,
 ) -> Checkpoint:
     """Tests the kernels of each GPU, before weights fill its memory; the checkpoint, whose codes
     stay such where these serve."""
     held = as_codes(checkpoint, placement.of)
     tested: frozenset[str] = frozenset()
     while not (formats := frozenset(held.tensors[name].format for name in names)) <= tested:
-        tested |= formats | ({FORMATS[stored]} if stored in FORMATS else set())
+        tested |= formats
         for device in filter(gpu.is_gpu, placement.devices):
             ops.prepare(device, config.hidden_size, tested)
         # Where tests failed, tensors become others, whose kernels are tested in their turn.

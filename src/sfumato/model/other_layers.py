@@ -98,7 +98,7 @@ def _times(
     cache."""
 
     def trial(at: torch.device) -> tuple[float, int]:
-        layer = load_layer(checkpoint, config, 0, at, dtype, activations, stored)
+        layer = load_layer(checkpoint, config, 0, at, dtype, activations)
         return _seconds_of(layer, config, at, dtype, stored, clock), _nbytes(layer)
 
     cpu_s, _ = trial(torch.device("cpu"))

@@ -20,7 +20,7 @@ import torch
 
 from sfumato import ops
 from sfumato.ops import gpu
-from sfumato.ops.narrow_cache import CACHED, FORMATS, FP8, Q8_0, is_narrow
+from sfumato.ops.narrow_cache import FP8, Q8_0
 from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.formats import float_dtype, is_float
@@ -185,14 +185,8 @@ def serving_kernels(
     device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype
 ) -> frozenset[str]:
     """The operations that kernels serve on a device, where the form of the weights allows it: they
-    take bfloat16 alone, and of a cache also 8 bits."""
-    if dtype != torch.bfloat16 or (cache_dtype != dtype and not is_narrow(cache_dtype)):
-        return frozenset()
-    known = ops.kernels_on(device)
-    if not is_narrow(cache_dtype):
-        return known
-    narrow = {name for name in CACHED if f"{name} {FORMATS[cache_dtype]}" in known}
-    return known - CACHED | narrow
+    take bfloat16 alone."""
+    return ops.kernels_on(device) if dtype == cache_dtype == torch.bfloat16 else frozenset()
 
 
 def pick_dtype(
@@ -247,16 +241,12 @@ def cache_dtype(
         if cache_type not in CACHE_TYPES:
             raise Refused("cache_type", f"{cache_type!r} is none of {', '.join(CACHE_TYPES)}")
         stored = CACHE_TYPES[cache_type]
-        if device.type == "mps" and stored == FP8:
-            raise Refused(
-                "cache_type", f"'fp8' is a kind of number that {device} does not have", "use q8_0"
-            )
-        if device.type != "cpu" and not is_narrow(stored) and stored != dtype:
+        if device.type != "cpu" and stored != dtype:
             raise Refused(
                 "cache_type",
-                f"{cache_type!r} goes with activations of that dtype on {device}, and these are "
-                f"in {str(dtype).removeprefix('torch.')}",
-                "leave the argument out",
+                f"{cache_type!r} is not for {device}, where keys and values are stored as "
+                f"activations are, here in {str(dtype).removeprefix('torch.')}",
+                "leave the argument out, or use the device cpu",
             )
         return stored
     quantized = any(not is_float(info.format) for info in checkpoint.tensors.values())

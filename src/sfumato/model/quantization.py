@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sfumato.ops import gpu, packing
 from sfumato.ops.registry import PLANES, kind_of
-from sfumato.ops.triton import planes, scaled
+from sfumato.ops.triton import planes
 from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.formats import (
@@ -241,8 +241,7 @@ def as_all_codes(checkpoint: Checkpoint) -> Checkpoint:
     """As `as_codes`, for a device that need not be here, whose kernels serve all of them."""
 
     def stays(_: str, info: TensorInfo) -> bool:
-        refusal = scaled.refusal if info.format in CODES else planes.refusal
-        return not refusal(info.format, info.shape)
+        return not planes.refusal(info.format, info.shape)
 
     return _with_codes(checkpoint, stays)
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from sfumato import ops
 from sfumato.model.cache import KVPool, QuestionPool, Slot, Span
 from sfumato.model.devices import to_device
-from sfumato.ops.narrow_cache import is_narrow, stored_as, widened
+from sfumato.ops.narrow_cache import stored_as
 
 
 @dataclass(frozen=True)
@@ -150,23 +150,11 @@ def _attend(
         here = held[stored[0].shape[2]]
         return ops.canvas_attention(q, k, v, *stored, slots, here, part.lengths)
     rows = slots, first, part.lengths, part.commits
-    seen = _seen(part.commits, k, v, stored[0].dtype)
-    out = ops.phase_attention(q, *seen, *stored, *rows, window)
+    out = ops.phase_attention(q, k, v, *stored, *rows, window)
     # A full layer has no place for positions past its capacity; who commits has asked for room.
     for kept, new in zip(stored, (k, v), strict=True):
         ops.write_cache(kept, new, slots, first, part.commits)
     return out
-
-
-def _seen(commits: Tensor, k: Tensor, v: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor]:
-    """New keys and values as they are seen: in a narrow cache, who commits sees them as later
-    tokens will, as `PackedRows` has it."""
-    if not is_narrow(stored):
-        return k, v
-    which = (commits > 0)[:, None, None, None]
-    rounded = (widened([stored_as(x, stored)], x.dtype)[0] for x in (k, v))
-    seen_k, seen_v = (torch.where(which, r, x) for r, x in zip(rounded, (k, v), strict=True))
-    return seen_k, seen_v
 
 
 def _first(part: RowPart) -> Tensor:

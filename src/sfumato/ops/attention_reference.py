@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.ops.narrow_cache import as_bytes, gathered, stored_as, widened
+from sfumato.ops.narrow_cache import gathered, widened
 from sfumato.ops.registry import ANY, choose, operation
 
 KEYS, QUERIES = 512, 16
@@ -279,9 +279,9 @@ def write_cache(stored: Tensor, new: Tensor, slots: Tensor, first: Tensor, count
     token = torch.minimum(torch.maximum(own, lowest[:, None]), highest[:, None])  # [rows, length]
     place = torch.remainder(first[:, None] + token, size)
     index = token[..., None, None].expand_as(new)
-    entries = as_bytes(stored_as(new.gather(1, index), stored.dtype))
+    entries = new.gather(1, index).to(stored.dtype)
     at = slots[:, None].expand(rows, length), place
-    held = as_bytes(stored).transpose(1, 2)  # [slots, size, kv_heads, d]
+    held = stored.transpose(1, 2)  # [slots, size, kv_heads, d]
     held[at] = torch.where((count > 0)[:, None, None, None], entries, held[at])
 
 
@@ -339,8 +339,7 @@ def read_attention(
     places = places.clamp(max=questions.keys.shape[1] - 1).flatten()
 
     def all_of(held: Tensor, beside: Tensor, new: Tensor) -> Tensor:
-        own_part = as_bytes(beside).index_select(1, places).view(beside.dtype)
-        own_part = widened([own_part], q.dtype)[0].unflatten(1, (rows, longest)).transpose(0, 1)
+        own_part = beside.index_select(1, places).unflatten(1, (rows, longest)).transpose(0, 1)
         old_part = gathered(held, prefixes.slots, q.dtype)
         zeros = new.new_zeros(1, 1, 1, 1).expand(rows, kv_heads, padding, d)
         parts = old_part, own_part.to(q.dtype), new.transpose(1, 2), zeros

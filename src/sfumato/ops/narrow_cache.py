@@ -5,7 +5,7 @@ norm, so that none exceeds sqrt(head_dim) times the norm's weight, and a float f
 error does not depend on a scale.  Q8_0 is bytes: int8 codes of a head's numbers, then a float16
 scale for each Q8_0_BLOCK of them; the last block may be shorter.
 
-Everything here is plain torch of fixed shape, for any device.  Knows no slots.
+Everything here is plain torch of fixed shape.  Such caches are a CPU's; knows no slots.
 """
 
 from __future__ import annotations
@@ -19,12 +19,6 @@ from torch import Tensor
 FP8 = torch.float8_e4m3fn
 Q8_0 = torch.uint8
 Q8_0_BLOCK = 32
-FORMATS = {FP8: "fp8 cache", Q8_0: "q8_0 cache"}
-"""How the kernels of GPUs name them beside the formats of weights."""
-NUMBERS = {FP8: 1, Q8_0: 2}
-"""The constant CACHE of such a kernel; of any other cache it is 0."""
-CACHED = frozenset(("canvas_attention", "phase_attention", "read_attention", "write_cache"))
-"""The operations that take a cache as it is stored."""
 AT_ONCE = 1 << 22
 """Numbers that are converted at a time, which bounds what stands beside them in float32."""
 _BESIDE = 4 * torch.float32.itemsize  # bytes of each of them, see `beside_bytes`
@@ -80,8 +74,6 @@ def _widened(part: Tensor, dtype: torch.dtype) -> Tensor:
         return _converted(part, part.shape[-1] - 2 * count, dtype, _q8_0_values)
     if part.dtype != FP8:
         return part
-    if part.device.type != "cpu":
-        return part.to(dtype)
     # Torch converts these numbers on a CPU at a quarter of the speed of a table.
     table = torch.arange(256, dtype=torch.uint8).view(FP8).to(dtype)
     return _converted(part, part.shape[-1], dtype, lambda x: _looked_up(x, table))

@@ -6,18 +6,13 @@ test for the operation and the format.  Everything else stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from sfumato.ops import gpu
 from sfumato.ops.cpu import panels
 from sfumato.ops.registry import PANELS, PLANES, is_off, kind_of
-from sfumato.ops.triton import planes, scaled, serves_planes, serves_scaled
-from sfumato.weights.formats import QuantizedTensor, Weight
-
-Packs = Callable[[str, tuple[int, ...], torch.device], bool]
-"""Whether a weight of a format and shape changes on a device."""
+from sfumato.ops.triton import planes, serves_format
+from sfumato.weights.formats import KINDS, QuantizedTensor, Weight
 
 
 def packed_form(format: str, shape: tuple[int, ...], device: torch.device) -> str | None:
@@ -27,9 +22,16 @@ def packed_form(format: str, shape: tuple[int, ...], device: torch.device) -> st
     if is_off(operation):
         return None
     if kind_of(device) == gpu.KIND:
-        fits = not planes.refusal(format, shape)
-        return PLANES if fits and serves_planes(operation, format, device) else None
+        return PLANES if _becomes_planes(operation, format, shape, device) else None
     return PANELS if panels.packs(format, shape, device) else None
+
+
+def _becomes_planes(
+    operation: str, format: str, shape: tuple[int, ...], device: torch.device
+) -> bool:
+    """Whether a GPU's kernels take blocks for an operation, as planes."""
+    is_block = format in planes.LAYOUTS and not planes.refusal(format, shape)
+    return is_block and serves_format(operation, format, device)
 
 
 def _operation(shape: tuple[int, ...], is_dense: bool | None = None) -> str:
@@ -44,43 +46,42 @@ def packs(format: str, shape: tuple[int, ...], device: torch.device) -> bool:
 
 def multiplies_codes(kind: str, shape: tuple[int, ...], device: torch.device) -> bool:
     """Whether a GPU's kernels multiply a weight of codes of this kind and shape."""
-    if kind_of(device) != gpu.KIND or scaled.refusal(kind, shape):
+    if kind_of(device) != gpu.KIND or kind not in KINDS or planes.refusal(kind, shape):
         return False
-    return serves_scaled(_operation(shape), kind, device)
+    return serves_format(_operation(shape), kind, device)
 
 
 def pack(weight: Weight, activations: str, is_dense: bool | None = None) -> Weight:
     """The weight as the device's kernels multiply it, else the same; see `panels.pack` for the
     other parameters, which are of a CPU, and what it raises."""
-    if is_off(_operation(tuple(weight.shape), is_dense)):
+    operation = _operation(tuple(weight.shape), is_dense)
+    if is_off(operation):
         return weight
     if kind_of(weight.device) != gpu.KIND:
         return panels.pack(weight, activations, is_dense)
-    return _in_planes(weight, packs)
+    return _in_planes(weight, _operation(tuple(weight.shape)))
 
 
-def _in_planes(
-    weight: Weight, packs: Callable[[str, tuple[int, ...], torch.device], bool]
-) -> Weight:
-    """Blocks as planes where `packs` says so, else the same."""
+def _in_planes(weight: Weight, operation: str) -> Weight:
+    """Blocks as planes where a GPU's kernels take them for an operation, else the same."""
     if not isinstance(weight, QuantizedTensor):
         return weight
-    is_packed = packs(weight.format.name, weight.shape, weight.device)
-    return planes.to_planes(weight) if is_packed else weight
+    given = weight.format.name, weight.shape, weight.device
+    return planes.to_planes(weight) if _becomes_planes(operation, *given) else weight
 
 
 def packs_embedding(format: str, shape: tuple[int, ...], device: torch.device) -> bool:
     """Whether `pack_embedding` changes an embedding: where a GPU's kernels make both of a pass over
     the vocabulary, products and sums of rows, from its planes."""
-    if kind_of(device) != gpu.KIND or planes.refusal(format, shape):
-        return False
-    return serves_planes("vocabulary_pass", format, device)
+    is_gpu = kind_of(device) == gpu.KIND
+    return is_gpu and _becomes_planes("vocabulary_pass", format, shape, device)
 
 
 def pack_embedding(weight: Weight) -> Weight:
     """The embedding [vocab, hidden] as planes where that serves, else the same. Its rows are read
     one by one too, which planes allow and panels do not."""
-    return _in_planes(weight, packs_embedding)
+    is_gpu = kind_of(weight.device) == gpu.KIND
+    return _in_planes(weight, "vocabulary_pass") if is_gpu else weight
 
 
 def packed_bytes(format: str, shape: tuple[int, ...], device: torch.device) -> int:

@@ -10,8 +10,8 @@ from sfumato.ops import gpu, registry
 from sfumato.ops.cpu import library
 from sfumato.ops.registry import COMPILED, TORCH, TRITON, VARIABLE, Twin
 from sfumato.ops.triton import self_test
-from sfumato.ops.triton.planes import OPERATIONS as PLANE_OPERATIONS
-from sfumato.ops.triton.planes import plane_names
+from sfumato.ops.triton.planes import LAYOUTS, twin_name
+from sfumato.ops.triton.planes import OPERATIONS as FORMATS_OF
 
 _MADE_OF_OTHERS = "of torch's operations, and of others here"
 _STEADY = "in parts of fixed size: a row's bits do not depend on others"
@@ -37,14 +37,14 @@ def paths(device: torch.device) -> list[Path]:
     registry.check_off()
     rows = [_path(operation, device) for operation in sorted(registry.operations())]
     failed = self_test.failures(device).items()
-    rows += filter(None, (_planes_path(operation, device) for operation in PLANE_OPERATIONS))
+    rows += filter(None, (_planes_path(operation, device) for operation in FORMATS_OF))
     return rows + [Path(name, "torch", why) for name, why in failed if " " in name]
 
 
 def _planes_path(operation: str, device: torch.device) -> Path | None:
     """Of an operation with weights in planes; None where none of them has passed a test."""
-    names = plane_names(operation)
-    passed = [format for format, name in names.items() if self_test.serves(name, device)]
+    names = [format for format in FORMATS_OF[operation] if format in LAYOUTS]
+    passed = [each for each in names if self_test.serves(twin_name(operation, each), device)]
     if not passed or registry.is_off(operation) or registry.kind_of(device) != gpu.KIND:
         return None
     reason = f"passed their tests here: {', '.join(passed)}"

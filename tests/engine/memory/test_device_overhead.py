@@ -27,7 +27,6 @@ from sfumato.model.cache import KVPool, slot_bytes
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.segments import PartRows, RowPart
 from sfumato.model.truncate import cutoff_bytes
-from sfumato.ops.narrow_cache import Q8_0
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 FULL = DIFFUSION_GEMMA.config.from_hf(random_config("26b-a4b", layers=2), {})
@@ -71,9 +70,8 @@ def test_a_pool_takes_what_its_slots_do() -> None:
     assert slots <= on_device < 1.1 * slots
 
 
-@pytest.mark.parametrize("stored", [torch.bfloat16, Q8_0])
 def test_a_step_of_the_real_size_takes_what_is_predicted(
-    stored: torch.dtype, monkeypatch: pytest.MonkeyPatch, note: Callable[[str], None]
+    monkeypatch: pytest.MonkeyPatch, note: Callable[[str], None]
 ) -> None:
     """The most bytes of tensors that live at a time in a forward and the pass over the vocabulary
     of four canvases, on a device that holds no numbers. Torch's attention holds no scores."""
@@ -83,7 +81,7 @@ def test_a_step_of_the_real_size_takes_what_is_predicted(
     tokens = rows * FULL.canvas_length
     with fake_device():
         network = fake_network(FULL)
-        pool = KVPool(FULL, rows, context, stored, DEVICE)
+        pool = KVPool(FULL, rows, context, torch.bfloat16, DEVICE)
         soft = torch.zeros(tokens, FULL.hidden_size, dtype=torch.bfloat16)
         ids, lengths = torch.zeros(tokens, dtype=torch.int64), torch.full((rows,), 256)
         temperature, uniform = torch.ones(tokens), torch.zeros(tokens, dtype=torch.float64)
@@ -92,9 +90,9 @@ def test_a_step_of_the_real_size_takes_what_is_predicted(
         with torch.no_grad(), LiveBytes(*given) as live:
             hidden = network.denoise_batch(ids, soft, PartRows(parts))
             network.head(hidden, temperature, uniform)
-    footprint = ModelFootprint(FULL, GPU, torch.bfloat16, stored, 0)
+    footprint = ModelFootprint(FULL, GPU, torch.bfloat16, torch.bfloat16, 0)
     predicted = predict(footprint, EngineConfig(slots=rows, context=context)).step
     predicted -= cutoff_bytes(FULL, tokens)  # no row asks for top-k or top-p here
     figures = f"predicted {predicted / 1e6:.0f} MB, held {live.most / 1e6:.0f} MB"
-    note(f"buffers of a step, {stored}: {figures}")
+    note(f"buffers of a step: {figures}")
     assert 0.9 < predicted / live.most < 2

@@ -18,7 +18,6 @@ from sfumato.engine.memory.estimate import (
     predict,
 )
 from sfumato.model.families import DIFFUSION_GEMMA
-from sfumato.ops.narrow_cache import CACHED, FORMATS
 from sfumato.ops.triton import OPERATIONS, serving, tiles, workspaces
 
 GPU = torch.device("cuda")
@@ -54,20 +53,6 @@ def test_kernels_read_slots_where_they_are(monkeypatch: pytest.MonkeyPatch) -> N
     assert one.step == none.step > both.step + 10**8
     longer = predicted(monkeypatch, ATTENTION, context=65536)
     assert longer.step - both.step == parts
-
-
-@pytest.mark.parametrize("stored", FORMATS)
-def test_kernels_widen_no_narrow_cache(
-    stored: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But for what rows that commit see of their own; torch widens all slots."""
-    footprint = replace(FOOTPRINT, cache_dtype=stored)
-    kernels = ATTENTION | {f"{x} {FORMATS[stored]}" for x in CACHED}
-    wide = predicted(monkeypatch, kernels)
-    narrow = predicted(monkeypatch, kernels, footprint)
-    of_torch = predicted(monkeypatch, ATTENTION, footprint)
-    assert 0 <= narrow.step - wide.step < 10**8 < of_torch.step - wide.step
-    assert narrow.slots < 0.57 * wide.slots
 
 
 def test_a_chunk_of_a_prompt_needs_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +95,6 @@ def test_which_kernels_serve_before_they_are_tested(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         "sfumato.ops.triton.slower", lambda operation, device: operation == "linear"
     )
-    narrow = {f"{name} {format}" for name in CACHED for format in FORMATS.values()}
-    assert serving(device) == (OPERATIONS.keys() | narrow) - {"linear"}
+    assert serving(device) == OPERATIONS.keys() - {"linear"}
     monkeypatch.setattr(self_test, "_passed", {device: frozenset(("route",))})
     assert serving(device) == {"route"}

@@ -69,7 +69,7 @@ def test_a_token_has_the_same_mixture_beside_others(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("tokens", [1, 1500])
 def test_the_order_is_that_of_a_stable_sort(tokens: int) -> None:
-    from sfumato.ops.triton.routing import sort
+    from sfumato.ops.triton.experts import sort
 
     chosen = torch.randint(0, 6, (tokens, 2))
     chosen[chosen == 4] = 3  # an expert without tokens
@@ -81,7 +81,7 @@ def test_the_order_is_that_of_a_stable_sort(tokens: int) -> None:
 
 
 def test_no_choice_has_more_tiles_than_programs() -> None:
-    from sfumato.ops.triton.routing import most_tiles
+    from sfumato.ops.triton.experts import most_tiles
 
     assert most_tiles(2048, 128, 64) == 158
     for count, experts, tile in ((9, 3, 4), (2, 5, 4), (16, 3, 8), (1, 1, 64)):

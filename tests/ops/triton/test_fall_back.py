@@ -14,16 +14,13 @@ from tests.support.kernels import close, interpreted
 import sfumato.engine.runner  # noqa: F401, which registers all operations
 from sfumato import ops
 from sfumato.ops import reference, registry
-from sfumato.ops.attention_reference import Prefixes
-from sfumato.ops.narrow_cache import CACHED, FORMATS, Q8_0
 from sfumato.ops.paths import paths
 from sfumato.ops.registry import PLANES
-from sfumato.ops.triton import OPERATIONS, PLANE_OPERATIONS, SCALED_OPERATIONS, self_test
+from sfumato.ops.triton import FORMATS_OF, OPERATIONS, self_test
 from sfumato.ops.triton.kernel import LaunchError
-from sfumato.ops.triton.planes import plane_name
-from sfumato.ops.triton.scaled import scaled_name
-from sfumato.ops.triton.self_test import KernelTwin, random_planes
-from sfumato.weights.formats import SCALED, round_rows
+from sfumato.ops.triton.planes import twin_name
+from sfumato.ops.triton.self_test import KernelTwin, random_weight
+from sfumato.weights.formats import KINDS, SCALED
 
 CPU = torch.device("cpu")
 WAYS = ("off", "failed", "refused", "does not run")
@@ -83,38 +80,17 @@ def test_each_operation(operation: str, way: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("seen_as_a_gpu")
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("operation", sorted(PLANE_OPERATIONS))
-def test_each_operation_with_quantized_weights(
-    operation: str, way: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("operation", "format"),
+    [(name, format) for name in sorted(FORMATS_OF) for format in ("Q8_0", *KINDS)
+     if format in FORMATS_OF[name]],
+)  # fmt: skip
+def test_each_operation_with_weights_of_a_format(
+    operation: str, format: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weight = random_planes(CPU, "Q8_0", 4, 64)
-    name = plane_name(operation, "Q8_0")
-    fall_back(operation, name, (PLANES, torch.ones(1), weight), way, monkeypatch)
-
-
-@pytest.mark.usefixtures("seen_as_a_gpu")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("operation", sorted(CACHED))
-def test_each_operation_over_a_narrow_cache(
-    operation: str, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held, new = torch.ones(1, dtype=Q8_0), torch.ones(1)
-    held_first = (held, new) if operation == "write_cache" else (new, new, new, held)
-    if operation == "read_attention":
-        held_first = new, new, new, Prefixes(held, held, new, new, None)
-    name = f"{operation} {FORMATS[Q8_0]}"
-    fall_back(operation, name, (OPERATIONS[operation][1], *held_first), way, monkeypatch)
-
-
-@pytest.mark.usefixtures("seen_as_a_gpu")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("operation", SCALED_OPERATIONS)
-def test_each_operation_with_weights_of_codes(
-    operation: str, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weight = round_rows(torch.randn(4, 64), "FP8")
-    name = scaled_name(operation, "FP8")
-    fall_back(operation, name, (SCALED, torch.ones(1), weight), way, monkeypatch)
+    weight = random_weight(CPU, format, 4, 64)
+    call = (SCALED if format in KINDS else PLANES, torch.ones(1), weight)
+    fall_back(operation, twin_name(operation, format), call, way, monkeypatch)
 
 
 @interpreted
@@ -123,12 +99,12 @@ def test_a_broken_kernel_falls_back_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The real kernels of two operations, one of which gives 1.3 times what it should."""
-    from sfumato.ops.triton import noise, norms
+    from sfumato.ops.triton import norms, step
 
     right = norms.rms_norm
     monkeypatch.setattr(norms, "rms_norm", lambda *given: right(*given) * 1.3)
     monkeypatch.setattr(self_test, "_passed", {})
-    twins = {"rms_norm": norms.TWINS["rms_norm"], "step_noise": noise.TWINS["step_noise"]}
+    twins = {"rms_norm": norms.TWINS["rms_norm"], "step_noise": step.TWINS["step_noise"]}
     with caplog.at_level(logging.WARNING, logger=self_test.__name__):
         for _ in range(2):
             assert self_test.prepare(CPU, twins) == {"step_noise"}

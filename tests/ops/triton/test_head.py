@@ -137,7 +137,7 @@ def test_what_is_not_read_is_left_out(passed: Passed) -> None:
 
 
 def test_the_mass_of_the_vocabulary(passed: Passed) -> None:
-    from sfumato.ops.triton.vocabulary_mass import vocabulary_mass
+    from sfumato.ops.triton.head import vocabulary_mass
 
     hidden, weight, _, _ = passed.inputs
     ids = torch.tensor([[0, 199], [64, 64]])
@@ -152,7 +152,7 @@ def test_draws_are_equal_given_equal_masses() -> None:
     """Bit for bit the masses of the reference; among them uniforms on the edges of blocks."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    from sfumato.ops.triton.head_finish import finish_head
+    from sfumato.ops.triton.head_kernels import finish_head
 
     blocks, positions = 5, 4
     sums = torch.rand(positions, blocks, generator=torch.Generator().manual_seed(3))

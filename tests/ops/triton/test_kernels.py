@@ -19,7 +19,6 @@ from tests.support.kernels import interpreted
 
 from sfumato import ops
 from sfumato.diffusion.step import step
-from sfumato.ops.narrow_cache import CACHED, FORMATS
 from sfumato.ops.registry import check_signature, seen_as
 from sfumato.ops.triton import (
     OPERATIONS,
@@ -30,7 +29,6 @@ from sfumato.ops.triton import (
     twins,
 )
 from sfumato.ops.triton import kernel as kernel_module
-from sfumato.ops.triton import tiles as table_of_tiles
 from sfumato.ops.triton.kernel import (
     FP_FUSION,
     Kernel,
@@ -41,26 +39,23 @@ from sfumato.ops.triton.kernel import (
     load,
 )
 from sfumato.ops.triton.planes import LAYOUTS
-from sfumato.ops.triton.scaled import KINDS
 from sfumato.ops.triton.self_test import KernelTwin
 from sfumato.ops.triton.tiles import CANDIDATES, Tile, candidates, table, tile_for
+from sfumato.weights.formats import KINDS
 
 CPU = torch.device("cpu")
 SPILLED = {
     "attention_256": 256,
     "attention_512": 512,
-    "attention_512_narrow": 848,
     "prefill_256": 8,
     "read_256": 64,
     "read_512": 512,
-    "read_512_narrow": 848,
     "score_chunk": 104,
     "score_chunk_planes": 104,
 }
 """Bytes a thread, of kernels that spill outside of their loops only (seen in the machine code):
 attention and reads around the last block of keys, where a program masks values that do not exist;
-the scores of the vocabulary in the statistics after the product. Those of 512 columns over a narrow
-cache spill in their loop too: 82 loads and 20 stores of 1,366 instructions."""
+the scores of the vocabulary in the statistics after the product."""
 
 
 @interpreted
@@ -88,7 +83,9 @@ def test_counts_are_not_specialized() -> None:
             for name, kind in kernel.types.items()
             if kind in ("i32", "i64") or (kind.startswith("*") and ":" not in kind)
         }
-        assert set(kernel.function.kwargs["do_not_specialize"] or ()) == changing, kernel.name
+        named = set(kernel.function.kwargs["do_not_specialize"] or ())
+        absent = {name for name, value in kernel.sizes.items() if value is None}
+        assert named - absent == changing, kernel.name
         fixed = {name for name, kind in kernel.types.items() if kind in ("i32:16", "i64:16")}
         assert fixed <= {"q_stride", "k_stride", "v_stride", "length", "stored"}, kernel.name
 
@@ -109,7 +106,7 @@ def test_devices_are_tested_with_more_sizes_than_an_interpreter() -> None:
 @interpreted
 def test_every_twin_has_the_signature_of_its_reference() -> None:
     assert step is not None  # what other packages declare is declared
-    for operation, twin in twins({*LAYOUTS, *KINDS, *FORMATS.values()}).items():
+    for operation, twin in twins({*LAYOUTS, *KINDS}).items():
         check_signature(operation.split()[0], twin.function)
     with pytest.raises(TypeError, match=r"linear: the twin .* its reference"):
         check_signature("linear", lambda x, weight: x)
@@ -275,19 +272,6 @@ def test_every_variant_of_a_kernel_is_compiled() -> None:
 
 
 @interpreted
-def test_what_takes_minutes_to_compile_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where each of the operations that launch it has torch."""
-    names = ["attention_512_narrow", "attention_256_narrow"]
-    made = {job.kernel for job in ahead_of_time.jobs(["gfx1151"], names)}
-    assert made == {"attention_256_narrow"}
-    assert len(list(ahead_of_time.jobs(["sm_90", "gfx942"], names))) == 4
-    monkeypatch.setattr(table_of_tiles, "architecture", lambda device: "gfx1151")
-    for name in CACHED - {"write_cache"}:
-        assert all(table_of_tiles.slower(f"{name} {kind}", CPU) for kind in FORMATS.values())
-        assert not table_of_tiles.slower(name, CPU)
-
-
-@interpreted
 def test_tiles_of_an_unknown_kernel() -> None:
     assert tile_for("linear", CPU, "few")["TOKENS"] == 128
     with pytest.raises(KeyError):
@@ -309,7 +293,6 @@ def test_what_is_compiled_ahead_of_time_is_what_is_launched() -> None:
     assert not findings["missing"], findings
     assert set(findings["names"]) == {k for k in table()["kernels"] if candidates(k, "sm_90")}
     wide = {"attention_512", "attention_merge", "prefill_512", "read_512"}  # tested on a GPU alone
-    wide |= {"attention_512_narrow", "read_512_narrow"}
     assert set(findings["names"]) - set(findings["tested"]) == wide
 
 

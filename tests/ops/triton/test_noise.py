@@ -14,7 +14,7 @@ VOCAB = 262144
 
 
 def test_noise_is_that_of_the_reference_bit_for_bit() -> None:
-    from sfumato.ops.triton.noise import step_noise
+    from sfumato.ops.triton.step import step_noise
 
     rows, width = 3, 40
     batch = StepBatch.allocate(rows, width, 1, 8, torch.float32, torch.device("cpu"))
@@ -38,7 +38,7 @@ def test_noise_is_that_of_the_reference_bit_for_bit() -> None:
 
 
 def test_tensors_that_are_no_record_are_left_to_torch() -> None:
-    from sfumato.ops.triton.noise import TWINS
+    from sfumato.ops.triton.step import TWINS
 
     seeds, numbers = torch.zeros(2, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
     assert not TWINS["step_noise"].serves(seeds, *[numbers] * 4, torch.ones(2, 48), 256, VOCAB)

@@ -46,29 +46,31 @@ def wide(given: Call) -> Call:
 
 @pytest.mark.parametrize(("window", "n", "heads"), [(30, 24, 4), (None, 7, 2), (7, 70, 6)])
 def test_reads_are_those_of_the_reference(window: int | None, n: int, heads: int) -> None:
-    from sfumato.ops.triton.read_attention import read_attention
+    from sfumato.ops.triton.attention import read_attention
 
     given = call(window=window, n=n, heads=heads)
     close(read_attention(*given), attention_reference.read_attention.reference(*wide(given)))
 
 
 def test_pieces_of_a_long_prefix_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sfumato.ops.triton import read_attention
+    from sfumato.ops.triton import attention
     from sfumato.ops.triton.kernel import counted_launches
     from sfumato.ops.triton.tiles import tile_for
 
-    tile = tile_for("read_256", torch.device("cpu"))
-    short = replace(tile, constants={**tile.constants, "SPLIT": 64})
-    monkeypatch.setattr(read_attention, "tile_for", lambda name, device: short)
+    def short(name: str, device: torch.device) -> object:
+        tile = tile_for(name, device)
+        return replace(tile, constants={**tile.constants, "SPLIT": 64}) if "_256" in name else tile
+
+    monkeypatch.setattr(attention, "tile_for", short)
     given = call(size=200, window=None, n=6)
     with counted_launches() as launches:
-        out = read_attention.read_attention(*given)
+        out = attention.read_attention(*given)
     assert launches == {"read_256": 1, "attention_merge": 1}
     close(out, attention_reference.read_attention.reference(*wide(given)))
 
 
 def test_a_row_has_the_same_result_beside_others_and_wherever_its_question_stands() -> None:
-    from sfumato.ops.triton.read_attention import read_attention
+    from sfumato.ops.triton.attention import read_attention
 
     q, k, v, prefixes, questions = call()
     many = read_attention(q, k, v, prefixes, questions)
@@ -83,7 +85,7 @@ def test_a_row_has_the_same_result_beside_others_and_wherever_its_question_stand
 
 
 def test_what_it_does_not_take_is_left_to_torch() -> None:
-    from sfumato.ops.triton.read_attention import TWINS
+    from sfumato.ops.triton.attention import TWINS
 
     q, k, v, prefixes, questions = call()
     serves = TWINS["read_attention"].serves

@@ -58,7 +58,7 @@ def _rules(rules: Sequence[RowRules]) -> StaticRules:
 
 
 def _moved(batch: StepBatch, stats: HeadStats, fresh: Tensor) -> Tensor:
-    from sfumato.ops.triton.sampler import TWINS
+    from sfumato.ops.triton.step import TWINS
 
     rules, words = _rules(RULES), torch.zeros(4, row_words(batch.width, 8), dtype=torch.int32)
     twin = TWINS["move_rows"]
@@ -119,7 +119,7 @@ def test_entropies_that_are_no_numbers_are_flagged() -> None:
 
 
 def test_rules_of_other_kinds_are_left_to_torch() -> None:
-    from sfumato.ops.triton.sampler import TWINS
+    from sfumato.ops.triton.step import TWINS
 
     batch, stats = _batch(16, 1), _stats(64, torch.rand(64))
     other = _rules([*RULES[:3], RowRules(FixedCount(2), Never(), 3)])

@@ -14,7 +14,7 @@ from sfumato import ops
 from sfumato.ops import reference, registry
 from sfumato.ops.triton import self_test
 from sfumato.ops.triton.kernel import LaunchError, counted_launches
-from sfumato.ops.triton.scaled import refusal
+from sfumato.ops.triton.planes import refusal
 from sfumato.ops.triton.workspaces import expert_bytes
 from sfumato.weights.formats import Kind, ScaledTensor, round_rows
 
@@ -27,11 +27,11 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_become_the_codes_of_the_reference(kind: Kind) -> None:
     """Bit for bit; of zeros, of small and large numbers, and of rows that are not finite."""
-    from sfumato.ops.triton import codes
+    from sfumato.ops.triton import weights
 
     x = torch.randn(9, 1040) * torch.logspace(-12, 12, 9)[:, None]
     x[2], x[3, 5], x[4, 7] = 0, torch.nan, torch.inf
-    ours, expected = codes.round_rows(x, kind), round_rows(x, kind)
+    ours, expected = weights.round_rows(x, kind), round_rows(x, kind)
     assert torch.equal(ours.scales.isnan(), expected.scales.isnan())
     finite = expected.scales.isfinite()
     assert torch.equal(ours.scales[finite], expected.scales[finite])
@@ -52,32 +52,33 @@ def test_operations_pass_their_self_tests(kind: Kind) -> None:
 
 @pytest.fixture
 def tiles_of_an_older_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sfumato.ops.triton.tiles.architecture", lambda device: "sm_80")
+    for module in ("tiles", "planes"):
+        monkeypatch.setattr(f"sfumato.ops.triton.{module}.architecture", lambda device: "sm_80")
 
 
 @interpreted
 @pytest.mark.usefixtures("tiles_of_an_older_gpu")
 def test_every_code_is_unpacked() -> None:
     """By integers, where a GPU knows no e4m3: a product with the unit matrix gives the numbers."""
-    from sfumato.ops.triton import scaled_linear
+    from sfumato.ops.triton import linear
 
     codes = torch.arange(256, dtype=torch.uint8).repeat(2)[:256].view(8, 32)
     codes = codes.masked_fill((codes & 0x7F) == 0x7F, 0).view(torch.float8_e4m3fn)
     weight = ScaledTensor(codes, torch.arange(1, 9).float())
-    out = scaled_linear.multiply(torch.eye(32), weight, as_codes=False)
+    out = linear.linear(torch.eye(32), weight)
     assert torch.equal(out.T, weight.dequantize())
 
 
 @interpreted
 @pytest.mark.usefixtures("tiles_of_an_older_gpu")
 def test_experts_of_unpacked_codes() -> None:
-    from sfumato.ops.triton import scaled_experts
+    from sfumato.ops.triton import experts
 
     x, scores = torch.randn(5, 80), torch.randn(5, 3)
     gate_up = round_rows(torch.randn(3, 64, 80) * 0.1, "FP8")
     down = round_rows(torch.randn(3, 80, 32), "FP8")
     shares, chosen = scores.softmax(-1).topk(2)
-    out = scaled_experts.multiply(x, chosen, shares, gate_up, down, as_codes=False)
+    out = experts.experts(x, chosen, shares, gate_up, down)
     wide = (each.dequantize(torch.float64) for each in (gate_up, down))
     close(out, reference.experts.reference(x.double(), chosen, shares, *wide))
 
@@ -89,7 +90,7 @@ def test_a_token_has_the_same_result_beside_others(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where others make the tiles those for many tokens, and have far larger numbers."""
-    from sfumato.ops.triton import operands, scaled_experts, scaled_linear
+    from sfumato.ops.triton import experts, linear, operands
 
     monkeypatch.setattr(operands, "FEW", 4)
     x, scores = torch.randn(9, 144), torch.randn(9, 3)
@@ -99,9 +100,9 @@ def test_a_token_has_the_same_result_beside_others(
     down = round_rows(torch.randn(3, 144, 32), kind)
     shares, chosen = scores.softmax(-1).topk(2)
     some = slice(3, 6)
-    assert torch.equal(scaled_linear.linear(x[some], weight), scaled_linear.linear(x, weight)[some])
-    alone = scaled_experts.experts(x[some], chosen[some], shares[some], gate_up, down)
-    assert torch.equal(alone, scaled_experts.experts(x, chosen, shares, gate_up, down)[some])
+    assert torch.equal(linear.linear(x[some], weight), linear.linear(x, weight)[some])
+    alone = experts.experts(x[some], chosen[some], shares[some], gate_up, down)
+    assert torch.equal(alone, experts.experts(x, chosen, shares, gate_up, down)[some])
 
 
 @interpreted
@@ -110,15 +111,16 @@ def test_experts_take_no_more_memory_than_of_floats(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the prediction, which knows no kinds of weights, is right for these."""
-    from sfumato.ops.triton import codes, scaled_experts
+    from sfumato.ops.triton import experts as module
+    from sfumato.ops.triton import weights
     from sfumato.ops.triton.kernel import launch
 
     def launched(*given: Any, **more: Any) -> None:
         launch(*given, **more)
         gc.collect()  # the interpreter's objects refer to each other, and to the tensors
 
-    for module in (codes, scaled_experts):
-        monkeypatch.setattr(module, "launch", launched)
+    for each in (weights, module):
+        monkeypatch.setattr(each, "launch", launched)
 
     tokens, experts, inner, hidden = 24, 3, 32, 96
     x, scores = torch.randn(tokens, hidden), torch.randn(tokens, experts)
@@ -127,7 +129,7 @@ def test_experts_take_no_more_memory_than_of_floats(
     shares, chosen = scores.softmax(-1).topk(2)
     given = x, chosen, shares, gate_up.codes, gate_up.scales, down.codes, down.scales
     with torch.no_grad(), LiveBytes(*given) as live:
-        out = scaled_experts.experts(x, chosen, shares, gate_up, down)
+        out = module.experts(x, chosen, shares, gate_up, down)
     taken = live.most - out.nbytes
     assert 0 < taken <= expert_bytes(tokens, 2, experts, inner, hidden, 4)
 
@@ -137,7 +139,7 @@ def test_the_registry_calls_them_and_falls_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On torch's product of the codes: where a kernel does not run, once and for all."""
-    from sfumato.ops.triton import scaled_linear as module
+    from sfumato.ops.triton import linear as module
 
     x, weight = torch.randn(3, 48), round_rows(torch.randn(24, 48), "INT8")
     expected = reference.linear.reference(x, weight)
@@ -164,7 +166,7 @@ def test_the_registry_calls_them_and_falls_back(
 @pytest.mark.parametrize(
     ("kind", "shape"),
     [
-        ("Q8_0", (4, 32)),
+        ("F32", (4, 32)),
         ("FP8", (32,)),
         ("FP8", (4, 40)),
         ("INT8", (0, 32)),

@@ -45,8 +45,8 @@ def test_attention() -> None:
     small = stored[:, :, :1024].contiguous()
     assert workspace("canvas_attention", q, k, v, small, small, *numbers) == 0
     assert workspaces.attention_bytes(rows, n, heads, d, 1024, CPU) == 0
-    assert workspaces.attention_kernel(d) == attention.SLIDING.name
-    assert workspaces.attention_kernel(512) == attention.FULL.name
+    assert workspaces.attention_kernel(d) == attention.CANVASES[0].name
+    assert workspaces.attention_kernel(512) == attention.CANVASES[1].name
 
 
 def test_reads() -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any
 
 import torch
@@ -404,18 +403,16 @@ def _narrowed(footprint: ModelFootprint, tokens: int) -> int:
 
 def _seen_of_chunk(footprint: ModelFootprint, tokens: int, context: int) -> int:
     """Keys and values of one row and layer, as a chunk of a prompt reads them: where kernels do not
-    serve, as `_seen`, else joined, and of a narrow cache widened too, while those of the new tokens
-    are narrow in between."""
+    serve, as `_seen`, else joined."""
     if "attend" not in footprint.kernels:
         return _seen(footprint, tokens, context, causal=True)
-    size, stored = footprint.dtype.itemsize, footprint.cache_dtype
-    joined = widened = 0
-    for layer, keys in footprint.seen(context):
-        shape = keys + tokens, layer.kv_heads, layer.head_dim
-        joined = max(joined, workspaces.prefill_bytes(*shape, size, footprint.device))
-        numbers = prod(shape)
-        widened = max(widened, 2 * numbers * size + beside_bytes(numbers, stored))
-    return joined + (widened if is_narrow(stored) else 0)
+    size = footprint.dtype.itemsize
+    return max(
+        workspaces.prefill_bytes(
+            keys + tokens, layer.kv_heads, layer.head_dim, size, footprint.device
+        )
+        for layer, keys in footprint.seen(context)
+    )
 
 
 def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -> int:
@@ -443,25 +440,20 @@ def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -
 
 def _seen_of_pool(footprint: ModelFootprint, rows: int, capacity: int) -> int:
     """What kernels take of all rows of a pool, which read its slots where they are: the parts of
-    long prefixes, and the new keys and values of rows, some of which commit, as a narrow cache will
-    hold them. Else keys and values of one layer and all rows, as the reference's `canvas_attention`
-    copies them: those of whole slots are gathered, in the dtype of the cache and then in that of
-    the step, and joined with the canvas's; the joined keys stay while the values are joined.
+    long prefixes. Else keys and values of one layer and all rows, as the reference's
+    `canvas_attention` copies them: those of whole slots are gathered, in the dtype of the cache and
+    then in that of the step, and joined with the canvas's; the joined keys stay while the values
+    are joined.
 
     Scores are not counted: torch's fused attention holds none. Measured on no device."""
-    model, stored = footprint.config, footprint.cache_dtype
+    model = footprint.config
     if not footprint.kernels >= ATTENTION:
         return _gathered(footprint, rows, capacity, model.canvas_length, 0)
     queries = rows, model.canvas_length, model.num_heads
-    parts = max(
+    return max(
         workspaces.attention_bytes(*queries, layer.head_dim, size, footprint.device)
         for layer, size in footprint.in_slots(capacity)
     )
-    if not is_narrow(stored):
-        return parts
-    widest = max(layer.kv_heads * layer.head_dim for layer in model.layers)
-    numbers = rows * model.canvas_length * widest
-    return parts + 4 * numbers * footprint.dtype.itemsize + beside_bytes(numbers, stored)
 
 
 def _seen_of_reads(footprint: ModelFootprint, slots: int, capacity: int, tokens: int) -> int:

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,7 @@ from sfumato.ops.triton.children import Limits, Outcome, run_bounded
 from sfumato.ops.triton.kernel import FP_FUSION, Kernel, all_kernels, interpreting
 from sfumato.ops.triton.planes import LAYOUTS
 from sfumato.ops.triton.targets import TARGETS, Target
-from sfumato.ops.triton.tiles import Tile, candidates, compiles
+from sfumato.ops.triton.tiles import Tile, candidates
 
 _MATRIX = re.compile(
     r"\b(wgmma\.mma_async\S*?\.(m\d+n\d+k\d+)|mma\.sync\S*?\.(m\d+n\d+k\d+)"
@@ -89,7 +89,7 @@ def jobs(
         kernel = known[name]
         variants = ["", *kernel.variants, *(kernel.shapes if every else ())]
         variants += kernel.of_formats(formats, every)
-        for target in filter(partial(compiles, name), targets):
+        for target in targets:
             for use, tiles in candidates(name, target).items():
                 for number in range(len(tiles) if every else 1):
                     for variant in variants:

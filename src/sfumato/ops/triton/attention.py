@@ -1,76 +1,322 @@
-"""Attention of canvases over what their slots hold and themselves, all rows in one launch.
+"""Attention over segments of keys, all rows in one launch: what slots hold, questions beside them,
+and the rows' own canvases.
 
-`canvas_attention` serves rows that denoise, and `phase_attention` rows that denoise beside rows
-that commit, which see causally.  Lengths, slots and phases are read on the device, so that a
-captured graph serves whatever they become.
+`canvas_attention` serves rows that denoise, `phase_attention` rows that denoise beside rows that
+commit, which see causally, and `read_attention` canvases that follow questions.  Lengths, slots,
+places and phases are read on the device, so that a captured graph serves whatever they become.
+
+Rows of a tile are pairs of a position and a query head that share one key head: `GROUP` heads of a
+position, then the next position.  Softmax is in powers of two and float32; the weights of the
+values are rounded to the dtype of the values, as all flash kernels round them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from sfumato.ops import attention_reference
-from sfumato.ops.narrow_cache import is_narrow, stored_as, widened
-from sfumato.ops.triton.attention_kernels import attend, merge
+from sfumato.ops.attention_reference import Prefixes, Questions
 from sfumato.ops.triton.kernel import Kernel, launch, register
-from sfumato.ops.triton.narrow_cache import (
-    attended,
-    cache_of,
-    checks_of,
-    held_matrix,
-    narrow,
-)
-from sfumato.ops.triton.operands import EVERYTHING
+from sfumato.ops.triton.operands import EVERYTHING, matrix, multiplied
 from sfumato.ops.triton.self_test import (
     KernelTwin,
-    assert_close,
+    compare,
     error_bound,
     random_like,
     sizes_for,
 )
 from sfumato.ops.triton.tiles import tile_for
+from sfumato.ops.triton.weights import as_descriptor, product
 from sfumato.ops.triton.workspaces import NARROW, attention_kernel
 
+_LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def empty_state(ROWS: tl.constexpr, D: tl.constexpr) -> tl.tensor:
+    """The largest score of each row so far, the sum of powers, and the sum of weighted values."""
+    largest = tl.full((ROWS,), float("-inf"), tl.float32)
+    return largest, tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, D), tl.float32)
+
+
+@triton.jit
+def add_keys(
+    q: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
+    seen: tl.tensor,
+    largest: tl.tensor,
+    total: tl.tensor,
+    values: tl.tensor,
+    MASKED: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> tl.tensor:
+    """The state with a block of keys more: q [ROWS, D], k and v [KEYS, D], seen [ROWS, KEYS]."""
+    scores = tl.zeros((q.shape[0], k.shape[0]), tl.float32)
+    scores = product(q, k.T, scores, UPCAST) * _LOG2E
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
+    new = tl.maximum(largest, tl.max(scores, 1))
+    # Of a row that has seen no key yet the largest score is -inf, and -inf - -inf is NaN.
+    finite = tl.where(new == float("-inf"), 0.0, new)
+    powers = tl.exp2(scores - finite[:, None])
+    shrink = tl.exp2(largest - finite)
+    total = total * shrink + tl.sum(powers, 1)
+    return new, total, product(powers.to(v.dtype), v, values * shrink[:, None], UPCAST)
+
+
+@triton.jit
+def _add_tail(
+    q: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
+    real: tl.tensor,
+    seen: tl.tensor,
+    largest: tl.tensor,
+    total: tl.tensor,
+    values: tl.tensor,
+    UPCAST: tl.constexpr,
+) -> tl.tensor:
+    """The state with a block more of which the keys `real` [KEYS] exist. The others may be what an
+    earlier request left, or another row's, even NaN: 0 · NaN is NaN, so their values become 0."""
+    v = tl.where(real[:, None], v, 0.0)
+    return add_keys(q, k, v, seen & real[None, :], largest, total, values, True, UPCAST)
+
+
+@triton.jit
+def _seen(
+    index: tl.tensor,
+    shift: tl.tensor,
+    turn: tl.tensor,
+    size: tl.tensor,
+    lowest: tl.tensor,
+    highest: tl.tensor,
+) -> tl.tensor:
+    """Which rows see the keys at these places, [ROWS, keys]: those whose position lies after
+    `lowest` and not after `highest`, both [ROWS].
+
+    In a ring, place i holds the last position before its length with position mod size = i: that
+    is i + shift, and one size less from the place `turn` on.
+    """
+    position = index + shift - tl.where(index >= turn, size, 0)
+    return (position[None, :] > lowest[:, None]) & (position[None, :] <= highest[:, None])
+
+
+@triton.jit
+def _add_span(
+    q: tl.tensor, keys: tl.tensor, values: tl.tensor, line: tl.tensor, column: tl.tensor,
+    begin: tl.tensor, end: tl.tensor, shift: tl.tensor, turn: tl.tensor, size: tl.tensor,
+    lowest: tl.tensor, highest: tl.tensor, largest: tl.tensor, total: tl.tensor,
+    weighted: tl.tensor, MASKED: tl.constexpr, KEYS: tl.constexpr, UPCAST: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """The state with the keys at the places `begin` up to `end` more, which stand in the matrices
+    from `line` and `column` on; the others as in `_seen`."""
+    offsets = tl.arange(0, KEYS)
+    whole_end = begin + tl.maximum(end - begin, 0) // KEYS * KEYS
+    for at in range(0, whole_end - begin, KEYS):
+        seen = _seen(begin + at + offsets, shift, turn, size, lowest, highest)
+        block_k, block_v = keys.load([line + at, column]), values.load([line + at, column])
+        largest, total, weighted = add_keys(
+            q, block_k, block_v, seen, largest, total, weighted, MASKED, UPCAST
+        )
+    if whole_end < end:
+        index = whole_end + offsets
+        seen = _seen(index, shift, turn, size, lowest, highest)
+        line = line + (whole_end - begin)
+        largest, total, weighted = _add_tail(
+            q, keys.load([line, column]), values.load([line, column]), index < end, seen,
+            largest, total, weighted, UPCAST,
+        )  # fmt: skip
+    return largest, total, weighted
+
+
+@triton.jit(
+    do_not_specialize=[
+        "slots", "first", "width", "commits", "starts", "counts", "length", "size", "tokens",
+        "stored", "places", "beside", "window",
+    ]
+)  # fmt: skip
+def _attend(
+    q: tl.tensor, new_keys: tl.tensor, new_values: tl.tensor, keys: tl.tensor, values: tl.tensor,
+    own_keys: tl.tensor, own_values: tl.tensor, slots: tl.tensor, first: tl.tensor,
+    width: tl.tensor, commits: tl.tensor, starts: tl.tensor, counts: tl.tensor, out: tl.tensor,
+    partial: tl.tensor, extremes: tl.tensor, length: tl.tensor, size: tl.tensor, tokens: tl.tensor,
+    stored: tl.tensor, places: tl.tensor, beside: tl.tensor, window: tl.tensor,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PHASES: tl.constexpr,
+    WINDOWED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr,
+    UPCAST: tl.constexpr, DESCRIPTORS: tl.constexpr,
+) -> None:  # fmt: skip
+    """One tile of ROWS, one key head and one piece of the prefix of one row of the batch.
+
+    Grid: (⌈length · GROUP / ROWS⌉, KV_HEADS · pieces, rows), where pieces is ⌈size / SPLIT⌉; the
+    first piece takes the row's own canvas too, and the keys of its question, which are few. Pieces
+    have a fixed length, and those beyond what the slot holds leave early, so that no sum depends on
+    other rows, on the pool's size or on where a question stands. A row with one piece stores its
+    result, one with several what `_merge` makes it of.
+
+    q and out [rows, length, HEADS, D]; new_keys and new_values are those of the canvases as
+    matrices [tokens, KV_HEADS · D], tokens being rows · length; keys and values those of the slots,
+    [stored, D], stored being slots · KV_HEADS · size; own_keys and own_values those of the
+    questions, [beside, D], beside being KV_HEADS · places. Without questions their parameters are
+    None, and with them `width` and `commits`: a canvas has the whole length. Without PHASES all
+    rows denoise, and `commits` is not read. WINDOWED: rows that commit see at most `window`
+    positions, and of what comes before a canvas with a question the canvas sees the last `window -
+    1`.
+    """
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    row, head = tl.program_id(2), tl.program_id(1) % KV_HEADS
+    piece, pieces = tl.program_id(1) // KV_HEADS, tl.num_programs(1) // KV_HEADS
+    before = tl.load(first + row).to(tl.int32)
+    held = tl.minimum(before, size)
+    start = piece * SPLIT
+    if (piece > 0) & (start >= held):
+        return
+    pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    position = pair // GROUP
+    inside = position < length
+    columns = tl.arange(0, D)
+    # Of the row, and so that offsets from its first element fit 32 bits.
+    cell = position * HEADS + head * GROUP + pair % GROUP
+    row_at = row.to(tl.int64) * length * (HEADS * D)
+    cells = cell[:, None] * D + columns[None, :]
+    query = tl.load(q + row_at + cells, mask=inside[:, None], other=0.0)
+    largest, total, weighted = empty_state(ROWS, D)
+
+    own = length if width is None else tl.load(width + row).to(tl.int32)
+    lowest = tl.full((ROWS,), -(2**30), tl.int32)
+    highest = tl.full((ROWS,), 2**30, tl.int32)
+    if PHASES:
+        # Positions after the width see what the last one of the width sees.
+        place = tl.minimum(position, own - 1)
+        causal = tl.load(commits + row) > 0
+        highest = tl.where(causal, place, highest)
+        if WINDOWED:
+            lowest = tl.where(causal, place - window, lowest)
+    canvas_end = tl.where(piece == 0, own, 0)
+    new_keys = as_descriptor(new_keys, tokens, KV_HEADS * D, KEYS, D, DESCRIPTORS)
+    new_values = as_descriptor(new_values, tokens, KV_HEADS * D, KEYS, D, DESCRIPTORS)
+    largest, total, weighted = _add_span(
+        query, new_keys, new_values, row * length, head * D, 0, canvas_end, 0, 2**30, 0,
+        lowest, highest, largest, total, weighted, PHASES, KEYS, UPCAST,
+    )  # fmt: skip
+
+    if counts is not None:
+        # Positions of the question count from `before`, which is where it begins.
+        count = tl.load(counts + row).to(tl.int32)
+        if WINDOWED:
+            lowest += 2**30 + count - window
+        own_keys = as_descriptor(own_keys, beside, D, KEYS, D, DESCRIPTORS)
+        own_values = as_descriptor(own_values, beside, D, KEYS, D, DESCRIPTORS)
+        line = head * places + tl.load(starts + row).to(tl.int32)
+        largest, total, weighted = _add_span(
+            query, own_keys, own_values, line, 0, 0, tl.where(piece == 0, count, 0), 0, 2**30, 0,
+            lowest, highest, largest, total, weighted, WINDOWED, KEYS, UPCAST,
+        )  # fmt: skip
+
+    # Positions of the prefix count from its beginning, and those of the canvas from `before`.
+    lowest = tl.maximum(lowest + before, -1)
+    highest += 2**29
+    turn = before % size
+    begin = (tl.load(slots + row) * KV_HEADS + head) * size
+    keys = as_descriptor(keys, stored, D, KEYS, D, DESCRIPTORS)
+    values = as_descriptor(values, stored, D, KEYS, D, DESCRIPTORS)
+    largest, total, weighted = _add_span(
+        query, keys, values, (begin + start).to(tl.int32), 0, start,
+        tl.minimum(held, start + SPLIT), before - turn, turn, size,
+        lowest, highest, largest, total, weighted, WINDOWED, KEYS, UPCAST,
+    )  # fmt: skip
+
+    if held <= SPLIT:
+        result = weighted / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(out + row_at + cells, result, mask=inside[:, None])
+    else:
+        piece_at = (row.to(tl.int64) * pieces + piece) * length * HEADS
+        tl.store(partial + piece_at * D + cells, weighted, mask=inside[:, None])
+        tl.store(extremes + (piece_at + cell) * 2, largest, mask=inside)
+        tl.store(extremes + (piece_at + cell) * 2 + 1, total, mask=inside)
+
+
+@triton.jit(do_not_specialize=["first", "pairs", "size", "pieces"])
+def _merge(
+    partial: tl.tensor,
+    extremes: tl.tensor,
+    first: tl.tensor,
+    out: tl.tensor,
+    pairs: tl.tensor,
+    size: tl.tensor,
+    pieces: tl.tensor,
+    D: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PAIRS: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> None:
+    """out [rows, pairs, D] of `partial` float32 [rows, pieces, pairs, D] and `extremes` float32
+    [rows, pieces, pairs, 2], of which the pieces that a row has are written; grid (⌈pairs / PAIRS⌉,
+    rows). A pair is a position and a head. Pieces are added from the first to the last.
+    """
+    row = tl.program_id(1)
+    held = tl.minimum(tl.load(first + row).to(tl.int32), size)
+    if held <= SPLIT:
+        return
+    pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
+    inside = pair < pairs
+    columns = tl.arange(0, D)
+    largest, total, weighted = empty_state(PAIRS, D)
+    for piece in range((held + SPLIT - 1) // SPLIT):
+        at = (row.to(tl.int64) * pieces + piece) * pairs + pair
+        its_largest = tl.load(extremes + at * 2, mask=inside, other=float("-inf"))
+        its_total = tl.load(extremes + at * 2 + 1, mask=inside, other=0.0)
+        source = partial + at[:, None] * D + columns[None, :]
+        its_values = tl.load(source, mask=inside[:, None], other=0.0)
+        new = tl.maximum(largest, its_largest)
+        finite = tl.where(new == float("-inf"), 0.0, new)
+        shrink, grow = tl.exp2(largest - finite), tl.exp2(its_largest - finite)
+        total = total * shrink + its_total * grow
+        weighted = weighted * shrink[:, None] + its_values * grow[:, None]
+        largest = new
+    result = weighted / tl.where(total > 0, total, 1.0)[:, None]
+    target = out + (row.to(tl.int64) * pairs + pair)[:, None] * D + columns[None, :]
+    tl.store(target, result, mask=inside[:, None])
+
+
+_QUESTIONS = ("own_keys", "own_values", "starts", "counts", "places", "beside")
+_MATRICES = ("new_keys", "new_values", "keys", "values", "own_keys", "own_values")
 _TYPES = {
     **dict.fromkeys(("q", "out"), "*bf16:16"),
-    **dict.fromkeys(("keys", "values", "new_keys", "new_values"), "tensordesc<bf16[{KEYS}, {D}]>"),
-    **dict.fromkeys(("slots", "first", "width", "commits"), "*i64"),
+    **dict.fromkeys(_MATRICES, "tensordesc<bf16[{KEYS}, {D}]>"),
+    **dict.fromkeys(("slots", "first", "width", "commits", "starts", "counts"), "*i64"),
     **dict.fromkeys(("partial", "extremes"), "*fp32:16"),
-    **dict.fromkeys(("size", "tokens", "stored", "window"), "i32"),
-    "length": "i32",
+    **dict.fromkeys(("length", "size", "tokens", "stored", "places", "beside", "window"), "i32"),
 }
-
-NARROW_TYPES = {**_TYPES, **dict.fromkeys(("keys", "values"), "*u8:16")}
-
 _DENOISE = {"denoise": {"PHASES": False, "WINDOWED": False}}  # the usual step: no row commits
 
-SLIDING = register(
-    Kernel(
-        "attention_256",
-        attend,
-        _TYPES,
-        {"HEADS": 16, "KV_HEADS": 8, "D": 256, "PHASES": True, "WINDOWED": True, "CACHE": 0},
-        _DENOISE,
+
+def _kernels(name: str, absent: tuple[str, ...], phases: bool) -> tuple[Kernel, Kernel]:
+    """The kernels of the sliding and of the full layers; absent: the parameters that are None."""
+    types = {key: kind for key, kind in _TYPES.items() if key not in absent}
+    both = {**dict.fromkeys(absent), "HEADS": 16, "PHASES": phases}
+    sliding = {**both, "KV_HEADS": 8, "D": 256, "WINDOWED": True}
+    full = {**both, "KV_HEADS": 2, "D": 512, "WINDOWED": False}
+    variants = _DENOISE if phases else {}
+    return (
+        register(Kernel(f"{name}_256", _attend, types, sliding, variants)),
+        register(Kernel(f"{name}_512", _attend, types, full, variants)),
     )
-)
-FULL = register(
-    Kernel(
-        "attention_512",
-        attend,
-        _TYPES,
-        {"HEADS": 16, "KV_HEADS": 2, "D": 512, "PHASES": True, "WINDOWED": False, "CACHE": 0},
-        _DENOISE,
-    )
-)
-NARROW_SLIDING, NARROW_FULL = (register(narrow(kernel, NARROW_TYPES)) for kernel in (SLIDING, FULL))
+
+
+CANVASES = _kernels("attention", _QUESTIONS, True)
+READS = _kernels("read", ("width", "commits"), False)
 MERGE = register(
     Kernel(
         "attention_merge",
-        merge,
+        _merge,
         {
             **dict.fromkeys(("partial", "extremes"), "*fp32:16"),
             "first": "*i64",
@@ -94,7 +340,9 @@ def canvas_attention(
 ) -> Tensor:
     """See `ops.canvas_attention`; floats are bfloat16. Positions after a row's width see what the
     others of the row see. A width is at least 1, or `held` at most 0 beside a width of 0."""
-    return _attention(q, k, v, keys, values, slots, held, width, None, None)
+    prefixes = Prefixes(keys, values, slots, held, None)
+    # Without PHASES `commits` is any memory of its kind.
+    return _attention(CANVASES, q, k, v, prefixes, None, False, width=width, commits=held)
 
 
 def phase_attention(
@@ -111,144 +359,173 @@ def phase_attention(
 ) -> Tensor:
     """See `ops.phase_attention`; floats are bfloat16. Positions after a row's width see what the
     last position of the width sees."""
-    return _attention(q, k, v, keys, values, slots, first, width, commits, window)
+    prefixes = Prefixes(keys, values, slots, first, window)
+    return _attention(CANVASES, q, k, v, prefixes, None, True, width=width, commits=commits)
+
+
+def read_attention(
+    q: Tensor, k: Tensor, v: Tensor, prefixes: Prefixes, questions: Questions
+) -> Tensor:
+    """See `ops.read_attention`; floats are bfloat16."""
+    rows = {"starts": questions.starts, "counts": questions.counts}
+    return _attention(READS, q, k, v, prefixes, questions, False, **rows)
 
 
 def _attention(
+    kernels: tuple[Kernel, Kernel],
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    slots: Tensor,
-    first: Tensor,
-    width: Tensor,
-    commits: Tensor | None,
-    window: int | None,
+    prefixes: Prefixes,
+    questions: Questions | None,
+    phases: bool,
+    **of_rows: Tensor,
 ) -> Tensor:
+    """The attention of rows; of_rows: further numbers of each row, by the kernel's name for them;
+    those that a kernel lacks are None."""
     rows, length, heads, d = q.shape
+    keys, first = prefixes.keys, prefixes.first.contiguous()
     kv_heads, size = keys.shape[1:3]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if out.numel() == 0:
         return out
-    q, k, v = (x.contiguous() for x in (q, k, v))
-    slots, first, width = (x.contiguous() for x in (slots, first, width))
-    kernels = (NARROW_SLIDING, NARROW_FULL) if is_narrow(keys.dtype) else (SLIDING, FULL)
     kernel = kernels[d > NARROW]
     tile = tile_for(kernel.name, q.device)
     pieces = triton.cdiv(size, tile["SPLIT"])
-    # One piece stores its result at once, and no program touches these. Their dtype is the same, so
-    # that the code is.
+    # One piece stores its result at once; no program touches these, whose dtype decides the code.
+    shape = (rows, pieces, length * heads) if pieces > 1 else (0, 0, 0)
     wide: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
-    partial = extremes = torch.empty(0, **wide)
-    if pieces > 1:
-        partial = torch.empty(rows, pieces, length * heads, d, **wide)
-        extremes = torch.empty(rows, pieces, length * heads, 2, **wide)
-    floats: dict[str, Any] = {"q": q, "out": out, "partial": partial, "extremes": extremes}
-    matrices: dict[str, Any] = {"new_keys": k.flatten(-2), "new_values": v.flatten(-2)}
-    matrices |= {"keys": keys, "values": values}
-    descriptors = {name: held_matrix(x, tile["KEYS"], d) for name, x in matrices.items()}
-    numbers: dict[str, Any] = {"length": length, "size": size, "tokens": rows * length}
-    constants: dict[str, Any] = {"HEADS": heads, "KV_HEADS": kv_heads, "D": d}
+    partial, extremes = torch.empty(*shape, d, **wide), torch.empty(*shape, 2, **wide)
+    matrices = [k.contiguous().flatten(-2), v.contiguous().flatten(-2), keys, prefixes.values]
+    given: dict[str, Any] = dict.fromkeys((*_QUESTIONS, "width", "commits"))
+    if questions is not None:
+        matrices += [questions.keys, questions.values]
+        beside = questions.keys.shape[1]
+        given |= {"places": beside, "beside": kv_heads * beside}
+    named = zip(_MATRICES, matrices, strict=False)
+    given |= {name: matrix(x, tile["KEYS"], d) for name, x in named}
+    given |= {name: numbers.contiguous() for name, numbers in of_rows.items()}
     launch(
         kernel,
         (triton.cdiv(length * (heads // kv_heads), tile["ROWS"]), kv_heads * pieces, rows),
         tile,
         q.device,
-        **floats,
-        **descriptors,
-        slots=slots,
+        q=q.contiguous(),
+        out=out,
+        partial=partial,
+        extremes=extremes,
+        slots=prefixes.slots.contiguous(),
         first=first,
-        width=width,
-        commits=first if commits is None else commits.contiguous(),
-        **numbers,
+        length=length,
+        size=size,
+        tokens=rows * length,
         stored=keys[..., 0].numel(),
-        window=EVERYTHING if window is None else window,
-        **constants,
-        CACHE=cache_of(keys),
-        PHASES=commits is not None,
-        WINDOWED=commits is not None and window is not None,
+        window=EVERYTHING if prefixes.window is None else prefixes.window,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        D=d,
+        PHASES=phases,
+        WINDOWED=prefixes.window is not None,
+        **given,
     )
     if pieces > 1:
-        merge_pieces(partial, extremes, first, out, size, tile["SPLIT"])
+        _merge_pieces(partial, extremes, first, out, size, tile["SPLIT"])
     return out
 
 
-def merge_pieces(
+def _merge_pieces(
     partial: Tensor, extremes: Tensor, first: Tensor, out: Tensor, size: int, split: int
 ) -> None:
     """Fills the rows of `out` [rows, n, heads, d] whose prefix is several pieces."""
     rows, pieces, pairs, d = partial.shape
     tile = tile_for("attention_merge", out.device)
-    tensors: dict[str, Any] = {"partial": partial, "extremes": extremes, "first": first, "out": out}
-    numbers: dict[str, Any] = {"pairs": pairs, "size": size, "pieces": pieces}
     launch(
         MERGE,
         (triton.cdiv(pairs, tile["PAIRS"]), rows),
         tile,
         out.device,
-        **tensors,
-        **numbers,
+        partial=partial,
+        extremes=extremes,
+        first=first,
+        out=out,
+        pairs=pairs,
+        size=size,
+        pieces=pieces,
         D=d,
         SPLIT=split,
     )
 
 
 def _serves(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> bool:
-    d = q.shape[-1]
-    shaped = 16 <= d <= 512 and d & (d - 1) == 0
-    stored = keys.is_contiguous() and values.is_contiguous() and keys[..., 0].numel() < 2**31
-    numbers = all(x.dtype == torch.int64 for x in rest if isinstance(x, Tensor))
-    return shaped and stored and numbers and attended((q, k, v), (keys, values))
+    d, held = q.shape[-1], [keys, values]
+    held += [x for x in rest if isinstance(x, Tensor) and x.dtype != torch.int64]
+    stored = all(x.is_contiguous() and x[..., 0].numel() < 2**31 for x in held)
+    return 16 <= d <= 512 and d & (d - 1) == 0 and stored and multiplied(q, k, v, *held)
 
 
-def _check(device: torch.device, kind: torch.dtype | None = None) -> None:
-    """Narrow heads, and those of the 26B-A4B over prefixes of two pieces, in a cache of this
-    kind."""
+def _serves_reads(
+    q: Tensor, k: Tensor, v: Tensor, prefixes: Prefixes, questions: Questions
+) -> bool:
+    return _serves(q, k, v, *vars(prefixes).values(), *vars(questions).values())
+
+
+def _check(operation: str, device: torch.device) -> None:
+    """Narrow heads, and those of the 26B-A4B over prefixes of two pieces."""
     wide = [
-        (heads, kv_heads, d, tile_for(attention_kernel(d), device)["SPLIT"] + 404)
-        for heads, kv_heads, d in ((16, 8, 256), (16, 2, 512))
+        (heads, kv_heads, d, tile_for(attention_kernel(d), device)["SPLIT"] + 404, window)
+        for heads, kv_heads, d, window in ((16, 8, 256, 300), (16, 2, 512, None))
     ]
-    for heads, kv_heads, d, size in sizes_for(device, [(4, 2, 64, 150)], wide):
-        _check_heads(heads, kv_heads, d, size, device, kind)
+    for sizes in sizes_for(device, [(4, 2, 64, 150, 140)], wide):
+        _check_heads(operation, device, *sizes)
 
 
 def _check_heads(
-    heads: int, kv_heads: int, d: int, size: int, device: torch.device, kind: torch.dtype | None
-) -> None:
-    """Rows of all lengths, of which one has no prefix and one a full ring, over stale NaN."""
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    n, before = 24, size - 20
-    q, k, v, keys, values = random_like(
-        *(device, dtype, (3, n, heads, d), (3, n, kv_heads, d), (3, n, kv_heads, d)),
+    operation: str, device: torch.device, heads: int, kv_heads: int, d: int, size: int,
+    window: int | None,
+) -> None:  # fmt: skip
+    """Rows of all lengths, of which one has no prefix and one a full ring, and with and without a
+    question, beside what earlier requests left: NaN."""
+    n, places, before = 24, 200, size - 20
+    q, k, v, keys, values, own_keys, own_values = random_like(
+        *(device, (4, n, heads, d), (4, n, kv_heads, d), (4, n, kv_heads, d)),
         *((3, kv_heads, size, d), (3, kv_heads, size, d)),
-    )
-    q = q * d**-0.5
-    slots, first, width, commits = (
-        torch.tensor(numbers, device=device)
-        for numbers in ([2, 0, 1], [before, 0, 2 * size + 100], [24, 7, 20], [0, 1, 1])
+        *((kv_heads, places, d), (kv_heads, places, d)),
     )
     for stored in (keys, values):
         stored[2, :, before:] = stored[0] = float("nan")
-    keys, values = (stored_as(x, kind or dtype) for x in (keys, values))
-    wide_keys, wide_values = (x.double() for x in widened([keys, values], dtype))
-    wide = q.double(), k.double(), v.double(), wide_keys, wide_values
-    held = first.clamp(max=size)
-    inside = torch.arange(n, device=device) < width[:, None]
-    out = canvas_attention(q, k, v, keys, values, slots, held, width)
-    expected = attention_reference.canvas_attention.reference(*wide, slots, held, width)
-    assert_close(out[inside], expected[inside], 2 * error_bound(dtype))
-    rest = slots, first, width, commits, 140
-    out = phase_attention(q, k, v, keys, values, *rest)
-    expected = attention_reference.phase_attention.reference(*wide, *rest)
-    assert_close(out[inside], expected[inside], 2 * error_bound(dtype))
-
-
-TWINS = {
-    name: KernelTwin(name, function, _serves, check)
-    for operation, function in (
-        ("canvas_attention", canvas_attention),
-        ("phase_attention", phase_attention),
+    for beside in (own_keys, own_values):
+        beside[:, :5] = beside[:, 50:60] = beside[:, 190:] = float("nan")
+    slots, first, width, commits, starts, counts = torch.tensor(
+        [
+            *([2, 0, 1, 2], [before, 0, 2 * size + 100, before]),
+            *([24, 7, 20, 24], [0, 1, 1, 0], [5, 60, 7, 7], [45, 130, 0, 20]),
+        ],
+        device=device,
     )
-    for name, check in checks_of(operation, _check).items()
+    prefixes = Prefixes(keys, values, slots, first, window)
+    numbers: dict[str, tuple[Any, ...]] = {
+        "canvas_attention": (keys, values, slots, first.clamp(max=size), width),
+        "phase_attention": (keys, values, slots, first, width, commits, window),
+        "read_attention": (prefixes, Questions(own_keys, own_values, starts, counts, 130)),
+    }
+    inside = torch.arange(n, device=device) < width[:, None]
+    seen = slice(None) if operation == "read_attention" else inside
+    given = (q * d**-0.5, k, v, *numbers[operation])
+    right = getattr(attention_reference, operation).reference
+    compare(FUNCTIONS[operation], right, given, 2 * error_bound(q.dtype), lambda out: out[seen])
+
+
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "canvas_attention": canvas_attention,
+    "phase_attention": phase_attention,
+    "read_attention": read_attention,
+}
+TWINS = {
+    name: KernelTwin(
+        name,
+        function,
+        _serves_reads if name == "read_attention" else _serves,
+        partial(_check, name),
+    )
+    for name, function in FUNCTIONS.items()
 }

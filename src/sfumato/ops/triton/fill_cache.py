@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from sfumato.ops.narrow_cache import FORMATS, NUMBERS
 from sfumato.ops.triton.ahead_of_time import Job, compile_source, jobs, source_of
 from sfumato.ops.triton.children import Limits, Outcome, run_bounded
 from sfumato.ops.triton.kernel import all_kernels, interpreting
@@ -103,7 +102,7 @@ def _fill(work: list[Item], seconds: float) -> None:
 
 def serving(device: torch.device, formats: Collection[str] = ()) -> list[Item]:
     """The compilations of all kernels in all shapes, with the tiles that serve on a device; of
-    those that read planes or a narrow cache, for these formats."""
+    those that read planes or codes, for these formats."""
     target, number = architecture(device), own_architecture(device)
     assert target is not None
     known = sorted(LAYOUTS.keys() & set(formats))
@@ -115,11 +114,6 @@ def _wanted(job: Job, formats: Collection[str]) -> bool:
     kernel = all_kernels()[job.kernel]
     if kernel.format and kernel.format not in formats:
         return False
-    cache = kernel.as_variant(job.variant).sizes.get("CACHE", 0)
-    if cache:
-        return any(
-            format in formats for dtype, format in FORMATS.items() if NUMBERS[dtype] == cache
-        )
     return not kernel.columns or job.variant.partition(": ")[0] in formats
 
 

@@ -6,42 +6,45 @@ with 256 positions and 50 MB with GROUP, so most caches hold a part of them: cou
 embedding for each GROUP of positions.  From some hundred positions on both reads take less time
 than the products.  What is kept for the whole vocabulary is one highest score, mass and moment for
 each BLOCK ids.
+
+What a decision asks of the vocabulary, the scores of given tokens and the mass of all, leaves out
+the draw and the soft embedding, and so the second product.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
 from sfumato.ops.online_softmax import BLOCK, TOP, Bans
-from sfumato.ops.triton.head_compiled import (
+from sfumato.ops.triton.head_kernels import (
     BLOCK_STATISTICS,
     EMBED_CHUNK,
-    EMBED_PLANES,
     FINISH_HEAD,
-    FINISH_PLANES,
     SCORE_CHUNK,
-    SCORE_PLANES,
 )
 from sfumato.ops.triton.kernel import launch
-from sfumato.ops.triton.operands import matrix, multiplied, stored, takes_planes
-from sfumato.ops.triton.planes import PlaneTensor, plane_names
+from sfumato.ops.triton.listed import own_scores
+from sfumato.ops.triton.operands import matrix, multiplied
+from sfumato.ops.triton.planes import PlaneTensor, takes
 from sfumato.ops.triton.self_test import (
-    KernelTwin,
     assert_close,
     check,
     error_bound,
     random_like,
-    random_planes,
+    random_weight,
     sizes_for,
+    twins_of,
     whole_blocks,
 )
 from sfumato.ops.triton.tiles import tile_for
+from sfumato.ops.triton.weights import operand
 from sfumato.ops.triton.workspaces import CHUNK, GROUP, head_chunk
+from sfumato.weights.formats import ScaledTensor
 
 MOST_BANS = 64  # of a row; each is compared with every id
 
@@ -146,29 +149,35 @@ class _Pass:
         bans: Bans | None,
         masses: bool,
     ) -> None:
-        self.hidden, self.weight = hidden.contiguous(), weight
+        self.hidden, self.operand = hidden.contiguous(), operand(weight)
         self.vocab, self.size = weight.shape
         self.masses, self.device = masses, hidden.device
         self.positions, self.blocks = len(hidden), triton.cdiv(self.vocab, BLOCK)
-        self.softcap = softcap
-        self.temperature = temperature.float().contiguous()
-        self.done = done.contiguous()
-        nothing = torch.empty(0, dtype=torch.int64, device=hidden.device)
-        self.bans = {
-            "ban_ids": nothing if bans is None else bans.ids.contiguous(),
-            "ban_limits": nothing if bans is None else bans.limits.contiguous(),
-            "ban_row": nothing if bans is None else bans.row.contiguous(),
-            "ban_place": nothing if bans is None else bans.place.contiguous(),
+        self.chunk = head_chunk(self.vocab)
+        # What the kernels of scores and of the end take; the one of a chunk's masses takes a part.
+        self.both: dict[str, Any] = {
+            "temperature": temperature.float().contiguous(),
+            "blocks": self.blocks,
+            "softcap": softcap,
+            "MASSES": masses,
             "bans": 0 if bans is None else bans.ids.shape[1],
         }
-        of_planes = isinstance(weight, PlaneTensor)
-        self.score = SCORE_PLANES if of_planes else SCORE_CHUNK
-        self.embed = EMBED_PLANES if of_planes else EMBED_CHUNK
-        self.finish = FINISH_PLANES if of_planes else FINISH_HEAD
+        nothing = torch.empty(0, dtype=torch.int64, device=hidden.device)
+        for name in ("ids", "limits", "row", "place"):
+            own = nothing if bans is None else getattr(bans, name).contiguous()
+            self.both[f"ban_{name}"] = own
+        self.every: dict[str, Any] = {
+            "done": done.contiguous(),
+            "vocab": self.vocab,
+            "positions": self.positions,
+            "HIDDEN": self.size,
+        }
+        self.score = SCORE_CHUNK[self.operand.form]
+        self.embed = EMBED_CHUNK[self.operand.form]
+        self.finish = FINISH_HEAD[self.operand.form]
         self.score_tile = tile_for(self.score.name, self.device)
         self.embed_tile = tile_for(self.embed.name, self.device)
         assert self.score_tile["TILE"] == self.embed_tile["TILE"]
-        self.chunk = head_chunk(self.vocab)
         self._allocate()
 
     def _allocate(self) -> None:
@@ -208,20 +217,13 @@ class _Pass:
             tile,
             self.device,
             hidden=matrix(self.hidden, tile["POSITIONS"], tile["DEPTH"]),
-            **stored(self.weight, tile["TILE"], tile["DEPTH"]),
-            temperature=self.temperature,
-            done=self.done,
-            **self.bans,
+            **self.operand.stored(tile["TILE"], tile["DEPTH"]),
+            **self.every,
+            **self.both,
             **self.chunk_tensors,
             **self.statistics,
             first_id=first_id,
-            vocab=self.vocab,
-            positions=self.positions,
-            blocks=self.blocks,
-            softcap=self.softcap,
-            HIDDEN=self.size,
             CHUNK=self.chunk,
-            MASSES=self.masses,
         )
 
     def _embed(self, first_id: int) -> None:
@@ -233,17 +235,14 @@ class _Pass:
             (programs + self.positions,),
             tile,
             self.device,
-            **stored(self.weight, tile["TILE"], tile["COLUMNS"]),
+            **self.operand.stored(tile["TILE"], tile["COLUMNS"]),
+            **self.every,
             peaks=self.peaks,
-            done=self.done,
             **self.chunk_tensors,
             **self.top,
             first_id=first_id,
-            vocab=self.vocab,
-            positions=self.positions,
             embedding_programs=programs,
             hidden_programs=columns,
-            HIDDEN=self.size,
             CHUNK=self.chunk,
             TOP=TOP,
         )
@@ -256,10 +255,9 @@ class _Pass:
             tile,
             self.device,
             hidden=self.hidden,
-            **stored(self.weight, BLOCK, tile["DEPTH"]),
-            temperature=self.temperature,
-            done=self.done,
-            **self.bans,
+            **self.operand.stored(BLOCK, tile["DEPTH"]),
+            **self.every,
+            **self.both,
             **self.statistics,
             **self.top,
             uniform=uniform.contiguous(),
@@ -271,17 +269,27 @@ class _Pass:
             out_ids=result.top_ids,
             out_probs=result.top_probs,
             out_soft=result.soft,
-            vocab=self.vocab,
-            positions=self.positions,
-            blocks=self.blocks,
-            softcap=self.softcap,
             root=self.size**0.5,
-            HIDDEN=self.size,
             BLOCKS=triton.next_power_of_2(self.blocks),
             SPLITS=self.embed_tile["SPLITS"],
             TOP=TOP,
-            MASSES=self.masses,
         )
+
+
+def vocabulary_mass(
+    hidden: Tensor,
+    weight: Tensor | PlaneTensor,
+    ids: Tensor,
+    softcap: float,
+    chunk: int,
+    packed: object,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `vocabulary_mass`. Both products are summed in float32 and not rounded, so that the
+    mass of all tokens is 1."""
+    ones = torch.ones(len(hidden), device=hidden.device)
+    out = vocabulary_head(hidden, weight, ones, ones.double(), softcap, masses=False)
+    scores = own_scores(hidden.float(), weight, ids)
+    return (scores / softcap).tanh() * softcap, out.peak, out.total, out.argmax
 
 
 def _serves(
@@ -296,45 +304,50 @@ def _serves(
     done: Tensor | None = None,
 ) -> bool:
     fits = bans is None or bans.ids.shape[1] <= MOST_BANS
-    if isinstance(weight, PlaneTensor):
-        return packed is None and fits and takes_planes(weight) and multiplied(hidden)
-    return packed is None and fits and weight.is_contiguous() and multiplied(hidden, weight)
+    return fits and packed is None and _multiplies(hidden, weight)
 
 
-def _check(device: torch.device) -> None:
-    for vocab in sizes_for(device, [200], [CHUNK + 200]):
-        _check_vocabulary(*_hidden_and_weight(vocab, device), device)
+def _serves_mass(
+    hidden: Tensor,
+    weight: Tensor | PlaneTensor,
+    ids: Tensor,
+    softcap: float,
+    chunk: int,
+    packed: object,
+) -> bool:
+    return packed is None and _multiplies(hidden, weight)
 
 
-def _check_planes(format: str, device: torch.device) -> None:
-    for vocab in sizes_for(device, [100], [CHUNK + 200]):
-        size = whole_blocks(format, 72)
-        (hidden,) = random_like(device, _dtype(device), (3, size))
-        weight = random_planes(device, format, vocab, size)
-        _check_vocabulary(hidden * 3, weight, device)
+def _multiplies(hidden: Tensor, weight: Tensor | PlaneTensor) -> bool:
+    floats = [weight] if isinstance(weight, Tensor) else []
+    return takes(weight) and multiplied(hidden, *floats)
 
 
-def _dtype(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "cpu" else torch.bfloat16
+def _check(format: str, device: torch.device) -> None:
+    """A vocabulary that ends within a block, and on a device one of two chunks."""
+    for vocab in sizes_for(device, [100 if format else 200], [CHUNK + 200]):
+        _check_vocabulary(*_hidden_and_weight(device, format, 3, vocab))
 
 
-def _hidden_and_weight(vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    hidden, weight = random_like(device, _dtype(device), (3, 72), (vocab, 72))
-    return hidden, weight
+def _hidden_and_weight(
+    device: torch.device, format: str, positions: int, vocab: int
+) -> tuple[Tensor, Tensor | PlaneTensor]:
+    (hidden,) = random_like(device, (positions, whole_blocks(format, 72)))
+    weight = random_weight(device, format, vocab, hidden.shape[1])
+    assert not isinstance(weight, ScaledTensor)
+    return hidden * (3 if format else 8), weight
 
 
-def _check_vocabulary(hidden: Tensor, weight: Tensor | PlaneTensor, device: torch.device) -> None:
-    """A vocabulary that ends within a block; the right numbers by float64. The third position is
-    done."""
-    dtype, vocab = hidden.dtype, weight.shape[0]
+def _check_vocabulary(hidden: Tensor, weight: Tensor | PlaneTensor) -> None:
+    """The right numbers by float64. The third position is done."""
+    dtype, device, vocab = hidden.dtype, hidden.device, weight.shape[0]
     temperature = torch.tensor([0.5, 1.0, 1.0], device=device)
     uniform = torch.tensor([0.4, 0.9, 0.9], dtype=torch.float64, device=device)
     done = torch.arange(3, device=device) == 2
     every = vocabulary_head(hidden, weight, temperature, uniform, 30.0, None, done)
     check(not every.soft[2].any(), "what is done is not zero")
     out, hidden, temperature, uniform = every.part(0, 2), hidden[:2], temperature[:2], uniform[:2]
-    if isinstance(weight, PlaneTensor):
-        weight = weight.dequantize(dtype)
+    weight = weight.to(dtype)
     scores = (hidden.double() @ weight.double().T / 30).tanh() * 30 / temperature[:, None]
     share = scores.softmax(dim=1)
     is_argmax = torch.equal(out.argmax, share.argmax(dim=1))
@@ -351,10 +364,20 @@ def _check_vocabulary(hidden: Tensor, weight: Tensor | PlaneTensor, device: torc
     assert_close(out.soft, soft, 2 * error_bound(dtype))
 
 
+def _check_mass(format: str, device: torch.device) -> None:
+    """The right numbers by float64."""
+    for vocab in sizes_for(device, [200], [CHUNK + 200]):
+        hidden, weight = _hidden_and_weight(device, format, 2, vocab)
+        ids = torch.tensor([[3, 199], [64, 0]], device=device)
+        scores, peak, total, argmax = vocabulary_mass(hidden, weight, ids, 30.0, 0, None)
+        expected = (hidden.double() @ weight.to(hidden.dtype).double().T / 30).tanh() * 30
+        is_argmax = torch.equal(argmax, expected.argmax(dim=1))
+        check(is_argmax, "another token is the most probable")
+        assert_close(scores, expected.gather(1, ids), 1e-4)
+        assert_close(peak + total.log(), expected.logsumexp(dim=1), 1e-4)
+
+
 TWINS = {
-    "vocabulary_pass": KernelTwin("vocabulary_pass", vocabulary_pass, _serves, _check),
-    **{
-        name: KernelTwin(name, vocabulary_pass, _serves, partial(_check_planes, format))
-        for format, name in plane_names("vocabulary_pass").items()
-    },
+    **twins_of("vocabulary_pass", vocabulary_pass, _serves, _check),
+    **twins_of("vocabulary_mass", vocabulary_mass, _serves_mass, _check_mass),
 }

@@ -32,9 +32,8 @@ from sfumato.ops.triton.tiles import Tile
 from sfumato.weights.formats import FORMATS
 
 MODULES = (
-    *("attention", "cache_write", "experts", "head", "heads", "linear", "listed", "noise"),
-    *("norms", "prefill", "read_attention", "router", "routing", "sampler"),
-    *("codes", "scaled_linear", "scaled_experts"),
+    *("attention", "experts", "head", "heads", "linear", "listed", "norms", "prefill", "router"),
+    *("step", "weights"),
 )
 """The modules of this package that register kernels."""
 
@@ -56,7 +55,7 @@ class Kernel:
     types: what each parameter is that is no constant, as Triton names it: "i32", "fp32", "*bf16",
     "tensordesc<bf16[{ROWS}, {COLUMNS}]>" with constants in braces; spaces count, in the keys of its
     cache.  ":16" after a type says that the address or number is a multiple of 16.  sizes: the
-    constants that no tile gives.
+    constants that no tile gives, and parameters that are None.
 
     Every kernel has a constant UPCAST.  One that also has DESCRIPTORS takes its matrices as tensor
     descriptors where that is True, else as addresses; see `weights.as_descriptor`.
@@ -71,7 +70,7 @@ class Kernel:
     name: str  # its tiles stand under this name in tiles.toml
     function: Any  # decorated by triton.jit
     types: Mapping[str, str]
-    sizes: Mapping[str, int | float | bool]
+    sizes: Mapping[str, int | float | bool | None]
     variants: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
     shapes: Mapping[str, Mapping[str, int | bool]] = field(default_factory=dict)
     columns: str = ""
@@ -97,7 +96,7 @@ class Kernel:
 
     def _divides(self, name: str) -> bool:
         block = FORMATS[name.partition(": ")[0]].block_size
-        return bool(self.columns) and self.as_variant(name).sizes[self.columns] % block == 0
+        return bool(self.columns) and (self.as_variant(name).sizes[self.columns] or 0) % block == 0
 
 
 class _Instead(threading.local):

@@ -5,27 +5,25 @@ Reads only those rows, which is all that a decision asks of the vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from sfumato.ops import reference
-from sfumato.ops.triton.kernel import Kernel, launch, register
-from sfumato.ops.triton.operands import elementwise, takes_planes
-from sfumato.ops.triton.planes import LAYOUTS, PlaneTensor, plane_names
+from sfumato.ops.triton.kernel import Kernel, launch
+from sfumato.ops.triton.operands import elementwise
+from sfumato.ops.triton.planes import PlaneTensor, takes
 from sfumato.ops.triton.self_test import (
-    KernelTwin,
     assert_close,
     random_like,
-    random_planes,
+    random_weight,
+    twins_of,
     whole_blocks,
 )
 from sfumato.ops.triton.tiles import tile_for
-from sfumato.ops.triton.weights import BF16, plane_rows
+from sfumato.ops.triton.weights import BF16, of_forms, operand, plane_rows
+from sfumato.weights.formats import ScaledTensor
 
 
 @triton.jit
@@ -68,7 +66,7 @@ def _listed_scores(
     tl.store(out + position * count + place, score.to(out.dtype.element_ty), mask=listed)
 
 
-LISTED_SCORES = register(
+LISTED_SCORES = of_forms(
     Kernel(
         "listed_scores",
         _listed_scores,
@@ -81,16 +79,8 @@ LISTED_SCORES = register(
             "vocab": "i32",
         },
         {"HIDDEN": 2816, "FORMAT": 0},
-    )
-)
-LISTED_PLANES = register(
-    replace(
-        LISTED_SCORES,
-        name="listed_scores_planes",
-        types={**LISTED_SCORES.types, "weight": "*u8:16"},
-        sizes={**LISTED_SCORES.sizes, "FORMAT": LAYOUTS["Q6_K"].number},
-        columns="HIDDEN",
-    )
+    ),
+    *("HIDDEN", "Q6_K"),
 )
 
 
@@ -100,9 +90,8 @@ def own_scores(hidden: Tensor, weight: Tensor | PlaneTensor, ids: Tensor) -> Ten
     positions, count = ids.shape
     out = hidden.new_empty(positions, count)
     if out.numel():
-        kernel, numbers, number = LISTED_SCORES, weight, 0
-        if isinstance(weight, PlaneTensor):
-            kernel, numbers, number = LISTED_PLANES, weight.data, weight.layout.number
+        held = operand(weight)
+        kernel = LISTED_SCORES[held.form]
         tile = tile_for(kernel.name, hidden.device)
         launch(
             kernel,
@@ -110,45 +99,30 @@ def own_scores(hidden: Tensor, weight: Tensor | PlaneTensor, ids: Tensor) -> Ten
             tile,
             hidden.device,
             hidden=hidden.contiguous(),
-            weight=numbers,
+            weight=held.numbers,
             ids=ids.contiguous(),
             out=out,
             count=count,
             vocab=weight.shape[0],
             HIDDEN=hidden.shape[1],
-            FORMAT=number,
+            FORMAT=held.number,
         )
     return out
 
 
-def _serves(hidden: Tensor, weight: Tensor, ids: Tensor) -> bool:
-    return weight.is_contiguous() and elementwise(hidden, weight)
+def _serves(hidden: Tensor, weight: Tensor | PlaneTensor, ids: Tensor) -> bool:
+    floats = [weight] if isinstance(weight, Tensor) else []
+    return takes(weight) and elementwise(hidden, *floats)
 
 
-def _check(device: torch.device) -> None:
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    hidden, weight = random_like(device, dtype, (2, 136), (50, 136))
+def _check(format: str, device: torch.device) -> None:
+    (hidden,) = random_like(device, (2, whole_blocks(format, 136)))
+    weight = random_weight(device, format, 50, hidden.shape[1])
+    assert not isinstance(weight, ScaledTensor)
     ids = torch.arange(38, device=device).view(2, 19)
-    expected = reference.own_scores.reference(hidden.float(), weight, ids)
+    floats = weight.to(torch.float32)
+    expected = reference.own_scores.reference(hidden.float(), floats, ids)
     assert_close(own_scores(hidden.float(), weight, ids), expected, 1e-5)
 
 
-def _serves_planes(hidden: Tensor, weight: PlaneTensor, ids: Tensor) -> bool:
-    return takes_planes(weight) and elementwise(hidden)
-
-
-def _check_planes(format: str, device: torch.device) -> None:
-    (hidden,) = random_like(device, torch.float32, (2, whole_blocks(format, 136)))
-    weight = random_planes(device, format, 50, hidden.shape[1])
-    ids = torch.arange(38, device=device).view(2, 19)
-    expected = reference.own_scores.reference(hidden, weight.dequantize(), ids)
-    assert_close(own_scores(hidden, weight, ids), expected, 1e-5)
-
-
-TWINS = {
-    "own_scores": KernelTwin("own_scores", own_scores, _serves, _check),
-    **{
-        name: KernelTwin(name, own_scores, _serves_planes, partial(_check_planes, format))
-        for format, name in plane_names("own_scores").items()
-    },
-}
+TWINS = twins_of("own_scores", own_scores, _serves, _check)

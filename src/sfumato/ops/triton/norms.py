@@ -6,7 +6,6 @@ values are rounded where the reference rounds them: what a norm gives, and each 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from sfumato.ops import reference
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.operands import elementwise
-from sfumato.ops.triton.self_test import KernelTwin, assert_close, error_bound, random_like
+from sfumato.ops.triton.self_test import KernelTwin, compare, random_like
 from sfumato.ops.triton.tiles import tile_for
 
 MOST_COLUMNS = 16384
@@ -264,34 +263,22 @@ def _serves_layer(x: Tensor, *others: Any) -> bool:
     return scalar.numel() in (1, x.numel() // x.shape[-1]) and _serves_rows(x, *others)
 
 
-def _inputs(device: torch.device, *shapes: tuple[int, ...]) -> tuple[torch.dtype, Sequence[Tensor]]:
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    return dtype, random_like(device, dtype, *shapes)
-
-
 def _check_norm(device: torch.device) -> None:
     for shape in ((3, 72), (2, 5, 16)):
-        dtype, (x, weight) = _inputs(device, shape, shape[-1:])
+        x, weight = random_like(device, shape, shape[-1:])
         for scale in (weight, None):
-            expected = reference.rms_norm.reference(x, scale, 1e-6)
-            assert_close(rms_norm(x, scale, 1e-6), expected, error_bound(dtype))
+            compare(rms_norm, reference.rms_norm.reference, (x, scale, 1e-6))
 
 
 def _check_after_attention(device: torch.device) -> None:
-    dtype, given = _inputs(device, (2, 40), (2, 40), (40,), (40,), (40,))
-    x, attended, *others = given
-    weights = others[0], others[1], others[2]
-    expected = reference.after_attention.reference(x, attended, *weights, 1e-6)
-    for out, right in zip(after_attention(x, attended, *weights, 1e-6), expected, strict=True):
-        assert_close(out, right, error_bound(dtype))
+    given = random_like(device, (2, 40), (2, 40), (40,), (40,), (40,))
+    compare(after_attention, reference.after_attention.reference, (*given, 1e-6))
 
 
 def _check_after_layer(device: torch.device) -> None:
     for scalars in ((1,), (2, 1)):
-        dtype, given = _inputs(device, *[(2, 40)] * 3, *[(40,)] * 3, scalars)
-        rows, weights = (given[0], given[1], given[2]), (given[3], given[4], given[5])
-        expected = reference.after_layer.reference(*rows, *weights, given[6], 1e-6)
-        assert_close(after_layer(*rows, *weights, given[6], 1e-6), expected, error_bound(dtype))
+        given = random_like(device, *[(2, 40)] * 3, *[(40,)] * 3, scalars)
+        compare(after_layer, reference.after_layer.reference, (*given, 1e-6))
 
 
 TWINS = {

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, bfloat16, float16, float32
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sfumato.ops.triton.kernel import interpreting
-from sfumato.ops.triton.planes import PlaneTensor
+from sfumato.ops.triton.planes import ALIGNMENT
 from sfumato.ops.triton.targets import has_copy_engine
-
-ALIGNMENT = 16
-"""Bytes of which an address and the distance of two rows are multiples: for copies by descriptor
-and for loads of 16 bytes a thread."""
 
 EVERYTHING = 2**30
 """A window that no two positions are apart."""
@@ -38,18 +32,6 @@ def matrix(x: Tensor, rows: int, columns: int) -> TensorDescriptor | Tensor:
     """What a kernel with DESCRIPTORS takes as a matrix: a descriptor where the device has a copy
     engine, else the tensor."""
     return descriptor(x, rows, columns) if has_copy_engine(x.device) else x
-
-
-def stored(weight: Tensor | PlaneTensor, rows: int, columns: int) -> dict[str, Any]:
-    """What a kernel takes as a weight, and its FORMAT."""
-    if isinstance(weight, PlaneTensor):
-        return {"weight": weight.data, "FORMAT": weight.layout.number}
-    return {"weight": matrix(weight, rows, columns), "FORMAT": 0}
-
-
-def takes_planes(weight: PlaneTensor) -> bool:
-    """Whether kernels take these planes: all of them, from an aligned address on."""
-    return weight.is_whole and weight.data.data_ptr() % ALIGNMENT == 0
 
 
 def multiplied(*operands: Tensor) -> bool:

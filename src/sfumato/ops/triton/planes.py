@@ -1,4 +1,5 @@
-"""Quantized weights as GPU kernels read them: planes of low bits, high bits, scales and minima.
+"""Which weights GPU kernels take beside floats, and for which operations: 8-bit codes as they are,
+and blocks as planes of low bits, high bits, scales and minima.
 
 A block of a GGUF file holds its codes, scales and minima side by side, at addresses that divide by
 2 alone.  Here each kind of number has a plane of its own, whose rows are those of the matrix, so
@@ -18,15 +19,31 @@ import torch
 from torch import Tensor
 
 from sfumato.ops.registry import PLANES
-from sfumato.weights.formats import FORMATS, Format, Layout, QuantizedTensor, Stored
+from sfumato.ops.triton.targets import architecture
+from sfumato.weights.formats import (
+    FORMATS,
+    KINDS,
+    Format,
+    Kind,
+    Layout,
+    QuantizedTensor,
+    ScaledTensor,
+    Stored,
+)
 from sfumato.weights.formats.bits import in_bytes, of_bytes
 from sfumato.weights.formats.format import OF_ROW, SUPER
 from sfumato.weights.formats.iq4_nl import iq4_values
 from sfumato.weights.formats.nvfp4 import fp4_values
 from sfumato.weights.formats.weight import in_steps_of_1
 
-MOST_ROWS, MOST_COLUMNS = 1 << 30, 1 << 20
-"""Of all matrices of a stack together, and of a matrix: kernels count rows in 32 bits."""
+MOST_ROWS, MOST_COLUMNS, MOST_CODES = 1 << 30, 1 << 20, 1 << 17
+"""Of all matrices of a stack together, which kernels count in 32 bits; of a matrix; and of one of
+8-bit codes: as many products of two codes of -128 have a sum below 2³¹."""
+ALIGNMENT = 16
+"""Bytes of which an address and the distance of two rows are multiples: for copies by descriptor
+and for loads of 16 bytes a thread."""
+_E4M3 = ("sm_89", "sm_90", "sm_100", "sm_120")
+"""Architectures whose matrix units take e4m3 as files have it. That of gfx942 has another bias."""
 _CHUNK = 1 << 24  # elements that are repacked at a time: bounds what that allocates beside
 
 
@@ -37,21 +54,18 @@ LAYOUTS: Mapping[str, Layout] = {
 
 
 OPERATIONS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("experts", "linear"), tuple(LAYOUTS)),
+    **dict.fromkeys(("experts", "linear"), (*LAYOUTS, *KINDS)),
     **dict.fromkeys(("own_scores", "vocabulary_mass", "vocabulary_pass"), ("Q6_K", "Q8_0")),
 }
-"""The operations that serve planes, and of which formats: an embedding is Q6_K or Q8_0 in most
-files, and each further format costs a start its test."""
+"""The operations that serve such weights, and of which formats: an embedding is Q6_K or Q8_0 in
+most files, and each further format costs a start its test.  Of codes it stays as it is: its rows
+are read one by one, and its products decide tokens."""
 
 
-def plane_names(operation: str) -> dict[str, str]:
-    """By the name of each format, that of the twin which serves an operation with its planes."""
-    return {format: plane_name(operation, format) for format in OPERATIONS[operation]}
-
-
-def plane_name(operation: str, format: str) -> str:
-    """Under this name an operation with planes of a format is tested, and switched off."""
-    return f"{operation} {format}"
+def twin_name(operation: str, format: str) -> str:
+    """Under this name an operation with weights of a format is tested, and switched off; "": with
+    floats."""
+    return f"{operation} {format}" if format else operation
 
 
 @dataclass(frozen=True, repr=False)
@@ -145,20 +159,37 @@ class PlaneTensor(Stored):
 
 
 def refusal(format: str, shape: tuple[int, ...]) -> str:
-    """Why such a weight has no planes; empty where it has."""
-    if format not in LAYOUTS:
-        return f"{format}: is none of {', '.join(LAYOUTS)}"
-    block = FORMATS[format].block_size
+    """Why kernels do not take a weight of such blocks, as planes, or codes; empty where they do."""
+    if format not in LAYOUTS and format not in KINDS:
+        return f"{format}: is none of {', '.join((*LAYOUTS, *KINDS))}"
+    most, block = MOST_CODES, ALIGNMENT
+    if format in LAYOUTS:
+        most, block = MOST_COLUMNS, FORMATS[format].block_size
     if len(shape) not in (2, 3) or min(shape) < 1 or shape[-1] % block:
         return f"{shape}: is no matrix, nor stack of matrices, of {format} blocks of {block}"
-    if math.prod(shape[:-1]) > MOST_ROWS or shape[-1] > MOST_COLUMNS:
-        return f"{shape}: has more than {MOST_ROWS} rows or {MOST_COLUMNS} columns"
+    if math.prod(shape[:-1]) > MOST_ROWS or shape[-1] > most:
+        return f"{shape}: has more than {MOST_ROWS} rows or {most} columns"
     return ""
+
+
+def takes(weight: Tensor | PlaneTensor | ScaledTensor) -> bool:
+    """Whether kernels can read a weight where it stands: whole, aligned, and not too large."""
+    if isinstance(weight, Tensor):
+        return weight.is_contiguous()
+    if isinstance(weight, PlaneTensor):
+        return weight.is_whole and weight.data.data_ptr() % ALIGNMENT == 0
+    addresses = weight.codes.data_ptr(), weight.scales.data_ptr()
+    return not refusal(weight.kind, weight.shape) and not any(at % ALIGNMENT for at in addresses)
+
+
+def multiplies_codes(kind: Kind, device: torch.device) -> bool:
+    """Whether a device multiplies codes by codes, rather than unpacked codes by floats."""
+    return kind == "INT8" or architecture(device) in _E4M3
 
 
 def plane_bytes(format: str, shape: tuple[int, ...]) -> int:
     """Bytes of such a weight in planes. Raises ValueError where it has none."""
-    if why := refusal(format, shape):
+    if why := "it is codes" if format in KINDS else refusal(format, shape):
         raise ValueError(f"planes: {why}")
     layout = LAYOUTS[format]
     return math.prod(shape[:-1]) * sum(layout.widths(shape[-1]).values())

@@ -1,7 +1,9 @@
 """Attention of a prompt's tokens: one row, causal, over what its slot holds and over itself.
 
 The keys are copied into one tensor, as the reference copies them: of 4,096 tokens after a prefix of
-32,768 the copies of a layer move 0.2 GB, and its products take a hundred times as long.
+32,768 the copies of a layer move 0.2 GB, and its products take a hundred times as long.  Rows of a
+tile and the state of the softmax are those of `attention`.  Blocks of keys begin at multiples of
+KEYS: a token's sums are the same whatever tokens stand beside it in a chunk.
 """
 
 from __future__ import annotations
@@ -11,23 +13,92 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from sfumato.ops import attention_reference
 from sfumato.ops.attention_reference import NOWHERE, Causal
-from sfumato.ops.narrow_cache import is_narrow, widened
+from sfumato.ops.triton.attention import add_keys, empty_state
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.operands import EVERYTHING, matrix, multiplied
-from sfumato.ops.triton.prefill_kernels import attend_causally
 from sfumato.ops.triton.self_test import (
     KernelTwin,
-    assert_close,
+    compare,
     error_bound,
     random_like,
     sizes_for,
 )
 from sfumato.ops.triton.tiles import tile_for
+from sfumato.ops.triton.weights import as_descriptor
 from sfumato.ops.triton.workspaces import NARROW
+
+SCANNED = tl.constexpr(2048)  # positions at a time, in the search for the keys that a tile sees
+
+
+@triton.jit
+def _seen_range(
+    positions: tl.tensor, length: tl.tensor, above: tl.tensor, most: tl.tensor,
+    KEYS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Where the keys whose position lies above `above` and not above `most` begin, down to a
+    multiple of KEYS, and where they end. Of none, the end is 0."""
+    offsets = tl.arange(0, SCANNED)
+    begins = tl.full((SCANNED,), 2**30, tl.int32)
+    ends = tl.zeros((SCANNED,), tl.int32)
+    for at in range(0, length, SCANNED):
+        index = at + offsets
+        position = tl.load(positions + index, mask=index < length, other=2**31 - 1).to(tl.int32)
+        seen = (position > above) & (position <= most)
+        begins = tl.minimum(begins, tl.where(seen, index, 2**30))
+        ends = tl.maximum(ends, tl.where(seen, index + 1, 0))
+    return tl.min(begins) // KEYS * KEYS, tl.max(ends)
+
+
+@triton.jit(do_not_specialize=["queries", "positions", "tokens", "window"])
+def _attend_causally(
+    q: tl.tensor, keys: tl.tensor, values: tl.tensor, queries: tl.tensor, positions: tl.tensor,
+    out: tl.tensor, tokens: tl.tensor, length: tl.tensor, stored: tl.tensor, window: tl.tensor,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, UPCAST: tl.constexpr, DESCRIPTORS: tl.constexpr,
+) -> None:  # fmt: skip
+    """One tile of ROWS of one key head.  Grid: (⌈tokens · GROUP / ROWS⌉, KV_HEADS).
+
+    q and out [tokens, HEADS, D]; keys and values [stored, D], stored being KV_HEADS · length, and
+    length a multiple of KEYS; queries int64 [tokens] and positions int64 [length], which no token
+    sees where they are 2³¹ - 1. A token sees the `window` positions up to its own.
+
+    Blocks that no row of the tile sees are left out at both ends, and would have changed no bit.
+    """
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    head = tl.program_id(1)
+    # The last tokens see the most keys: programs that begin late have little to do.
+    pair = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS + tl.arange(0, ROWS)
+    token = pair // GROUP
+    inside = token < tokens
+    own = tl.load(queries + token, mask=inside, other=-1).to(tl.int32)
+    newest = tl.max(own)
+    lowest = own - window
+    begin, end = _seen_range(
+        positions, length, tl.min(tl.where(inside, lowest, newest)), newest, KEYS
+    )
+    columns = tl.arange(0, D)
+    cells = (token * HEADS + head * GROUP + pair % GROUP)[:, None] * D + columns[None, :]
+    query = tl.load(q + cells, mask=inside[:, None], other=0.0)
+    largest, total, weighted = empty_state(ROWS, D)
+    keys = as_descriptor(keys, stored, D, KEYS, D, DESCRIPTORS)
+    values = as_descriptor(values, stored, D, KEYS, D, DESCRIPTORS)
+    offsets = tl.arange(0, KEYS)
+    line = head * length
+    for at in range(begin, end, KEYS):
+        position = tl.load(positions + at + offsets).to(tl.int32)[None, :]
+        seen = (position > lowest[:, None]) & (position <= own[:, None])
+        largest, total, weighted = add_keys(
+            query, keys.load([line + at, 0]), values.load([line + at, 0]), seen,
+            largest, total, weighted, True, UPCAST,
+        )  # fmt: skip
+    result = weighted / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(out + cells, result, mask=inside[:, None])
+
 
 MOST = 2**31  # elements that 32 bits count
 
@@ -40,10 +111,10 @@ _TYPES = {
 }
 
 SLIDING = register(
-    Kernel("prefill_256", attend_causally, _TYPES, {"HEADS": 16, "KV_HEADS": 8, "D": 256})
+    Kernel("prefill_256", _attend_causally, _TYPES, {"HEADS": 16, "KV_HEADS": 8, "D": 256})
 )
 FULL = register(
-    Kernel("prefill_512", attend_causally, _TYPES, {"HEADS": 16, "KV_HEADS": 2, "D": 512})
+    Kernel("prefill_512", _attend_causally, _TYPES, {"HEADS": 16, "KV_HEADS": 2, "D": 512})
 )
 
 
@@ -62,7 +133,7 @@ def attend(
     tile = tile_for(kernel.name, q.device)
     padding = -sum(part.shape[1] for part in keys) % tile["KEYS"]
     positions = torch.cat((causal.keys, causal.keys.new_full((padding,), NOWHERE)))
-    k, v = (_joined(widened(parts, q.dtype), padding) for parts in (keys, values))
+    k, v = (_joined(parts, padding) for parts in (keys, values))
     kv_heads, length = k.shape[:2]
     sizes: dict[str, Any] = {"HEADS": heads, "KV_HEADS": kv_heads, "D": d}
     launch(
@@ -98,8 +169,7 @@ def _serves(
     d = q.shape[-1]
     shaped = 16 <= d <= 512 and d & (d - 1) == 0
     most = max(q.numel(), sum(part.numel() for part in keys))
-    wide = [part for part in (*keys, *values) if not is_narrow(part.dtype)]
-    return causal is not None and shaped and most < MOST and multiplied(q, *wide)
+    return causal is not None and shaped and most < MOST and multiplied(q, *keys, *values)
 
 
 def _check(device: torch.device) -> None:
@@ -110,21 +180,15 @@ def _check(device: torch.device) -> None:
 
 def _check_heads(heads: int, kv_heads: int, d: int, device: torch.device) -> None:
     """A ring that has turned, behind zeros at no position, and tokens that fill no tile."""
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     n, held = 40, 90
     shapes = (n, heads, d), *[(kv_heads, count, d) for count in (held, held, n, n)]
-    q, old_k, old_v, k, v = random_like(device, dtype, *shapes)
-    q = q * d**-0.5
-    zeros = torch.zeros(kv_heads, 7, d, dtype=dtype, device=device)
+    q, old_k, old_v, k, v = random_like(device, *shapes)
+    zeros = torch.zeros(kv_heads, 7, d, dtype=q.dtype, device=device)
     queries = torch.arange(100 + held, 100 + held + n, device=device)
     unseen = torch.full((7,), NOWHERE, device=device)
     positions = torch.cat((unseen, torch.arange(100, 100 + held, device=device), queries))
-    causal = Causal(queries, positions, 60)
-    out = attend(q, (zeros, old_k, k), (zeros, old_v, v), causal)
-    wide = [x.double() for x in (q, zeros, old_k, old_v, k, v)]
-    q, zeros, old_k, old_v, k, v = wide
-    expected = attention_reference.attend.reference(q, (zeros, old_k, k), (zeros, old_v, v), causal)
-    assert_close(out, expected, 2 * error_bound(dtype))
+    given = q * d**-0.5, (zeros, old_k, k), (zeros, old_v, v), Causal(queries, positions, 60)
+    compare(attend, attention_reference.attend.reference, given, 2 * error_bound(q.dtype))
 
 
 TWINS = {"attend": KernelTwin("attend", attend, _serves, _check)}

@@ -11,17 +11,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from sfumato.ops.device_check import mapped, tensors_of
 from sfumato.ops.triton import passed_tests
 from sfumato.ops.triton.kernel import installed, interpreting, runs_nothing
-from sfumato.ops.triton.planes import LAYOUTS, PlaneTensor, to_planes
+from sfumato.ops.triton.planes import (
+    ALIGNMENT,
+    LAYOUTS,
+    OPERATIONS,
+    PlaneTensor,
+    multiplies_codes,
+    to_planes,
+    twin_name,
+)
 from sfumato.ops.triton.targets import architecture
 from sfumato.ops.triton.tiles import slower
-from sfumato.weights.formats import FORMATS, QuantizedTensor
+from sfumato.weights.formats import FORMATS, KINDS, QuantizedTensor, ScaledTensor, round_rows
 
 if TYPE_CHECKING:
     from sfumato.ops.triton.noted import Noted
@@ -46,6 +56,21 @@ class KernelTwin:
     function: Callable[..., Any]
     serves: Callable[..., bool]
     check: Callable[[torch.device], None]
+
+
+def twins_of(
+    operation: str,
+    function: Callable[..., Any],
+    serves: Callable[..., bool],
+    check: Callable[[str, torch.device], None],
+) -> dict[str, KernelTwin]:
+    """An operation with weights of floats and of each format that its kernels take, by the name of
+    the twin. check: of the format, "" for floats, and the device."""
+    names = {format: twin_name(operation, format) for format in ("", *OPERATIONS[operation])}
+    return {
+        name: KernelTwin(name, function, serves, partial(check, format))
+        for format, name in names.items()
+    }
 
 
 _passed: dict[torch.device, frozenset[str]] = {}
@@ -212,15 +237,58 @@ def check(condition: bool, otherwise: str) -> None:
     assert condition or runs_nothing(), otherwise
 
 
-def random_like(
-    device: torch.device, dtype: torch.dtype, *shapes: tuple[int, ...]
-) -> tuple[Tensor, ...]:
-    """Tensors of normal numbers, the same in every process; torch's own generator keeps its
-    state. Zeros where no kernel runs."""
+def compare(
+    function: Callable[..., Any],
+    reference: Callable[..., Any],
+    arguments: Sequence[Any],
+    bound: float | None = None,
+    part: Callable[[Tensor], Tensor] = lambda out: out,
+) -> None:
+    """Raises AssertionError unless the results of a function are those of a reference, which gets
+    the arguments in float64: integers equal, floats within a bound, by default `error_bound` of
+    their dtype. part: what is compared of each result."""
+    wide = mapped(tuple(arguments), lambda x: x.double() if x.is_floating_point() else x)
+    results = tensors_of(function(*arguments)), tensors_of(reference(*wide))
+    for out, right in zip(*results, strict=True):
+        if right.is_floating_point():
+            assert_close(part(out), part(right), bound or error_bound(out.dtype))
+        else:
+            check(torch.equal(part(out), part(right)), "other integers")
+
+
+def multiplied_dtype(device: torch.device) -> torch.dtype:
+    """What matrix products multiply: bfloat16, or float32 where kernels are interpreted."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def random_like(device: torch.device, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Tensors of normal numbers in `multiplied_dtype`, the same in every process; torch's own
+    generator keeps its state. Zeros where no kernel runs."""
+    dtype = multiplied_dtype(device)
     if runs_nothing():
         return tuple(torch.zeros(shape, device=device, dtype=dtype) for shape in shapes)
     random = torch.Generator().manual_seed(len(shapes))
     return tuple(torch.randn(shape, generator=random).to(device, dtype) for shape in shapes)
+
+
+def random_weight(
+    device: torch.device, format: str, *shape: int
+) -> Tensor | PlaneTensor | ScaledTensor:
+    """A weight of a format, "" for floats, whose numbers are about columns^-½."""
+    if format in LAYOUTS:
+        return random_planes(device, format, *shape)
+    (floats,) = random_like(device, shape)
+    floats = floats * shape[-1] ** -0.5
+    return round_rows(floats, KINDS[format]) if format else floats
+
+
+def exact(weight: Tensor | PlaneTensor | ScaledTensor, dtype: torch.dtype) -> Tensor | ScaledTensor:
+    """What a product with a weight is compared with: its numbers in float64, which a kernel rounds
+    to `dtype`, or codes where the device multiplies such."""
+    if isinstance(weight, ScaledTensor):
+        as_codes = multiplies_codes(weight.kind, weight.device)
+        return weight if as_codes else weight.dequantize(torch.float64)
+    return weight.to(dtype).double()
 
 
 def random_planes(device: torch.device, format: str, *shape: int) -> PlaneTensor:
@@ -242,8 +310,8 @@ def random_planes(device: torch.device, format: str, *shape: int) -> PlaneTensor
 
 
 def whole_blocks(format: str, columns: int) -> int:
-    """Columns, rounded up to whole blocks of a format."""
-    size = FORMATS[format].block_size
+    """Columns, rounded up to whole blocks of a format, or to an aligned row of floats or codes."""
+    size = FORMATS[format].block_size if format in LAYOUTS else ALIGNMENT
     return -(-columns // size) * size
 
 

@@ -79,12 +79,5 @@ def tile_for(kernel: str, device: torch.device, use: str = ANY) -> Tile:
 
 
 def slower(operation: str, device: torch.device) -> bool:
-    """Whether the table says that torch serves this operation faster on this device, or that its
-    kernels are left out there."""
-    left_out = table()["left_out"].get(architecture(device), {}).get("operations", ())
-    return operation in left_out or operation in _measured_product(device).get("slower", ())
-
-
-def compiles(kernel: str, target: str) -> bool:
-    """Whether a kernel is compiled for an architecture in a time that a start has."""
-    return kernel not in table()["left_out"].get(target, {}).get("kernels", ())
+    """Whether the table says that torch serves this operation faster on this device."""
+    return operation in _measured_product(device).get("slower", ())

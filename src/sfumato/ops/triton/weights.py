@@ -1,22 +1,40 @@
-"""How a block of a weight becomes numbers: the one place that knows how weights are stored.
+"""How a block of a weight becomes numbers, and what it is multiplied with: the one place that knows
+how weights are stored.
 
-Every matrix product of this package reads its weight through `weight_block`: a block of floats as
-it is, or one of planes (`planes`), whose FORMAT is the number of its layout; the products do not
-change.
+Every matrix product of this package reads its weight through `weight_block`, by a constant FORMAT:
+a block of floats as it is, one of planes (`planes`), whose FORMAT is the number of its layout, or
+8-bit codes with a scale for each row, which is applied once, after the last product, in three ways:
+
+- FP8_CODES and INT8_CODES multiply codes by codes: those of activations are made on the device, a
+  row at a time (`round_rows`).
+- FP8_BYTES multiplies e4m3 codes, unpacked by integers, by the activations as they are, for GPUs
+  whose matrix units take no e4m3 and whose compiler knows no such type.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
 import numpy as np
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from sfumato.ops.triton.kernel import Kernel, launch, register
+from sfumato.ops.triton.operands import matrix
+from sfumato.ops.triton.planes import LAYOUTS, PlaneTensor, multiplies_codes
+from sfumato.ops.triton.tiles import tile_for
+from sfumato.weights.formats import CODES, LEAST, MOST, Kind, ScaledTensor
 from sfumato.weights.formats.iq4_nl import IQ4_VALUES
 from sfumato.weights.formats.nvfp4 import FP4_VALUES
 
 BF16 = tl.constexpr(0)
-"""Numbers as they are, in the weight's dtype. Any other FORMAT is the number of a layout of planes;
-see `planes.Layout`."""
+"""Numbers as they are, in the weight's dtype. A FORMAT above it is the number of a layout of
+planes; see `formats.Layout`."""
+FP8_CODES, INT8_CODES, FP8_BYTES = tl.constexpr(-1), tl.constexpr(-2), tl.constexpr(-3)
 SUPER = tl.constexpr(256)  # as in `planes`
 _E2M1 = tl.constexpr(sum(int(2 * size) << 4 * at for at, size in enumerate(FP4_VALUES)))
 _BYTES = np.array(IQ4_VALUES, np.int8).view(np.int64)
@@ -31,10 +49,12 @@ def weight_block(
     """A block [OUT, IN] of a weight [rows, COLUMNS], from `row` and `column` on, in the dtype that
     is multiplied; zeros beyond the weight.
 
-    weight: what `as_weight` made of it. Numbers come as they are stored; planes are unpacked and
-    rounded once to DTYPE.
+    weight: what `as_weight` made of it. Numbers and codes come as they are stored; planes, and
+    codes in bytes, are unpacked and rounded once to DTYPE.
     """
-    if FORMAT == BF16:
+    if FORMAT == FP8_BYTES:
+        return e4m3_value(weight.load([row, column])).to(DTYPE)
+    elif FORMAT <= BF16:
         return weight.load([row, column])
     else:
         return plane_block(weight, row, column, rows, COLUMNS, OUT, IN, FORMAT).to(DTYPE)
@@ -46,7 +66,7 @@ def as_weight(
     IN: tl.constexpr, FORMAT: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """What `weight_block` reads: a descriptor of blocks [OUT, IN], or the address of planes."""
-    if FORMAT == BF16:
+    if FORMAT <= BF16:
         return as_descriptor(weight, rows, COLUMNS, OUT, IN, DESCRIPTORS)
     else:
         return weight
@@ -246,13 +266,12 @@ def _e2m1_value(code: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def e4m3_value(byte: tl.tensor) -> tl.tensor:
-    """Bytes of e4m3 as float32. As float16 with the same fields they are 2⁻⁸ of what they are, the
-    smallest too; the one that would be 480 is NaN."""
-    wide = byte.to(tl.uint32)
-    bits = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
-    value = bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-    return tl.where((wide & 0x7F) == 0x7F, float("nan"), value)
+def e4m3_value(code: tl.tensor) -> tl.tensor:
+    """e4m3 codes in bytes as float32, exact, but for NaN: the bits of a float16 with four of its
+    five bits of exponent, whose bias is 15 and not 7. Small numbers are subnormal in both."""
+    bits = code.to(tl.uint16)
+    half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+    return half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
 
 
 @triton.jit
@@ -286,3 +305,233 @@ def product(a: tl.tensor, b: tl.tensor, accumulator: tl.tensor, UPCAST: tl.const
     if UPCAST:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, accumulator, input_precision="ieee")
+
+
+@triton.jit
+def no_sums(OUT: tl.constexpr, TOKENS: tl.constexpr, FORMAT: tl.constexpr) -> tl.tensor:
+    """Zeros [OUT, TOKENS] to add products with a weight to: int32 or float32."""
+    if FORMAT == INT8_CODES:
+        return tl.zeros((OUT, TOKENS), tl.int32)
+    else:
+        return tl.zeros((OUT, TOKENS), tl.float32)
+
+
+@triton.jit
+def weight_product(
+    weight: tl.tensor, x: tl.tensor, sums: tl.tensor, IN: tl.constexpr, FORMAT: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """sums + weight @ x of a block of a weight [OUT, IN] by activations, or their codes, [IN,
+    TOKENS].
+
+    The matrix units of sm_90 keep about 14 bits of a sum of e4m3 products; they drop the others of
+    each 32 products that they add. So the sums of a block of IN inputs, 128 at most, are added to
+    float32 registers: at most four such steps come before that, which lose less than a thousandth
+    of a block's sum, where the rounding of the activations is 1/28 of each product. Sums of all
+    inputs would lose up to 88 steps.
+    """
+    if FORMAT == INT8_CODES:
+        return tl.dot(weight, x, sums, input_precision="ieee", out_dtype=tl.int32)
+    elif FORMAT == FP8_CODES and not UPCAST:
+        tl.static_assert(IN <= 128, "a block's sum is made in four steps at most")
+        return tl.dot(weight, x, sums, input_precision="ieee", max_num_imprecise_acc=IN)
+    else:
+        return product(weight, x, sums, UPCAST)
+
+
+@triton.jit
+def scaled(
+    sums: tl.tensor, scales: tl.tensor, first: tl.tensor, rows: tl.tensor, limit: tl.tensor,
+    x_scales: tl.tensor, places: tl.tensor, mine: tl.tensor,
+) -> tl.tensor:  # fmt: skip
+    """Sums [OUT, TOKENS] as float32, times the scales of the weight's `rows` from `first` on, below
+    `limit`, and of the activations at `places`, where they have such."""
+    value = sums.to(tl.float32)
+    if scales is not None:
+        own = tl.load(scales + first + rows, mask=rows < limit, other=0.0)
+        value = value * own[:, None]
+    if x_scales is not None:
+        value = value * tl.load(x_scales + places, mask=mine, other=0.0)[None, :]
+    return value
+
+
+@triton.jit
+def gathered(source: tl.tensor, inside: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
+    """What stands at addresses, and zeros where they are not `inside`: Triton has no zero of e4m3
+    to load instead, but its byte."""
+    if FORMAT == FP8_CODES:
+        stored = tl.load(source.to(tl.pointer_type(tl.uint8), bitcast=True), mask=inside, other=0)
+        return stored.to(tl.float8e4nv, bitcast=True)
+    else:
+        return tl.load(source, mask=inside, other=0.0)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a kernel takes weights of a form: by which FORMAT, and the types of what it multiplies,
+    as Triton names them; format: of weights that alone are so."""
+
+    number: int
+    x: str = "bf16"
+    weight: str = "bf16"
+    format: str = ""
+
+
+FORMS = {
+    "planes": Form(0),
+    "fp8": Form(FP8_CODES.value, "fp8e4nv", "fp8e4nv", "FP8"),
+    "int8": Form(INT8_CODES.value, "i8", "i8", "INT8"),
+    "bytes": Form(FP8_BYTES.value, "bf16", "u8", "FP8"),
+}
+
+
+def of_forms(kernel: Kernel, columns: str, planes: str, x: str = "") -> Mapping[str, Kernel]:
+    """A kernel of weights of floats, registered, and by the form its like for other weights.
+
+    columns: which constant is the number of a weight's columns; planes: the format whose planes are
+    compiled where none is named; x: the parameter that is multiplied, of kernels that take codes.
+    """
+    kernels = {"": register(kernel)}
+    for suffix, form in FORMS.items() if x else [("planes", FORMS["planes"])]:
+        types, sizes = dict(kernel.types), dict(kernel.sizes)
+        number, own = form.number, ""
+        if suffix == "planes":
+            number, types["weight"] = LAYOUTS[planes].number, "*u8:16"
+            own = columns
+        else:
+            types["weight"] = types["weight"].replace("bf16", form.weight)
+            types[x] = types[x].replace("bf16", form.x)
+            for name in ("scales", "x_scales") if form.x != "bf16" else ("scales",):
+                types[name] = "*fp32:16"
+                del sizes[name]
+        sizes["FORMAT"] = number
+        changed = replace(kernel, name=f"{kernel.name}_{suffix}", types=types, sizes=sizes)
+        kernels[suffix] = register(replace(changed, columns=own, format=form.format))
+    return kernels
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A weight as kernels take it: of which form, by which FORMAT, its numbers and its scales."""
+
+    form: str
+    number: int
+    numbers: Tensor
+    scales: Tensor | None = None
+
+    def stored(self, rows: int, columns: int) -> dict[str, Any]:
+        """The parameters of a kernel that say what the weight is; rows and columns: of a block."""
+        is_matrix = self.form != "planes"
+        weight = matrix(self.numbers, rows, columns) if is_matrix else self.numbers
+        return {"weight": weight, "FORMAT": self.number}
+
+    def multiplied(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the weight is multiplied with instead of x [rows, columns], contiguous, and its
+        scales: codes, or x itself."""
+        if self.form not in ROUND_ROWS:
+            return x, None
+        held = round_rows(x, "FP8" if self.form == "fp8" else "INT8")
+        return held.codes, held.scales
+
+
+def operand(weight: Tensor | PlaneTensor | ScaledTensor) -> Operand:
+    """A weight as the kernels of its device take it."""
+    if isinstance(weight, Tensor):
+        return Operand("", 0, weight)
+    if isinstance(weight, PlaneTensor):
+        return Operand("planes", weight.layout.number, weight.data)
+    if not multiplies_codes(weight.kind, weight.device):
+        codes = weight.codes.view(torch.uint8)
+        return Operand("bytes", FP8_BYTES.value, codes, weight.scales)
+    form = weight.kind.lower()
+    return Operand(form, FORMS[form].number, weight.codes, weight.scales)
+
+
+_FP8_MOST = tl.constexpr(MOST["FP8"])
+_INT8_MOST = tl.constexpr(MOST["INT8"])
+_LEAST = tl.constexpr(LEAST)
+_ROUNDER = tl.constexpr(1.5 * 2**23)
+"""Added to and taken from a float32 number below 2²², it leaves the nearest integer, ties to even:
+the compiler contracts and reorders nothing; see `kernel.FP_FUSION`."""
+_FINE_ROUNDER = tl.constexpr(1.5 * 2**14)
+"""As _ROUNDER, to multiples of 2⁻⁹."""
+
+
+@triton.jit
+def _round_rows(
+    x: tl.tensor,
+    codes: tl.tensor,
+    scales: tl.tensor,
+    COLUMNS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> None:
+    """codes [rows, COLUMNS] and scales float32 [rows] of x [rows, COLUMNS]: the bits of
+    `scaled.round_rows`. A program makes a row, which it reads twice, the second time from a cache.
+
+    Zero times a number that is not finite is NaN, which a maximum would not show.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    tops = tl.zeros((BLOCK,), tl.float32)
+    spoiled = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, COLUMNS, BLOCK):
+        source = x + row * COLUMNS + first + columns
+        part = tl.load(source, mask=first + columns < COLUMNS, other=0.0).to(tl.float32)
+        tops = tl.maximum(tops, tl.abs(part))
+        spoiled += part * 0.0
+    top = tl.maximum(tl.max(tops, 0), _LEAST)
+    MOST_CODE: tl.constexpr = _INT8_MOST if FORMAT == INT8_CODES else _FP8_MOST
+    tl.store(scales + row, top * (1 / MOST_CODE) + tl.sum(spoiled, 0))
+    factor = tl.div_rn(tl.full((), 1.0, tl.float32), top) * MOST_CODE
+    for first in range(0, COLUMNS, BLOCK):
+        inside = first + columns < COLUMNS
+        place = row * COLUMNS + first + columns
+        part = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) * factor
+        if FORMAT == INT8_CODES:
+            part = (part + _ROUNDER) - _ROUNDER
+            part = tl.minimum(tl.maximum(part, -MOST_CODE), MOST_CODE)
+            tl.store(codes + place, part.to(tl.int8), mask=inside)
+        else:
+            part = tl.minimum(tl.maximum(part, -MOST_CODE), MOST_CODE)
+            if UPCAST:  # the interpreter's own rounding loses carries
+                part = _nearest_e4m3(part)
+            code = part.to(tl.float8e4nv, fp_downcast_rounding="rtne")
+            tl.store(codes + place, code, mask=inside)
+
+
+@triton.jit
+def _nearest_e4m3(number: tl.tensor) -> tl.tensor:
+    """Numbers up to 448 as the nearest that e4m3 has, ties to even, float32. Below 2⁻⁶ these are
+    multiples of 2⁻⁹; above, they have four bits."""
+    bits = number.to(tl.uint32, bitcast=True)
+    bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & 0xFFF00000
+    small = (number + _FINE_ROUNDER) - _FINE_ROUNDER
+    return tl.where(tl.abs(number) < 0.015625, small, bits.to(tl.float32, bitcast=True))
+
+
+def _rounding(form: str, kind: Kind) -> Kernel:
+    codes = FORMS[form]
+    types = {"x": "*bf16:16", "codes": f"*{codes.x}:16", "scales": "*fp32:16"}
+    shapes = {
+        f"{columns} columns": {"COLUMNS": columns} for columns in (704, 2112, 2816, 4096, 8192)
+    }
+    sizes = {"COLUMNS": 2816, "FORMAT": codes.number}
+    name = f"round_rows_{form}"
+    return register(Kernel(name, _round_rows, types, sizes, shapes=shapes, format=kind))
+
+
+ROUND_ROWS = {"fp8": _rounding("fp8", "FP8"), "int8": _rounding("int8", "INT8")}
+
+
+def round_rows(x: Tensor, kind: Kind) -> ScaledTensor:
+    """x [rows, columns], contiguous, as codes with a scale for each row."""
+    rows, columns = x.shape
+    codes = torch.empty(x.shape, dtype=CODES[kind], device=x.device)
+    scales = torch.empty(rows, dtype=torch.float32, device=x.device)
+    kernel = ROUND_ROWS[kind.lower()]
+    tile = tile_for(kernel.name, x.device)
+    launch(kernel, (rows,), tile, x.device, x=x, codes=codes, scales=scales, COLUMNS=columns,
+           FORMAT=kernel.sizes["FORMAT"])  # fmt: skip
+    return ScaledTensor(codes, scales)
