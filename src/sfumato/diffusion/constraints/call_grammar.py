@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,8 +25,13 @@ from sfumato.diffusion.constraints.grammar import (
     compiled_grammar,
     llguidance,
 )
-from sfumato.diffusion.constraints.held_schema import kinds_of
-from sfumato.diffusion.constraints.schema_limits import check_numbers, check_schema, check_sum
+from sfumato.diffusion.constraints.held_schema import kinds_of, value_key
+from sfumato.diffusion.constraints.schema_limits import (
+    References,
+    check_numbers,
+    check_schema,
+    check_sum,
+)
 from sfumato.refused import Refused
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -52,8 +57,8 @@ class CallRules:
         """quote: the token around texts."""
         self._quote = f"<[{quote}]>"
         self._rules: dict[str, str] = {}
-        self._known: dict[tuple[int, str], str] = {}  # by root schema and reference
-        self._roots: list[Any] = []  # kept, so that their ids stay their own
+        self._known: dict[tuple[int, str], str] = {}  # by the number of a schema, and a reference
+        self._schemas, self._referred = 0, References(None)
 
     def lines(self) -> Iterator[str]:
         """All rules."""
@@ -63,15 +68,14 @@ class CallRules:
         """The arguments of a call, an object. Raises ValueError, naming the field."""
         if not isinstance(schema, dict):
             raise Refused(field, "must be a JSON schema, an object")
-        self._roots.append(schema)
-        root = {"type": "object", **schema}
         check_numbers(schema, field)
+        self._schemas, self._referred = self._schemas + 1, References(schema)
         try:
-            return _Schema(self, schema, field).rule(root, field)
+            return self._rule({"type": "object", **schema}, field)
         except RecursionError:
             raise Refused(field, "its schemas stand too deeply in one another") from None
 
-    def add(self, body: str, kind: str = "r") -> str:
+    def _add(self, body: str, kind: str = "r") -> str:
         """A rule of that body. kind: R for a regular expression that is put together."""
         if len(self._rules) >= _MOST_RULES:
             raise Refused("tools", "the schemas are too large", "make them smaller")
@@ -79,138 +83,93 @@ class CallRules:
         self._rules[name] = body
         return name
 
-    def reserve(self, root: Any, reference: str) -> tuple[str, bool]:
-        """The rule of a reference, and whether it is new: then `fill` gives it its body."""
-        key = id(root), reference
-        is_new = key not in self._known
-        if is_new:
-            self._known[key] = self.add("")
-        return self._known[key], is_new
+    def _once(self, key: tuple[int, str], body: Callable[[str], str]) -> str:
+        """The rule of a key. body: called once, with the rule's name, which may be in it."""
+        if key not in self._known:
+            self._known[key] = name = self._add("")
+            self._rules[name] = body(name)
+        return self._known[key]
 
-    def fill(self, name: str, body: str) -> None:
-        self._rules[name] = body
-
-    def text(self, inner: str) -> str:
+    def _text(self, inner: str) -> str:
         """A text whose inside matches `inner`."""
         return f"{self._quote} {inner} {self._quote}" if inner else f"{self._quote} {self._quote}"
 
-    def literal(self, value: Any) -> str:
+    def _literal(self, value: Any) -> str:
         """A JSON value as calls write it."""
         if isinstance(value, str):
-            return self.text(_quoted(value) if value else "")
+            return self._text(_quoted(value) if value else "")
         if isinstance(value, list):
-            return _listed("[", [self.literal(each) for each in value], "]")
+            return _listed("[", map(self._literal, value), "]")
         if isinstance(value, dict):
-            members = (f'{self.key(key)} ":" {self.literal(each)}' for key, each in value.items())
+            members = (f'{self._key(key)} ":" {self._literal(each)}' for key, each in value.items())
             return _listed("{", members, "}")
         return _quoted(json.dumps(value))
 
-    def key(self, name: str) -> str:
-        return _quoted(name) if _BARE.fullmatch(name) else self.text(_quoted(name))
+    def _key(self, name: str) -> str:
+        return _quoted(name) if _BARE.fullmatch(name) else self._text(_quoted(name))
 
-
-class _Schema:
-    """The rules of one schema with its references."""
-
-    def __init__(self, rules: CallRules, root: Any, field: str) -> None:
-        self._rules, self._root, self._field = rules, root, field
-
-    def rule(self, schema: Any, where: str) -> str:
+    def _rule(self, schema: Any, where: str) -> str:
         """A rule for the values of a schema."""
         if schema is True or schema == {}:
             return self._any()
         if not isinstance(schema, dict):
             raise Refused(where, f"{json.dumps(schema)[:80]} is no schema that has values")
         if "$ref" in schema:
-            self._check(schema, {"$ref"}, where)
+            _check_keywords(schema, {"$ref"}, where)
             return self._reference(schema["$ref"], where)
         for name in ("anyOf", "oneOf"):
             if name in schema:
-                self._check(schema, {name}, where)
+                _check_keywords(schema, {name}, where)
                 return self._alternatives(schema[name], f"{where}.{name}")
         if "const" in schema or "enum" in schema:
-            self._check(schema, {"const", "enum", "type"}, where)
-            values = _listed_values(schema, where)
-            return self._rules.add(" | ".join(map(self._rules.literal, values)))
+            _check_keywords(schema, {"const", "enum", "type"}, where)
+            return self._add(" | ".join(map(self._literal, _listed_values(schema, where))))
         if "allOf" in schema and isinstance(schema["allOf"], list) and len(schema["allOf"]) == 1:
-            self._check(schema, {"allOf"}, where)
-            return self.rule(schema["allOf"][0], f"{where}.allOf[0]")
-        kinds = schema.get("type", [kind for kind in _OF_TYPE if _OF_TYPE[kind] & schema.keys()])
-        kinds = [kinds] if isinstance(kinds, str) else kinds
+            _check_keywords(schema, {"allOf"}, where)
+            return self._rule(schema["allOf"][0], f"{where}.allOf[0]")
+        kinds = _kinds(schema, [kind for kind in _OF_TYPE if _OF_TYPE[kind] & schema.keys()], where)
         if not kinds:
-            self._check(schema, set(), where)
+            _check_keywords(schema, set(), where)
             return self._any()
-        if not isinstance(kinds, list) or not all(kind in _OF_TYPE for kind in map(str, kinds)):
-            raise Refused(f"{where}.type", f"{json.dumps(kinds)[:80]} is no type")
-        self._check(schema, {"type"}.union(*(_OF_TYPE[kind] for kind in kinds)), where)
-        return self._rules.add(" | ".join(self._typed(kind, schema, where) for kind in kinds))
-
-    def _check(self, schema: Mapping[str, Any], known: set[str], where: str) -> None:
-        unknown = schema.keys() - known - _NOTES
-        if unknown:
-            raise Refused(
-                where,
-                f"{', '.join(sorted(unknown))} is not supported in the parameters of tools",
-                "leave it out, or set strict to false",
-            )
+        _check_keywords(schema, {"type"}.union(*(_OF_TYPE[kind] for kind in kinds)), where)
+        return self._add(" | ".join(self._typed(kind, schema, where) for kind in kinds))
 
     def _alternatives(self, schemas: Any, where: str) -> str:
         if not isinstance(schemas, list) or not schemas:
             raise Refused(where, "must be a list of schemas")
-        rules = [self.rule(schema, f"{where}[{i}]") for i, schema in enumerate(schemas)]
-        return self._rules.add(" | ".join(rules))
+        rules = [self._rule(schema, f"{where}[{i}]") for i, schema in enumerate(schemas)]
+        return self._add(" | ".join(rules))
 
     def _reference(self, reference: Any, where: str) -> str:
-        parts = reference.split("/") if isinstance(reference, str) else [""]
-        target = self._root
-        try:
-            if parts[0] != "#":
-                raise KeyError(reference)
-            for part in parts[1:]:
-                part = part.replace("~1", "/").replace("~0", "~")
-                target = target[int(part)] if isinstance(target, list) else target[part]
-        except (KeyError, IndexError, ValueError, TypeError):
-            raise Refused(
-                where, f"$ref {json.dumps(reference)[:80]} is not in the schema"
-            ) from None
-        name, is_new = self._rules.reserve(self._root, reference)
-        if is_new:
-            self._rules.fill(name, self.rule(target, where))
-        return name
+        target = self._referred(reference)
+        if target is None:
+            raise Refused(where, f"$ref {json.dumps(reference)[:80]} is not in the schema")
+        return self._once((self._schemas, reference), lambda name: self._rule(target, where))
 
     def _typed(self, kind: str, schema: Mapping[str, Any], where: str) -> str:
-        if kind == "object":
-            return self._object(schema, where)
-        if kind == "array":
-            return self._array(schema, where)
-        if kind == "string":
-            return self._string(schema, where)
-        own = {key: schema[key] for key in _OF_TYPE[kind] if key in schema}
-        return self._json({"type": kind, **own})
+        made = {"object": self._object, "array": self._array, "string": self._string}
+        return made[kind](schema, where) if kind in made else self._json(kind, schema)
 
-    def _json(self, schema: Mapping[str, Any]) -> str:
+    def _json(self, kind: str | list[str], schema: Mapping[str, Any]) -> str:
         """A value that calls write as JSON does."""
-        return self._rules.add(f"%json {json.dumps(schema)}")
+        known = _OF_TYPE[kind] if isinstance(kind, str) else set[str]()
+        own = {key: each for key, each in schema.items() if key in known}
+        return self._add(f"%json {json.dumps({'type': kind, **own})}")
 
     def _string(self, schema: Mapping[str, Any], where: str) -> str:
         low, high = _bounds(schema, "minLength", "maxLength", where)
         if "format" in schema:  # as a JSON text, which calls may have too
-            known = {
-                key: schema[key]
-                for key in ("format", "minLength", "maxLength", "pattern")
-                if key in schema
-            }
-            return self._json({"type": "string", **known})
+            return self._json("string", schema)
         if "pattern" in schema:
             pattern = _whole_pattern(schema["pattern"], f"{where}.pattern")
             if low or high is not None:
                 lengths = _regex(f"(?s:.{{{low},{'' if high is None else high}}})")
-                pattern = self._rules.add(f"{pattern} & {lengths}", "R")
-            return self._rules.text(pattern)
+                pattern = self._add(f"{pattern} & {lengths}", "R")
+            return self._text(pattern)
         if high == 0:
-            return self._rules.text("")
-        some = self._rules.text(_regex(f"(?s:.{{{max(1, low)},{'' if high is None else high}}})"))
-        return some if low else f"{some} | {self._rules.text('')}"
+            return self._text("")
+        some = self._text(_regex(f"(?s:.{{{max(1, low)},{'' if high is None else high}}})"))
+        return some if low else f"{some} | {self._text('')}"
 
     def _array(self, schema: Mapping[str, Any], where: str) -> str:
         low, high = _bounds(schema, "minItems", "maxItems", where)
@@ -218,7 +177,7 @@ class _Schema:
             return '"[" "]"'
         if "prefixItems" in schema:
             return self._tuple(schema, low, high, where)
-        item = self.rule(schema.get("items", True), f"{where}.items")
+        item = self._rule(schema.get("items", True), f"{where}.items")
         more = "*" if high is None and low <= 1 else f"{{{max(0, low - 1)},{_last(high)}}}"
         some = f'"[" {item} ("," {item}){more} "]"'
         return some if low else f'"[" "]" | {some}'
@@ -231,13 +190,13 @@ class _Schema:
         count = len(first) if high is None else min(high, len(first))
         rest = '""'
         if others is not False and count != high:
-            item = self.rule(others, f"{where}.items")
+            item = self._rule(others, f"{where}.items")
             most = "" if high is None else high - count
-            rest = self._rules.add(f'("," {item}){{{max(0, low - count)},{most}}}')
+            rest = self._add(f'("," {item}){{{max(0, low - count)},{most}}}')
         for at in reversed(range(count)):
-            item = self.rule(first[at], f"{where}.prefixItems[{at}]")
+            item = self._rule(first[at], f"{where}.prefixItems[{at}]")
             body = f"{item} {rest}" if at == 0 else f'"," {item} {rest}'
-            rest = self._rules.add(body if at < low else f'{body} | ""')
+            rest = self._add(body if at < low else f'{body} | ""')
         return f'"[" {rest} "]"'
 
     def _map(self, schema: Mapping[str, Any], where: str) -> str:
@@ -255,15 +214,15 @@ class _Schema:
             return '"{" "}"'
         bare, members = f"/{_BARE.pattern}/", []
         if others is not False:
-            value = self.rule(others, f"{where}.additionalProperties")
+            value = self._rule(others, f"{where}.additionalProperties")
             members.append(f'{bare} ":" {value}')
         for pattern, each in patterns.items():
             text = _whole_pattern(pattern, f"{where}.patternProperties")
-            names = self._rules.add(f"{text} & {bare}", "R")
-            quoted = self._rules.text(self._rules.add(f"{text} & ~{bare}", "R"))
-            value = self.rule(each, f"{where}.patternProperties")
+            names = self._add(f"{text} & {bare}", "R")
+            quoted = self._text(self._add(f"{text} & ~{bare}", "R"))
+            value = self._rule(each, f"{where}.patternProperties")
             members.append(f'({names} | {quoted}) ":" {value}')
-        member = self._rules.add(" | ".join(members))
+        member = self._add(" | ".join(members))
         more = f'("," {member}){{{max(0, low - 1)},{_last(high)}}}'
         return f'"{{" {member} {more} "}}"' if low else f'"{{" ({member} {more})? "}}"'
 
@@ -292,7 +251,7 @@ class _Schema:
             )
         members = [
             (
-                f'{self._rules.key(name)} ":" {self.rule(each, f"{where}.{name}")}',
+                f'{self._key(name)} ":" {self._rule(each, f"{where}.{name}")}',
                 name in required,
             )
             for name, each in properties.items()
@@ -306,19 +265,38 @@ class _Schema:
             first_body, later_body = f"{member} {later}", f'"," {member} {later}'
             if not required:
                 first_body, later_body = f"{first_body} | {first}", f"{later_body} | {later}"
-            first, later = self._rules.add(first_body), self._rules.add(later_body)
+            first, later = self._add(first_body), self._add(later_body)
         return first
 
     def _any(self) -> str:
-        name, is_new = self._rules.reserve(None, "any")
-        if is_new:
-            some = self._rules.text("TEXT?")
-            plain = self._json({"type": ["number", "boolean", "null"]})
+        def body(name: str) -> str:
+            some = self._text("TEXT?")
+            plain = self._json(["number", "boolean", "null"], {})
             member = f'/{_BARE.pattern}/ ":" {name}'
             items = f'"[" ({name} ("," {name})*)? "]"'
             members = f'"{{" ({member} ("," {member})*)? "}}"'
-            self._rules.fill(name, f"{some} | {plain} | {items} | {members}")
-        return name
+            return f"{some} | {plain} | {items} | {members}"
+
+        return self._once((0, "any"), body)
+
+
+def _check_keywords(schema: Mapping[str, Any], known: set[str], where: str) -> None:
+    unknown = schema.keys() - known - _NOTES
+    if unknown:
+        raise Refused(
+            where,
+            f"{', '.join(sorted(unknown))} is not supported in the parameters of tools",
+            "leave it out, or set strict to false",
+        )
+
+
+def _kinds(schema: Mapping[str, Any], default: list[str], where: str) -> list[str]:
+    """The types that a schema names."""
+    kinds = schema.get("type", default)
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if not isinstance(kinds, list) or not all(kind in _OF_TYPE for kind in map(str, kinds)):
+        raise Refused(f"{where}.type", f"{json.dumps(kinds)[:80]} is no type")
+    return kinds
 
 
 def _listed_values(schema: Mapping[str, Any], where: str) -> list[Any]:
@@ -327,19 +305,12 @@ def _listed_values(schema: Mapping[str, Any], where: str) -> list[Any]:
     if not isinstance(values, list) or not values:
         raise Refused(f"{where}.enum", "must be a list of values")
     if "const" in schema:
-        values = [value for value in values if _same(value, schema["const"])]
-    kinds = schema.get("type", list(_OF_TYPE))
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    if not isinstance(kinds, list) or not all(kind in _OF_TYPE for kind in map(str, kinds)):
-        raise Refused(f"{where}.type", f"{json.dumps(kinds)[:80]} is no type")
+        values = [value for value in values if value_key(value) == value_key(schema["const"])]
+    kinds = _kinds(schema, list(_OF_TYPE), where)
     fitting = [value for value in values if kinds_of(value) & {*kinds}]
     if not fitting:
         raise Refused(where, "nothing matches const, enum and type together")
     return fitting
-
-
-def _same(value: Any, other: Any) -> bool:
-    return json.dumps(value, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def _bounds(schema: Mapping[str, Any], low: str, high: str, where: str) -> tuple[int, int | None]:
@@ -478,8 +449,14 @@ def _held(source: CallSource) -> tuple[CallSource, list[str]]:
             left -= 0 if tool.is_strict else len(tool.schema or "")
             if left < 0:
                 raise Refused(tool.field, "is too large")
-            tool, more = _held_tool(tool, source.quote)
-            notes += more
+            if tool.schema is not None:
+                held, more = GrammarSource("schema", tool.schema, tool.field).held()
+                tool = replace(tool, schema=held.text)
+                if not tool.is_strict:  # those of strict tools are checked where rules are made
+                    schema = json.loads(held.text)
+                    check_schema(schema, tool.field)
+                    CallRules(source.quote).arguments(schema, tool.field)
+                notes += more
         except Refused as error:
             if tool.is_strict:
                 raise
@@ -487,18 +464,6 @@ def _held(source: CallSource) -> tuple[CallSource, list[str]]:
             tool = replace(tool, schema=None)
         tools.append(tool)
     return replace(source, tools=tuple(tools)), notes
-
-
-def _held_tool(tool: CallTool, quote: int) -> tuple[CallTool, tuple[str, ...]]:
-    """Of one tool. Raises ValueError."""
-    if tool.schema is None:
-        return tool, ()
-    held, notes = GrammarSource("schema", tool.schema, tool.field).held()
-    if not tool.is_strict:  # those of strict tools are checked where their rules are made
-        schema = json.loads(held.text)
-        check_schema(schema, tool.field)
-        CallRules(quote).arguments(schema, tool.field)
-    return replace(tool, schema=held.text), notes
 
 
 def _note(tool: CallTool, why: str) -> str:

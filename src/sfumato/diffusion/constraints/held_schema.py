@@ -17,7 +17,7 @@ from itertools import combinations, permutations
 from math import perm
 from typing import Any
 
-from sfumato.diffusion.constraints.schema_limits import referred
+from sfumato.diffusion.constraints.schema_limits import References
 from sfumato.weights.errors import quoted
 
 MOST_BRANCHES = 64
@@ -89,43 +89,40 @@ class _Branch:
         )
 
 
-class References:
-    """What the references within a schema name; each is looked up once."""
-
-    def __init__(self, root: Any) -> None:
-        self._root = root
-        self._known: dict[str, Any] = {}
-
-    def __call__(self, reference: Any) -> Any:
-        """The part of the schema; None where there is none."""
-        if not isinstance(reference, str):
-            return None
-        if reference not in self._known:
-            self._known[reference] = referred(self._root, reference)
-        return self._known[reference]
+class _TooMuch(Exception):
+    """Comparing would take longer than it may."""
 
 
 class Overlap:
-    """Compares the parts of one schema, up to a limit of work for all of it."""
+    """Whether a value may match several schemas at once, as far as types, listed values and names
+    of properties tell: they may wherever it does not know better. Compares the parts of one schema,
+    up to a limit of work for all of it."""
 
     def __init__(self, references: References) -> None:
         self._referred, self._left = references, MOST_WORK
 
     def of(self, schemas: Any) -> bool:
         """Whether a value may match two of the schemas in a list."""
-        branches = self._branches(schemas) if isinstance(schemas, list) else None
-        if branches is None:
+        try:
+            pairs = combinations(self._branches(schemas), 2)
+            return any(a.number != b.number and self._meet(a, b) for a, b in pairs)
+        except _TooMuch:
             return True
-        pairs = combinations(branches, 2)
-        return any(one.number != other.number and self._meet(one, other) for one, other in pairs)
 
-    def _branches(self, schemas: list[Any]) -> list[_Branch] | None:
+    def _spend(self, work: int) -> None:
+        self._left -= work
+        if self._left < 0:
+            raise _TooMuch
+
+    def _branches(self, schemas: Any) -> list[_Branch]:
         """The schemas of a list; the branches of one that is an `anyOf` or `oneOf` alone stand for
-        it. None: there are too many."""
+        it."""
+        if not isinstance(schemas, list):
+            raise _TooMuch
         pending, branches = list(enumerate(schemas)), list[_Branch]()
         while pending:
-            if len(pending) + len(branches) > MOST_BRANCHES or self._left < 0:
-                return None
+            if len(pending) + len(branches) > MOST_BRANCHES:
+                raise _TooMuch
             number, schema = pending.pop()
             parts = self._parts(schema)
             inner = parts[-1].get("anyOf", parts[-1].get("oneOf")) if parts else None
@@ -143,37 +140,31 @@ class Overlap:
             part = pending.pop()
             if not isinstance(part, dict):
                 continue
+            self._spend(1)
             if part.keys() - NOTES != {"$ref"}:
                 parts.append(part)
             if "$ref" in part:
                 pending.append(self._referred(part["$ref"]))
             if isinstance(part.get("allOf"), list):
                 pending += part["allOf"][:MOST_PARTS]
-            self._left -= 1
-            if self._left < 0:
-                break
         return parts
 
     def _values(self, parts: list[dict[str, Any]]) -> _Values:
         values = _ANY
         for part in parts:
             listed = part.get("enum")
-            self._left -= len(listed) if isinstance(listed, list) else 1
-            if self._left < 0:
-                return _ANY
+            self._spend(len(listed) if isinstance(listed, list) else 1)
             values = values.within(_set_of(part))
         return values
 
     def _meet(self, one: _Branch, other: _Branch) -> bool:
-        self._left -= 1
+        self._spend(1)
         if not one.values.meets(other.values):
             return False
         if one.values.kinds & other.values.kinds != {"object"}:
             return True
         names = one.required | other.required
-        self._left -= len(names)
-        if self._left < 0:
-            return True
+        self._spend(len(names))
         return not any(
             one.lacks(name) or other.lacks(name) or self._differ(one, other, name) for name in names
         )

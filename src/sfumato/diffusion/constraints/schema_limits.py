@@ -42,13 +42,14 @@ _GROUPS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]?|[()]", re.DOTALL)
 def check_depth(schema: Any, field: str) -> None:
     """Raises ValueError, naming the field, for a JSON schema that is too deep."""
     graph: dict[Hashable, list[Hashable]] = {}
-    references = _References(schema)
+    references = References(schema)
     pending: list[Any] = [schema]
     while pending:
         part = pending.pop()
         if id(part) in graph or not isinstance(part, Mapping):
             continue
-        inner = [*_inner(part), *references.of(part)]
+        named = (references(part[name]) for name in ("$ref", "$dynamicRef") if name in part)
+        inner = [*_inner(part), *named]
         graph[id(part)] = [id(each) for each in inner]
         pending += inner
         _check_patterns(part, field)
@@ -79,24 +80,16 @@ def longest_chain(graph: Graph, begin: Iterable[Hashable]) -> int:
     """How many nodes the longest chain has that follows references from one of the nodes. What
     leads back into the chain is not followed: recursion costs nothing."""
     lengths: dict[Hashable, int] = {}  # of a node on the chain that is followed: 0
-    for root in begin:
-        if root in lengths or root not in graph:
-            continue
-        lengths[root] = 0
-        chain: list[tuple[Hashable, Iterator[Hashable], int]] = [(root, iter(graph[root]), 0)]
-        while chain:
-            node, rest, longest = chain.pop()
-            for inner in rest:
-                if inner not in lengths and inner in graph:
-                    lengths[inner] = 0
-                    chain += [(node, rest, longest), (inner, iter(graph[inner]), 0)]
-                    break
-                longest = max(longest, lengths.get(inner, 0))
-            else:
-                lengths[node] = longest + 1
-                if chain:
-                    before, others, most = chain[-1]
-                    chain[-1] = before, others, max(most, longest + 1)
+    pending = [node for node in begin if node in graph]
+    while pending:
+        node = pending[-1]
+        if node not in lengths:
+            lengths[node] = 0
+            pending += [inner for inner in graph[node] if inner in graph and inner not in lengths]
+        else:
+            pending.pop()
+            if not lengths[node]:
+                lengths[node] = 1 + max((lengths.get(i, 0) for i in graph[node]), default=0)
     return max(lengths.values(), default=0)
 
 
@@ -138,24 +131,28 @@ def _inner(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
                 yield each
 
 
-class _References:
-    """What the references in a schema name: by places in it, and by names that its parts have."""
+class References:
+    """What the references in a schema name: by places in it, and by names that its parts have. Each
+    is looked up once."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
+        self._known: dict[str, Any] = {}
         self._named: dict[str, Any] = {}
-        for part in _mappings(root):
+        for part in _objects(root):
             for name in ("$id", "id", "$anchor", "$dynamicAnchor"):
                 if isinstance(value := part.get(name), str):
                     self._named[value.rstrip("#")] = part
 
-    def of(self, part: Mapping[str, Any]) -> Iterator[Any]:
-        for name in ("$ref", "$dynamicRef"):
-            if isinstance(reference := part.get(name), str):
-                yield self._target(reference)
+    def __call__(self, reference: Any) -> Any:
+        """The part of the schema; None where there is none."""
+        if not isinstance(reference, str):
+            return None
+        if reference not in self._known:
+            self._known[reference] = self._target(reference)
+        return self._known[reference]
 
     def _target(self, reference: str) -> Any:
-        """None where there is none."""
         base, _, place = reference.partition("#")
         target = self._root
         if base:
@@ -171,16 +168,21 @@ class _References:
         return target
 
 
-def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Every object in plain data."""
-    pending = [value]
+def _entries(data: Any) -> Iterator[tuple[str, Any]]:
+    """All that stands in plain data, with the key that it stands under; below `enum` and `const`,
+    with these."""
+    pending: list[tuple[str, Any]] = [("", data)]
     while pending:
-        part = pending.pop()
-        if isinstance(part, Mapping):
-            yield part
-            pending += part.values()
-        elif isinstance(part, list):
-            pending += part
+        name, value = pending.pop()
+        yield name, value
+        if isinstance(value, Mapping):
+            pending += [(name if name in _VALUES else key, each) for key, each in value.items()]
+        elif isinstance(value, list):
+            pending += [(name, each) for each in value]
+
+
+def _objects(data: Any) -> Iterator[Mapping[str, Any]]:
+    return (value for _, value in _entries(data) if isinstance(value, Mapping))
 
 
 def _nested(value: Any) -> int:
@@ -232,7 +234,7 @@ def check_schema(schema: Any, field: str) -> None:
     Where the schema combines schemas, all its parts count as combined with one another."""
     check_depth(schema, field)
     check_numbers(schema, field)
-    parts = list(_parts(schema))
+    parts = list(_objects(schema))
     combines = any(_combines(part) for part in parts)
     _check_multiples(parts, combines, field)
     check_sum(schema, field)
@@ -259,14 +261,8 @@ def check_schema(schema: Any, field: str) -> None:
 def check_numbers(schema: Any, field: str) -> None:
     """Raises ValueError, naming the field, for a whole number that float64 need not hold: grammars
     count in such numbers, and would let others pass."""
-    pending: list[tuple[str, Any]] = [("", schema)]
-    while pending:
-        name, value = pending.pop()
-        if isinstance(value, Mapping):
-            pending += [(name if name in _VALUES else key, each) for key, each in value.items()]
-        elif isinstance(value, list):
-            pending += [(name, each) for each in value]
-        elif name in _NUMBERS and type(value) is int and abs(value) > MOST_NUMBER:
+    for name, value in _entries(schema):
+        if name in _NUMBERS and type(value) is int and abs(value) > MOST_NUMBER:
             raise Refused(
                 field,
                 f"{name}: {str(value)[:40]} is beyond 2^53, and such whole numbers are not held "
@@ -289,7 +285,8 @@ def _check_combined(schema: Any, parts: list[Mapping[str, Any]], field: str) -> 
         )
     known: dict[int, int] = {}
     try:
-        each = (_ways(schema, part, known) for part in parts if _combines(part))
+        referred = References(schema)
+        each = (_ways(referred, part, known) for part in parts if _combines(part))
         most = sum(ways for ways in each if ways > 1)
     except RecursionError:
         raise Refused(field, "its schemas refer to one another too deeply") from None
@@ -301,18 +298,6 @@ def _check_combined(schema: Any, parts: list[Mapping[str, Any]], field: str) -> 
         )
 
 
-def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """Every object in plain data."""
-    pending = [schema]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, Mapping):
-            yield part
-            pending += part.values()
-        elif isinstance(part, list):
-            pending += part
-
-
 def _combines(part: Mapping[str, Any]) -> bool:
     """Whether a value has to match several schemas together."""
     branches = part.get("allOf")
@@ -322,7 +307,7 @@ def _combines(part: Mapping[str, Any]) -> bool:
     return len(known) > 1 and any(name in part for name in ("allOf", "anyOf", "oneOf", "$ref"))
 
 
-def _ways(root: Any, part: Any, known: dict[int, int]) -> int:
+def _ways(referred: References, part: Any, known: dict[int, int]) -> int:
     """In how many ways one branch of each `anyOf` can be chosen; more than the most: one more."""
     if not isinstance(part, Mapping):
         return 1
@@ -333,10 +318,10 @@ def _ways(root: Any, part: Any, known: dict[int, int]) -> int:
     for name in ("anyOf", "oneOf", "allOf", "$ref"):
         inner = part.get(name)
         if name == "$ref":
-            inner = [referred(root, inner)]
+            inner = [referred(inner)]
         if not isinstance(inner, list) or not inner:
             continue
-        each = (_ways(root, branch, known) for branch in inner)
+        each = (_ways(referred, branch, known) for branch in inner)
         if name in ("anyOf", "oneOf"):
             ways *= sum(each)
         else:
@@ -346,25 +331,9 @@ def _ways(root: Any, part: Any, known: dict[int, int]) -> int:
     inside = [part.get(name) for name in ("items", "additionalProperties")]
     if isinstance(properties := part.get("properties"), Mapping):
         inside += properties.values()
-    ways = max(ways, *(_ways(root, each, known) for each in inside))
+    ways = max(ways, *(_ways(referred, each, known) for each in inside))
     known[id(part)] = min(ways, MOST_WAYS + 1)
     return known[id(part)]
-
-
-def referred(root: Any, reference: Any) -> Any:
-    """The part of a schema that a reference within it names; None where there is none."""
-    if not isinstance(reference, str) or reference[:1] != "#":
-        return None
-    target = root
-    for step in reference.split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(target, list) and name.isdecimal() and int(name) < len(target):
-            target = target[int(name)]
-        elif isinstance(target, Mapping):
-            target = target.get(name)
-        else:
-            return None
-    return target
 
 
 def _check_multiples(parts: list[Mapping[str, Any]], combines: bool, field: str) -> None:
@@ -391,7 +360,7 @@ def _check_multiples(parts: list[Mapping[str, Any]], combines: bool, field: str)
 def check_sum(schemas: Any, field: str) -> None:
     """Raises ValueError where the divisors of schemas that `check_schema` lets pass are too large
     together."""
-    exact = [Decimal(str(value)) for value in _multiples(_parts(schemas))]
+    exact = [Decimal(str(value)) for value in _multiples(_objects(schemas))]
     total = sum(abs(int(value.scaleb(_decimals(value)))) for value in exact)
     if total > MOST_MULTIPLES_IN_ALL:
         raise Refused(
