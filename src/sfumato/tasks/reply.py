@@ -339,16 +339,15 @@ class ReplyTask:
         to finish it. Sets `reason` where the reply ends with it."""
         self._scored = {}
         if self.constrained is not None and not self._ends_thought(ids):
-            verdict = self.constrained.stopped(ids, self.room, self.canvas_length)
-            if verdict.again:
+            held = self.constrained.stopped(ids, self.room, self.canvas_length)
+            if held is None:
                 self._draw_again()
                 return None
-            if verdict.writing is not None:
-                self.writing, self._convergence = verdict.writing, convergence
+            if isinstance(held, CausalWriting):
+                self.writing, self._convergence = held, convergence
                 # Where the grammar forces all that is left, no token waits for scores.
-                return self.add_written() if verdict.writing.done else None
-            assert verdict.settled is not None
-            ids = verdict.settled
+                return self.add_written() if held.done else None
+            ids = held
         return self._add(ids, convergence)
 
     def add_written(self) -> SettledCanvas | None:

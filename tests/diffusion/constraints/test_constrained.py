@@ -164,37 +164,37 @@ def test_a_canvas_is_repaired_twice_and_then_written() -> None:
     held = ConstrainedReply(constraint(PERSON))
     canvas = ids('{"name": 3 and so on for ever...')
     for _ in range(REPAIRS):
-        assert held.stopped(canvas, 500, len(canvas)).again
+        assert held.stopped(canvas, 500, len(canvas)) is None
         begin = held.begin(len(canvas))
         assert begin and begin.pins == dict(enumerate(canvas[:9]))
-    verdict = held.stopped(canvas, 500, len(canvas))
-    assert verdict.writing is not None and verdict.writing.ids == canvas[:9]
+    writes = held.stopped(canvas, 500, len(canvas))
+    assert isinstance(writes, CausalWriting) and writes.ids == canvas[:9]
     assert held.report.repairs == REPAIRS
 
 
 def test_the_grammar_goes_from_canvas_to_canvas() -> None:
     held = ConstrainedReply(constraint(PERSON))
     first, second = ids('{"name": '), [*ids('"Ann", "age": 7}'), END]
-    assert held.stopped(first, 500, len(first)).settled == first
+    assert held.stopped(first, 500, len(first)) == first
     held.took(first)
-    assert held.stopped(second, 490, len(second)).settled == second
+    assert held.stopped(second, 490, len(second)) == second
     other = ConstrainedReply(constraint(PERSON))
-    assert other.stopped(second, 500, len(second)).again
+    assert other.stopped(second, 500, len(second)) is None
 
 
 def test_what_is_complete_needs_no_end_token() -> None:
     held = ConstrainedReply(constraint(PERSON))
     done = ids('{"name":"","age":0}')
-    settled = held.stopped([*done, *ids(" Is that good?")], 500, 40).settled
-    assert settled is not None and settled[:-1] == done and settled[-1] in (END, 1)
+    settled = held.stopped([*done, *ids(" Is that good?")], 500, 40)
+    assert isinstance(settled, list) and settled[:-1] == done and settled[-1] in (END, 1)
 
 
 def test_a_limit_closes_what_is_open() -> None:
     held = ConstrainedReply(constraint(PERSON))
     canvas = ids('{"name": "A rather long name of which there is no end')
     room = 40
-    settled = held.stopped(canvas, room, len(canvas)).settled
-    assert settled is not None and len(settled) <= room + 1
+    settled = held.stopped(canvas, room, len(canvas))
+    assert isinstance(settled, list) and len(settled) <= room + 1
     assert json.loads(tokenizer().decode(settled))["name"].startswith("A rather")
     assert held.report.closing_tokens > 0
 
@@ -213,7 +213,7 @@ def test_the_search_for_an_end_is_bounded_as_a_whole(monkeypatch: pytest.MonkeyP
     long = {"type": "string", "minLength": 400}
     held, canvas = ConstrainedReply(constraint(long)), ids('"' + "a" * 255)
     masks = 0
-    assert held.stopped(canvas, 300, len(canvas)).settled == canvas
+    assert held.stopped(canvas, 300, len(canvas)) == canvas
     assert 0 < masks <= MOST_CHOICES + 20
     nested = {
         "$ref": "#/$defs/n",
@@ -221,8 +221,8 @@ def test_the_search_for_an_end_is_bounded_as_a_whole(monkeypatch: pytest.MonkeyP
     }
     held, canvas = ConstrainedReply(constraint(nested)), ids("[" * 64)
     masks = 0
-    settled = held.stopped(canvas, 66, len(canvas)).settled
-    assert settled is not None and settled[-1] in (END, 1)
+    settled = held.stopped(canvas, 66, len(canvas))
+    assert isinstance(settled, list) and settled[-1] in (END, 1)
     json.loads(tokenizer().decode(settled))
     assert masks <= MOST_CHOICES + 20
 

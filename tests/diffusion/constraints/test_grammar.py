@@ -78,7 +78,7 @@ def test_a_reply_is_read_up_to_the_first_break() -> None:
 def test_what_is_forced_comes_as_the_tokenizer_writes_it() -> None:
     state = reply(PERSON)
     following = state.following()
-    assert following.forced == ids("{") and not following.complete
+    assert following.forced == ids("{") and not state.is_complete
     assert shown(following.mask) == {
         " ",
         "\n",
@@ -93,7 +93,7 @@ def test_what_is_forced_comes_as_the_tokenizer_writes_it() -> None:
     assert "}" in shown(state.following().mask)
     state.take(ids("}"))
     following = state.following()
-    assert following.complete and shown(following.mask) == {"<eos>", "<turn|>"}
+    assert state.is_complete and shown(following.mask) == {"<eos>", "<turn|>"}
     assert state.is_complete
 
 

@@ -40,7 +40,6 @@ class Reading:
 
     valid: int  # so many of them do, the first ones, an end token not counted
     ended: bool  # the next one is an end token, and may stand there
-    answer: int  # so many of the valid ones come before the answer
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,6 @@ class Continuation:
 
     forced: list[int]
     mask: Tensor  # bool [vocabulary], of the position after the forced ones
-    complete: bool  # nothing but an end token may follow
 
     @property
     def is_dead_end(self) -> bool:
@@ -77,13 +75,13 @@ class GrammarReply:
         end = next((n for n, token in enumerate(ids) if token in ends), len(ids))
         answer = self._answer(ids)
         if answer is None or answer > end:
-            return Reading(end, False, end)  # a reply may not end in its thought
+            return Reading(end, False)  # a reply may not end in its thought
         valid = answer + self._state.valid(ids[answer:end])
         if valid < end or end == len(ids):
-            return Reading(valid, False, answer)
+            return Reading(valid, False)
         after = self._state.copy()
         after.take(ids[answer:end])
-        return Reading(end, after.accepts, answer)
+        return Reading(end, after.accepts)
 
     def take(self, ids: list[int]) -> None:
         """Moves on by ids that are valid."""
@@ -106,7 +104,7 @@ class GrammarReply:
         if self._thinks:
             mask = self._state.mask().fill_(True)
             mask[[*tokens.end_ids]] = False
-            return Continuation([], mask, False)
+            return Continuation([], mask)
         forced = [] if self._thinks is None else self._state.forced()
         state = self._state.copy()
         state.take(forced)
@@ -114,7 +112,7 @@ class GrammarReply:
         if self._thinks is None:
             assert self._constraint.thought
             mask[self._constraint.thought[0]] = True
-        return Continuation(forced, mask, state.is_complete)
+        return Continuation(forced, mask)
 
     def answer_state(self) -> GrammarState:
         """A copy of the grammar's own state."""
@@ -153,16 +151,22 @@ MOST_TOKENS = 256
 MOST_CHOICES = 512
 """Of one search: some tens of milliseconds."""
 _CANDIDATES = 64  # tokens among which a walk chooses where no closer may follow
+_CLOSERS = ("}", "]", ")", '"', "0", "1", "null", "true", "{", "[", ",", ":", "a")
+"""What ends objects and lists, and then what begins short values."""
+_SEPARATORS = ("@", ".", "#", ":", "/", "-", "_", " ", "0", "a", "A")
+"""What stands between the parts of a text: it is tried first in one."""
 
 
 class ShortCompletion:
     """Finds completions for one constraint."""
 
     def __init__(self, constraint: Constraint) -> None:
-        tokens = constraint.grammar.tokens
-        self._special, self._closers = constraint.quote, tokens.closers
-        self._inside, self._quote = tokens.text_closers
-        self._of_texts, self._separators = tokens.of_texts, tokens.separators
+        single = constraint.grammar.tokens.single
+        self._special, self._quote = constraint.quote, single.get('"')
+        self._closers = [single[text] for text in _CLOSERS if text in single]
+        self._separators = [single[text] for text in _SEPARATORS if text in single]
+        # A text is open where a token may follow that only texts hold, or a bracket and a letter.
+        self._inside, self._both = single.get("~"), (single.get("}"), single.get("a"))
         self._most = self._left = 0  # choices of the search under way
 
     @property
@@ -209,7 +213,7 @@ class ShortCompletion:
 
         if may(self._special):
             return self._special
-        is_open = may(self._inside) or all(map(may, self._of_texts))
+        is_open = may(self._inside) or all(map(may, self._both))
         if is_open and may(self._quote):
             used.clear()
             return self._quote  # a bracket would go on with the text
@@ -448,15 +452,6 @@ class ConstraintReport:
     closing_tokens: int = 0  # chosen by the grammar alone, for the reply to end in time
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What becomes of a canvas that has stopped. One of the three."""
-
-    settled: list[int] | None = None  # its tokens, an end token included where the reply ends
-    again: bool = False  # its rest is denoised again
-    writing: CausalWriting | None = None  # its rest is written token by token
-
-
 class ConstrainedReply:
     """The constraint of one reply."""
 
@@ -495,45 +490,41 @@ class ConstrainedReply:
             return Guidance(pins)
         return Guidance(pins, len(fixed), following.mask)
 
-    def stopped(self, ids: list[int], room: int, length: int) -> Verdict:
-        """What becomes of a canvas of `length` positions that has stopped with these tokens."""
+    def stopped(self, ids: list[int], room: int, length: int) -> list[int] | CausalWriting | None:
+        """What becomes of a canvas of `length` positions that has stopped with these tokens: its
+        tokens, an end token included where the reply ends, or what its rest is written by. None:
+        its rest is denoised again."""
         reading = self._reply.read(ids[: room + 1])  # an end token may stand behind the last
         kept = ids[: min(reading.valid, room)]
         after = self._reply.after(kept)
         if (reading.ended and reading.valid <= room) or after.is_complete:
-            return self._settled([*kept, self._end(ids, len(kept))])
+            return [*kept, self._end(ids, len(kept))]
         if len(kept) == room and after.accepts:  # what closes it is nothing
-            return self._settled([*kept, self._constraint.end_ids[0]])
+            return [*kept, self._constraint.end_ids[0]]
         is_open = len(kept) == min(len(ids), room)
         left = room - len(kept)
         if left <= TAIL and self._completion.find(after, left, MOST_CHOICES // 2) is None:
             closed = self._closed(kept, room, MOST_CHOICES - self._completion.used)
             if closed is not None:
-                return self._settled([*closed, self._constraint.end_ids[0]])
-            if is_open:
-                return self._settled(kept)
+                return [*closed, self._constraint.end_ids[0]]
         if is_open:
-            return self._settled(kept)
+            return kept
         if self._repairs < REPAIRS and not after.following().is_dead_end:
             self._repairs, self._kept = self._repairs + 1, kept
             self.report.repairs += 1
-            return Verdict(again=True)
-        writing = CausalWriting(self._constraint, after, kept, room, length, self._completion)
-        return Verdict(writing=writing)
+            return None
+        return CausalWriting(self._constraint, after, kept, room, length, self._completion)
 
     def written(self, writing: CausalWriting) -> list[int]:
         """The tokens of a canvas whose writing is done."""
         self.report.causal_tokens += writing.written
         self.report.closing_tokens += writing.closing
-        return self._settled(writing.result).settled or []
+        return writing.result
 
     def took(self, added: list[int]) -> None:
         """A settled canvas has added these tokens to the reply."""
         self._reply.take(added)
         self._kept, self._repairs = None, 0
-
-    def _settled(self, ids: list[int]) -> Verdict:
-        return Verdict(settled=ids)
 
     def _end(self, ids: list[int], at: int) -> int:
         """The end token at a place; where there is none, the first of the vocabulary's."""

@@ -26,10 +26,6 @@ from sfumato.weights.errors import quoted
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CLOSERS = ("}", "]", ")", '"', "0", "1", "null", "true", "{", "[", ",", ":", "a")
-
-_SEPARATORS = ("@", ".", "#", ":", "/", "-", "_", " ", "0", "a", "A")
-
 
 def llguidance() -> ModuleType:
     """The library, imported at its first use. Raises ValueError where it is not installed."""
@@ -75,28 +71,12 @@ class GrammarTokens:
         return frozenset("".join(text.decode(errors="ignore") for text in plain))
 
     @cached_property
-    def closers(self) -> tuple[int, ...]:
-        """Tokens that end objects and lists, and then those that begin short values: what a short
-        completion tries first."""
-        return tuple(token for text in _CLOSERS if (token := self._single(text)) is not None)
-
-    @cached_property
-    def text_closers(self) -> tuple[int | None, int | None]:
-        """A token that only texts hold, and the one that ends a text of JSON."""
-        return self._single("~"), self._single('"')
-
-    @cached_property
-    def of_texts(self) -> tuple[int | None, int | None]:
-        """A bracket and a letter: where both may follow, a text is open."""
-        return self._single("}"), self._single("a")
-
-    @cached_property
-    def separators(self) -> tuple[int, ...]:
-        """What stands between the parts of a text: a short completion tries them first in one."""
-        return tuple(token for text in _SEPARATORS if (token := self._single(text)) is not None)
+    def single(self) -> dict[str, int]:
+        """The tokens of short texts, by the texts that the tokenizer writes as one token."""
+        texts = [*map(chr, range(0x20, 0x7F)), "null", "true"]
+        return {text: token for text in texts if (token := self._single(text)) is not None}
 
     def _single(self, text: str) -> int | None:
-        """The token that the tokenizer writes a text as; None where it writes several."""
         ids = self.encode(text) if self.alphabet is None or set(text) <= self.alphabet else []
         return ids[0] if len(ids) == 1 and self.tokens[ids[0]] == text.encode() else None
 
