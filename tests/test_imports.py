@@ -37,11 +37,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "device_trial": {"tasks", "diffusion"} | _NETWORK,
     "decisions": {"diffusion"},
     "text_side": {"text", "diffusion", "model", "weights"},
-    "transcript": {"diffusion", "text"},
-    "fills": {"tasks", "diffusion", "text", "text_side", "transcript"} | _NETWORK,
+    "fills": {"tasks", "diffusion", "text", "text_side"} | _NETWORK,
     "grammars": {"diffusion", "text", "text_side"},
     "api": {"decisions", "device_trial", "tasks", "diffusion", "text", "text_side"}
-    | {"transcript", "fills", "grammars"}
+    | {"fills", "grammars"}
     | _NETWORK,
     "convert": {"api", "diffusion", "text"} | _NETWORK,
     "engine": _ENGINE - {"engine"},

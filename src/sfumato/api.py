@@ -6,7 +6,7 @@ The entry point of the library, where ids (`diffusion/`) and text (`text/`) meet
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property, partial
 from os import PathLike
@@ -65,8 +65,16 @@ from sfumato.tasks.reply import ReplyTask
 from sfumato.tasks.works import Prompt
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.reply import Stop
-from sfumato.text_side import TextSide, end_ids, load_text, read_template
-from sfumato.transcript import Done, Reply, Settled, Transcript, reply_events
+from sfumato.text_side import (
+    Done,
+    Reply,
+    Settled,
+    TextSide,
+    Transcript,
+    end_ids,
+    load_text,
+    read_template,
+)
 from sfumato.weights.checkpoint import Checkpoint, fingerprint
 from sfumato.weights.errors import CheckpointError, quoted
 
@@ -150,7 +158,7 @@ class Model:
         if source is not None:
             given = {"grammar": source, "prediction": prediction}
             exclusions.check(exclusions.GRAMMAR, given)
-            ids += [] if thinking else self.grammars.no_thought
+            ids += [] if thinking else self.fills.empty_thought
         # What cannot be done is refused by this call, and not by the first `next`.
         plan, transcript = self.plan_reply(
             len(ids), max_tokens, seed, sampler, stop, cancelled, source=source, thinking=thinking
@@ -158,7 +166,7 @@ class Model:
         plan = self.fills.with_prediction(plan, prediction, thinking)
         make = partial(Canvas.of, network=self.network)
         task = ReplyTask(plan, Prompt(ids, ()), make, text=transcript)
-        return reply_events(alone(self.network, task, cancelled))
+        return _reply_events(alone(self.network, task, cancelled))
 
     def plan_reply(
         self,
@@ -189,7 +197,7 @@ class Model:
     @cached_property
     def grammars(self) -> ModelGrammars:
         """Grammars over this model's vocabulary."""
-        return ModelGrammars(self.text, self.end_ids, self.family.reads.empty_thought)
+        return ModelGrammars(self.text, self.end_ids)
 
     def prompt_ids(
         self,
@@ -394,6 +402,13 @@ class Model:
                 "must hold no NaN and no +inf, and a token that is not -inf at every position",
             )
         return self.network.head.soft_embedding(processed_logits, self.network.dtype)
+
+
+def _reply_events(
+    run: Generator[Draft | Settled, None, Reply],
+) -> Iterator[Draft | Settled | Done]:
+    reply = yield from run
+    yield Done(reply)
 
 
 def _check_arguments(cancelled: object, unknown: Collection[str]) -> None:

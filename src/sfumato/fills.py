@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.canvas import Canvas, Draft
+from sfumato.diffusion.canvas import Canvas, Convergence, Draft
 from sfumato.diffusion.constraints.filling import (
     Closing,
-    Encode,
     Filled,
     FillOutcome,
     FillPlan,
@@ -38,8 +38,7 @@ from sfumato.tasks.fill import FillTask, Ids
 from sfumato.tasks.works import Prompt
 from sfumato.text.prompt import empty_thought_ids, prompt_ids
 from sfumato.text.reply import Stop, StopCut, StopGate, StopStrings
-from sfumato.text_side import TextSide
-from sfumato.transcript import Reply, Settled
+from sfumato.text_side import Reply, Settled, TextSide
 from sfumato.weights.errors import quoted
 
 EDIT_ROOM = 64  # tokens that an edited text may have beyond twice those that it had
@@ -114,7 +113,12 @@ class Fills:
         config = (sampler or SamplerConfig()).over(self._defaults)
         longest = config.canvas_length or self._network.config.canvas_length
         closing = self.closing if is_reply else None
-        template = make_template(parts, self._encode(check), prompt, closing, longest)
+
+        def encode(text: str, field: str) -> list[int]:
+            check(text, field)
+            return self._text.tokenizer.encode(text, special=False)
+
+        template = make_template(parts, encode, prompt, closing, longest)
         length = len(template.form({}).ids)
         # The most that a canvas can have; each trial has its own length.
         config = replace(
@@ -148,13 +152,6 @@ class Fills:
         ids = {tokenizer.token_id(marker) for marker in markers}
         ids |= {*self._end_ids, self._network.config.pad_id, tokenizer.bos_id}
         return LogitBias(dict.fromkeys(sorted(i for i in ids if i is not None), float("-inf")))
-
-    def _encode(self, check: Callable[[str, str], None]) -> Encode:
-        def encode(text: str, field: str) -> list[int]:
-            check(text, field)
-            return self._text.tokenizer.encode(text, special=False)
-
-        return encode
 
     def with_prediction(
         self, plan: ReplyPlan, prediction: PredictedText | None, thinking: bool, begun: bool = False
@@ -224,42 +221,36 @@ class _FillReply(_Drafts):
         super().__init__(text)
         self._plan, self._stops, self._filled = plan, stops, filled
         self._markers = text.template.markers
-        self._stop: str | None = None  # the stop string that was found
         self._cut = StopCut(text.tokenizer, stops, self._markers)
 
     def finish(self, outcome: FillOutcome) -> Reply:
         if outcome.cancelled:
             return Reply("", None, (), [], "cancelled", outcome.stats)
-        filled = self._filled(outcome)
-        text, ids, reason = self._end(filled, outcome)
-        outcome.stats.output_tokens = len(ids)
-        stop = self._stop if reason == "stop" else None
-        notes = filled.warnings
-        return Reply(text, None, (), ids, reason, outcome.stats, notes, filled, stop)
+        reply = self._reply(outcome)
+        outcome.stats.output_tokens = len(reply.token_ids)
+        return reply
 
     def settled(self, outcome: FillOutcome) -> Sequence[Settled]:
         """What filled the holes, as a canvas that has settled."""
-        text, _, _ = self._end(self._filled(outcome), outcome)
-        ids = [token for hole in outcome.holes for token in hole]
-        convergence = outcome.stats.convergence
-        last = convergence[-1] if convergence else "converged"
+        text, ids = self._reply(outcome).text, list(chain(*outcome.holes))
+        last: Convergence = (outcome.stats.convergence or ["converged"])[-1]
         top_ids, top_probs = _top(outcome)
         return [Settled(0, text, "", ids, last, top_ids=top_ids, top_probs=top_probs)]
 
-    def _end(self, filled: Filled, outcome: FillOutcome) -> tuple[str, list[int], StopReason]:
+    def _reply(self, outcome: FillOutcome) -> Reply:
         """The text of all holes before the first stop string that is complete, its tokens, and why
         it ends there: the rule of other replies."""
-        text = "".join(hole.text for hole in filled.holes)
-        ids = [token for hole in outcome.holes for token in hole]
+        filled = self._filled(outcome)
+        text, ids = "".join(hole.text for hole in filled.holes), list(chain(*outcome.holes))
+        holes = zip(self._plan.template.holes, outcome.holes, strict=True)
+        is_full = any(hole.at_most == len(own) > 1 for hole, own in holes)
+        reason: StopReason = "max_tokens" if is_full else "eos"
         gate = StopGate(self._stops, self._markers)
         pieces = [piece for piece in (*gate.feed([text]), *gate.flush()) if isinstance(piece, str)]
         if gate.stop is not None:
-            kept = self._cut([], ids)
-            self._stop = gate.stop
-            return "".join(pieces), ids if kept is None else ids[:kept], "stop"
-        holes = zip(self._plan.template.holes, outcome.holes, strict=True)
-        is_full = any(hole.at_most == len(own) > 1 for hole, own in holes)
-        return text, ids, "max_tokens" if is_full else "eos"
+            text, ids, reason = "".join(pieces), ids[: self._cut([], ids)], "stop"
+        stats, notes = outcome.stats, filled.warnings
+        return Reply(text, None, (), ids, reason, stats, notes, filled, gate.stop)
 
 
 def _top(outcome: FillOutcome) -> tuple[Tensor | None, Tensor | None]:

@@ -5,22 +5,18 @@ Knows no network.  `diffusion/constraints/` knows grammars and no texts.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from sfumato.diffusion.constraints.call_grammar import CallSource, Source
 from sfumato.diffusion.constraints.constrained_reply import Constraint
 from sfumato.diffusion.constraints.grammar import GrammarTokens
 from sfumato.diffusion.constraints.grammar_cache import GrammarCache
-from sfumato.text.prompt import empty_thought_ids
 from sfumato.text_side import TextSide
 
 
 class ModelGrammars:
     """The grammars of one model. Any thread may use them."""
 
-    def __init__(self, text: TextSide, end_ids: tuple[int, ...], empty_thought: str) -> None:
-        """empty_thought: with markers, what the model's turn begins with when it does not think."""
-        self._text, self._end_ids, self._empty_thought = text, end_ids, empty_thought
+    def __init__(self, text: TextSide, end_ids: tuple[int, ...]) -> None:
+        self._text, self._end_ids = text, end_ids
         self.cache = GrammarCache(self._tokens)
 
     def constraint(self, source: Source, thinking: bool = False) -> Constraint:
@@ -28,12 +24,6 @@ class ModelGrammars:
         Raises ValueError, naming the source's field, for what is no grammar or not supported."""
         quote = source.quote if isinstance(source, CallSource) else None
         return Constraint(self.cache.grammar(source), self._thought if thinking else None, quote)
-
-    @cached_property
-    def no_thought(self) -> list[int]:
-        """What follows a chat prompt where the reply begins with what a grammar is of."""
-        text = self._text
-        return empty_thought_ids(text.template, text.tokenizer, self._empty_thought)
 
     @property
     def _thought(self) -> tuple[int, int] | None:

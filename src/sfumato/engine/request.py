@@ -178,7 +178,7 @@ def make_prompt(model: Model, request: Request, longest: int, points: SnapshotPo
     )
     marks = points.lengths(ids, messages, request.thinking)
     if request.grammar is not None and not request.thinking and request.opening is None:
-        ids = [*ids, *model.grammars.no_thought]
+        ids = [*ids, *model.fills.empty_thought]
     if request.continued is not None:
         # By itself, as the model wrote it: a cut inside a word stays one, and markers are text.
         check_length(model, request.continued, longest, "prompt")
