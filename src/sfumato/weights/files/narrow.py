@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import translate
 from pathlib import Path
@@ -43,6 +43,25 @@ _MOST_SECONDS = 10.0  # for all names of a checkpoint
 _REPEAT = re.compile(r"(?<!\\)[*+{]")
 _REPEATED_GROUP = re.compile(r"(?<!\\)\)[*+{]")
 _ALGORITHMS: dict[str, Kind] = {"FP8": "FP8", "NVFP4": "NVFP4"}
+_NUMBERS: dict[tuple[int, str], Kind] = {
+    (8, "float"): "FP8",
+    (8, "int"): "INT8",
+    (4, "int"): "INT4",
+    (4, "float"): "NVFP4",
+}
+_STRATEGIES: dict[Kind, tuple[str, ...]] = {
+    "FP8": ("channel", "tensor"),
+    "INT8": ("channel", "tensor"),
+    "INT4": ("group",),
+    "NVFP4": ("tensor_group", "group"),
+}
+_PLAIN = {"codes": "weight", "scale": "weight_scale"}
+_PACKED = {"codes": "weight_packed", "scale": "weight_scale"}
+_ROLES: dict[Kind, dict[str, str]] = {
+    "INT4": _PACKED | {"shape": "weight_shape"},
+    "NVFP4": _PACKED | {"global_scale": "weight_global_scale"},
+}
+_UNUSED: tuple[str, ...] = ("input_scale", "output_scale", "k_scale", "v_scale", "q_scale")
 
 
 @dataclass(frozen=True)
@@ -87,32 +106,23 @@ class IgnoreList:
 
 
 @dataclass(frozen=True)
-class Roles:
-    """The last parts of the names of a matrix's tensors. global_scale: one number for the matrix;
-    unused: of activations and of the cache, which are rounded otherwise here."""
-
-    codes: str
-    scale: str = "weight_scale"
-    global_scale: str | None = None
-    shape: str | None = None
-    unused: tuple[str, ...] = ("input_scale", "output_scale", "k_scale", "v_scale", "q_scale")
-
-
-@dataclass(frozen=True)
 class Scheme:
     """How the narrow matrices of one checkpoint are stored.
 
-    group_size: columns to a scale; 0 where a scale is for a row, or for all rows. inverted: the
-    global scale divides. where: the file and field that say so.
+    roles: of each of a matrix's tensors, the last part of its name; "global_scale" is one number
+    for the matrix. group_size: columns to a scale; 0 where a scale is for a row, or for all rows.
+    inverted: the global scale divides. where: the file and field that say so. unused: the last
+    parts of names of activations and of the cache, which are rounded otherwise here.
     """
 
     method: Literal["compressed-tensors", "modelopt"]
     kind: Kind
-    roles: Roles
+    roles: Mapping[str, str]
     group_size: int = 0
     inverted: bool = False
     where: str = ""
     ignored: IgnoreList = field(default_factory=IgnoreList, repr=False)
+    unused: tuple[str, ...] = _UNUSED
 
     def __str__(self) -> str:
         group = f", a scale for {self.group_size} columns" if self.group_size else ""
@@ -168,8 +178,8 @@ def _modelopt(values: Mapping[str, Any], where: str) -> Scheme:
     names = values.get("ignore", values.get("exclude_modules"))
     ignored = IgnoreList.of(names or [], f"{where}: ignore", wildcards=True)
     if kind == "FP8":
-        return Scheme("modelopt", kind, Roles("weight"), where=where, ignored=ignored)
-    roles = Roles("weight", global_scale="weight_scale_2")
+        return Scheme("modelopt", kind, _PLAIN, where=where, ignored=ignored)
+    roles = _PLAIN | {"global_scale": "weight_scale_2"}
     return Scheme("modelopt", kind, roles, FP4_GROUP, where=where, ignored=ignored)
 
 
@@ -190,15 +200,10 @@ def _compressed_tensors(values: Mapping[str, Any], where: str) -> Scheme:
         )
     kind, group_size = next(iter(weights.values()))
     ignored = IgnoreList.of(values.get("ignore") or [], f"{where}: ignore")
-    if kind == "NVFP4":
-        roles = Roles(
-            "weight_packed",
-            global_scale="weight_global_scale",
-            unused=("input_global_scale", *Roles("").unused),
-        )
-        return Scheme("compressed-tensors", kind, roles, group_size, True, where, ignored)
-    roles = Roles("weight_packed", shape="weight_shape") if kind == "INT4" else Roles("weight")
-    return Scheme("compressed-tensors", kind, roles, group_size, where=where, ignored=ignored)
+    roles, unused = _ROLES.get(kind, _PLAIN), _UNUSED
+    if is_fp4 := kind == "NVFP4":
+        unused += ("input_global_scale",)
+    return Scheme("compressed-tensors", kind, roles, group_size, is_fp4, where, ignored, unused)
 
 
 def _refuse_other_functions(values: Mapping[str, Any], where: str) -> None:
@@ -228,26 +233,14 @@ def _weights(group: Any, outer_format: Any, where: str) -> tuple[Kind, int]:
         )
     weights = group["weights"]
     bits, type_ = weights.get("num_bits"), weights.get("type")
-    kind = _kind(kinds, bits, type_)
-    if kind is None:
+    kind = _NUMBERS.get((bits, type_)) if type(bits) is int and isinstance(type_, str) else None
+    if kind is None or kind not in kinds:
         raise CheckpointError(
             f"{where}: weights: {quoted(bits)} bits of type {quoted(type_)} are not read in "
             f"{name!r}; use FP8, INT8, INT4 or NVFP4"
         )
     _refuse_orders(weights, where)
     return kind, _group_size(kind, weights, where)
-
-
-def _kind(kinds: Sequence[Kind], bits: Any, type_: Any) -> Kind | None:
-    known: dict[tuple[Any, Any], tuple[Kind, ...]] = {
-        (8, "float"): ("FP8",),
-        (8, "int"): ("INT8",),
-        (4, "int"): ("INT4",),
-        (4, "float"): ("NVFP4",),
-    }
-    if type(bits) is not int or not isinstance(type_, str):
-        return None
-    return next((kind for kind in known.get((bits, type_), ()) if kind in kinds), None)
 
 
 def _refuse_orders(weights: Mapping[str, Any], where: str) -> None:
@@ -265,28 +258,21 @@ def _refuse_orders(weights: Mapping[str, Any], where: str) -> None:
 
 def _group_size(kind: Kind, weights: Mapping[str, Any], where: str) -> int:
     strategy, group = weights.get("strategy"), weights.get("group_size")
-    strategies = {"INT4": ("group",), "NVFP4": ("tensor_group", "group")}
-    if strategy not in strategies.get(kind, ("channel", "tensor")):
+    if strategy not in _STRATEGIES[kind]:
         raise CheckpointError(
             f"{where}: weights: strategy is {quoted(strategy)}, which is not read for {kind}"
         )
     if kind in ("FP8", "INT8"):
-        if group not in (None, -1):
-            raise CheckpointError(
-                f"{where}: weights: group_size is {quoted(group)}, and the strategy {strategy!r} "
-                "has no groups"
-            )
-        return 0
-    if kind == "NVFP4":
-        sound = group == FP4_GROUP
+        sound, expected = group in (None, -1), f", and the strategy {strategy!r} has no groups"
+    elif kind == "NVFP4":
+        sound = type(group) is int and group == FP4_GROUP
+        expected = f"; NVFP4 is read with {FP4_GROUP}"
     else:
         sound = type(group) is int and 0 < group <= MOST_GROUP and group % 32 == 0
-    if not sound or type(group) is not int:
-        expected = FP4_GROUP if kind == "NVFP4" else f"a multiple of 32 up to {MOST_GROUP}"
-        raise CheckpointError(
-            f"{where}: weights: group_size is {quoted(group)}; {kind} is read with {expected}"
-        )
-    return group
+        expected = f"; INT4 is read with a multiple of 32 up to {MOST_GROUP}"
+    if not sound:
+        raise CheckpointError(f"{where}: weights: group_size is {quoted(group)}{expected}")
+    return 0 if group in (None, -1) else int(group)
 
 
 def _compiled(text: str, where: str) -> re.Pattern[str]:

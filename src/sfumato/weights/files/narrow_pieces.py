@@ -221,9 +221,9 @@ def group_pieces(
     activations: list[tuple[str, TensorInfo]] = []
     for info in infos:
         module, _, leaf = info.name.rpartition(".")
-        if leaf in _OF_ACTIVATIONS and leaf in scheme.roles.unused:
+        if leaf in _OF_ACTIVATIONS and leaf in scheme.unused:
             activations.append((module, info))
-        if leaf not in scheme.roles.unused:
+        if leaf not in scheme.unused:
             other = modules.setdefault(module, {}).setdefault(leaf, info)
             if other is not info:
                 raise _fault(info, f"is also in {other.file.name}; remove one of them")
@@ -242,30 +242,24 @@ def group_pieces(
 
 
 def _is_narrow(leaves: Mapping[str, TensorInfo], scheme: Scheme) -> bool:
-    roles = scheme.roles
-    marks = {roles.codes, roles.scale, roles.global_scale, roles.shape} - {"weight", None}
-    weight = leaves.get("weight")
+    weight, marks = leaves.get("weight"), set(scheme.roles.values()) - {"weight"}
     return bool(marks & leaves.keys()) or (
         weight is not None and weight.format not in of_files(FLOAT) and weight.format in _DTYPES
     )
 
 
 def _piece(module: str, leaves: Mapping[str, TensorInfo], scheme: Scheme) -> NarrowPiece:
-    roles = scheme.roles
-    names = {"codes": roles.codes, "scale": roles.scale}
-    names |= {"global_scale": roles.global_scale} if roles.global_scale else {}
-    names |= {"shape": roles.shape} if roles.shape else {}
     any_info = next(iter(leaves.values()))
-    for leaf in names.values():
+    for leaf in scheme.roles.values():
         if leaf not in leaves:
             raise CheckpointError(
                 f"{any_info.file}: tensor {quoted(module + '.' + leaf)} is missing: {scheme} has "
                 f"one beside {quoted(any_info.name)}; download the checkpoint again"
             )
     for leaf, info in leaves.items():
-        if leaf not in names.values():
+        if leaf not in scheme.roles.values():
             raise _fault(info, f"is left over: {scheme} has no such tensor")
-    tensors = {role: leaves[leaf] for role, leaf in names.items()}
+    tensors = {role: leaves[leaf] for role, leaf in scheme.roles.items()}
     shape = _shape(tensors["codes"], scheme)
     _check_scales(tensors, shape, scheme)
     codes = tensors["codes"]
