@@ -23,9 +23,9 @@ from sfumato.model.loading import expected_shapes
 from sfumato.ops.triton.planes import plane_bytes
 from sfumato.weights import formats
 from sfumato.weights.files.narrow import Kind, Scheme, read_scheme
-from sfumato.weights.files.narrow_pieces import NarrowMatrix, group_pieces, nearest
 from sfumato.weights.files.safetensors import read_safetensors
 from sfumato.weights.formats import quantize
+from sfumato.weights.joined import NarrowMatrix, group_pieces, nearest
 
 FORMATS = ("fp8", "int8", "int4", "nvfp4")
 KINDS: dict[str, Kind] = {"fp8": "FP8", "int8": "INT8", "int4": "INT4", "nvfp4": "NVFP4"}

@@ -24,8 +24,8 @@ from sfumato.ops.triton.kernel import counted_launches
 from sfumato.ops.triton.planes import PlaneTensor
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError
-from sfumato.weights.files.narrow_pieces import NarrowPiece
 from sfumato.weights.formats import QuantizedTensor, ScaledTensor, nbytes
+from sfumato.weights.joined import NarrowPiece
 
 CPU = torch.device("cpu")
 CONFIG = gguf_config(hidden_size=64, intermediate_size=96, expert_size=32, vocab_size=64)

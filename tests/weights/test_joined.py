@@ -282,8 +282,8 @@ def test_headers_that_are_too_large_together(
 def test_reading_takes_one_matrix_at_a_time(tmp_path: Path) -> None:
     """A stack's parts are converted one after another, whatever its size."""
     checkpoint = opened(tmp_path, TENSORS["fp8"], LAYOUTS["fp8"])
-    parts = list(checkpoint.joined["layers.0.experts.gate_up_proj"]._parts(checkpoint.files))
-    assert [len(part) for part in parts] == [CONFIG.expert_size] * 2 * CONFIG.num_experts
+    parts = list(checkpoint.joined["layers.0.experts.gate_up_proj"]._matrices(checkpoint.files))
+    assert [part.shape[0] for _, part in parts] == [CONFIG.expert_size] * 2 * CONFIG.num_experts
 
 
 def test_a_scale_of_the_matrix_whose_inverse_is_no_number(tmp_path: Path) -> None:

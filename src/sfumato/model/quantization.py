@@ -249,7 +249,7 @@ def as_all_codes(checkpoint: Checkpoint) -> Checkpoint:
 def _with_codes(checkpoint: Checkpoint, stays: Callable[[str, TensorInfo], bool]) -> Checkpoint:
     """Rows of an embedding are read one by one, and a router's product is in float32."""
     unchanged = {
-        name: tensor.of_codes() if tensor.kind else tensor.of_plane_blocks()
+        name: tensor.unchanged()
         for name, tensor in checkpoint.joined.items()
         if name.startswith("layers.") and ".router." not in name
     }

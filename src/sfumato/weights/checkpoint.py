@@ -21,11 +21,10 @@ from sfumato.weights.files.gguf import check_parts, read_gguf
 from sfumato.weights.files.jsonfile import read_object
 from sfumato.weights.files.locate import Kind, locate
 from sfumato.weights.files.narrow import Scheme, read_scheme
-from sfumato.weights.files.narrow_pieces import group_pieces
 from sfumato.weights.files.safetensors import check_header_sizes, read_safetensors
 from sfumato.weights.files.tensorfile import TensorFile, TensorInfo, recoded, require_readable
 from sfumato.weights.formats import Stored
-from sfumato.weights.joined import JoinedTensor, join
+from sfumato.weights.joined import JoinedTensor, group_pieces, join
 from sfumato.weights.names import TensorNames, TensorPlace
 
 __all__ = ["Checkpoint", "TensorInfo", "open_with"]

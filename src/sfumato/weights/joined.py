@@ -1,4 +1,9 @@
-"""Narrow matrices under canonical names; matrices that were saved one by one become one stack.
+"""Narrow matrices of files under canonical names: which tensors belong to one, whether their
+headers fit together, its codes and scales; and matrices that were saved one by one as one stack.
+
+No data is read before `NarrowPiece.read`, which checks the scales' values. The values are those of
+the publishers' own programs, in float32: FP8 and INT8 codes times a scale of the row, INT4 codes
+times a scale of a group, FP4 codes times a scale of 16 columns times one of the matrix.
 
 Names come from the family's table (`TensorNames`): which tensor a stack has, of which matrices it
 is made, and where config.json counts them. Knows no shapes but those of the files.
@@ -8,8 +13,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,20 +23,303 @@ from torch import Tensor
 
 from sfumato.weights.errors import CheckpointError, listed, quoted
 from sfumato.weights.files.narrow import Scheme
-from sfumato.weights.files.narrow_pieces import Files, NarrowMatrix, NarrowPiece, nearest
-from sfumato.weights.files.tensorfile import TensorInfo, recoded
+from sfumato.weights.files.tensorfile import TensorFile, TensorInfo, recoded
 from sfumato.weights.formats import (
     BLOCKS,
     FLOAT,
     FORMATS,
     SCALED,
     Format,
-    QuantizedTensor,
+    Published,
     ScaledTensor,
     Stored,
+    of_files,
+    quantize,
     weight_of,
 )
 from sfumato.weights.names import Stack, TensorNames
+
+Files = Mapping[Path, TensorFile]
+
+_DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+
+
+_OF_ACTIVATIONS = ("input_scale", "output_scale", "input_global_scale")
+"""They stand beside a weight; scales of the cache may stand beside none."""
+
+
+_CHUNK = 1 << 21  # elements converted at a time: temporaries of some 8 MiB each
+
+
+@dataclass(frozen=True)
+class NarrowMatrix:
+    """A matrix of `shape` (rows, columns).
+
+    codes: of FP8 float8_e4m3fn and of INT8 int8 [rows, columns]; of INT4 and NVFP4 uint8
+    [rows, columns / 2], the first of two columns in the low four bits. scales: float32
+    [1 or rows, groups], finite, not negative; a group is `columns / groups` columns. Those of
+    NVFP4 are `group_scales`, float8_e4m3fn, times `scale`, to a last place of float32; elsewhere
+    these are not set.
+    """
+
+    format: Format
+    codes: Tensor
+    scales: Tensor
+    shape: tuple[int, int]
+    group_scales: Tensor | None = None
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        rows, columns = self.shape
+        nibbles = self.codes.dtype == torch.uint8
+        assert tuple(self.codes.shape) == (rows, columns // 2 if nibbles else columns)
+        assert self.scales.shape[0] in (1, rows) and columns % self.scales.shape[1] == 0
+
+    def values(self) -> Tensor:
+        """float32 [rows, columns], exact as the format has them."""
+        rows, columns = self.shape
+        groups = self.scales.shape[1]
+        out = self._numbers().view(rows, groups, -1)
+        return out.mul_(self.scales[:, :, None]).view(rows, columns)
+
+    def parts(self) -> Iterator[NarrowMatrix]:
+        """The matrix in ranges of its rows, of some millions of elements each."""
+        rows, columns = self.shape
+        step = max(1, _CHUNK // max(columns, 1))
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            scales = self.scales if len(self.scales) == 1 else self.scales[start:stop]
+            groups = None if self.group_scales is None else self.group_scales[start:stop]
+            codes, shape = self.codes[start:stop], (stop - start, columns)
+            yield NarrowMatrix(self.format, codes, scales, shape, groups, self.scale)
+
+    def loses_codes(self) -> bool:
+        """Whether scales of zero make nothing of codes that are not zero. NVFP4 rounds the scales
+        of groups that are small beside others to zero: there, whether all scales are zero."""
+        if bool(self.scales.all()) or (self.group_scales is not None and bool(self.scales.any())):
+            return False
+        for part in self.parts():
+            codes = part._numbers().view(part.shape[0], part.scales.shape[1], -1)
+            if bool(((part.scales == 0) & codes.any(dim=2)).any()):
+                return True
+        return False
+
+    def rows_in(self, format: Format) -> Tensor:
+        """The rows as floats; as blocks of the matrix's own format, codes and scales as they are;
+        or as the blocks of `nearest`. Raises ValueError for values that blocks cannot hold."""
+        if format.form == FLOAT:
+            return self.values()
+        published = _published(self.format)
+        if format == self.format and published.unchanged is not None:
+            scales = self.scales if self.group_scales is None else self.group_scales
+            return published.unchanged(self.codes, scales, self.scale)
+        make = dict(published.nearest)[format]
+        return (
+            quantize(self.values(), format).data if make is None else make(self.codes, self.scales)
+        )
+
+    def _numbers(self) -> Tensor:
+        return _published(self.format).numbers(self.codes)
+
+
+def nearest(format: Format, columns: int) -> Format | None:
+    """The blocks that are nearest to a narrow format's values; None where rows do not divide into
+    blocks."""
+    known = (near for near, _ in _published(format).nearest)
+    return next((near for near in known if near.divides(columns)), None)
+
+
+def _published(format: Format) -> Published:
+    assert format.published is not None, f"{format.name}: is no narrow format"
+    return format.published
+
+
+@dataclass(frozen=True)
+class NarrowPiece:
+    """A matrix of a file: `info` says under which name it stands for all of its tensors, its shape
+    in elements and its bytes; `tensors` are these by their role in the scheme."""
+
+    info: TensorInfo
+    scheme: Scheme
+    tensors: Mapping[str, TensorInfo] = field(repr=False)
+
+    def read(self, files: Files) -> NarrowMatrix:
+        """The matrix; its codes are a view of the mapped file. Raises CheckpointError, naming the
+        tensor, for scales that are no numbers, negative or zero, and codes that are none."""
+        kind, (rows, columns) = self.scheme.kind, self.info.shape
+        codes = self._tensor(files, "codes")
+        if kind == "INT4":  # little-endian integers: the first code is in the first byte
+            codes = codes.view(torch.uint8)
+        elif kind == "FP8" and bool(((codes.view(torch.uint8) & 0x7F) == 0x7F).any()):
+            raise self._fault("codes", "holds NaN")
+        self._check_shape(files)
+        scales = self._numbers(files, "scale")
+        groups = scales.numel() // rows if self.scheme.group_size else 1
+        scales = scales.view(-1, groups)
+        each: tuple[Tensor, float] | tuple[()] = ()
+        if "global_scale" in self.tensors:
+            factor = self._numbers(files, "global_scale")
+            if not bool(factor > 0):
+                raise self._fault("global_scale", "is zero")
+            products = scales / factor if self.scheme.inverted else scales * factor
+            own = 1 / factor if self.scheme.inverted else factor
+            if not bool(products.isfinite().all() & own.isfinite().all()):
+                raise self._fault("global_scale", "makes scales infinite")
+            if bool(((products == 0) & (scales != 0)).any()):
+                raise self._fault("global_scale", "makes scales zero")
+            scales, each = products, (self._tensor(files, "scale"), float(own))
+        matrix = NarrowMatrix(FORMATS[kind], codes, scales, (rows, columns), *each)
+        if matrix.loses_codes():
+            raise self._fault("scale", "holds zeros for codes that are not zero")
+        return matrix
+
+    def prefetch(self, files: Files) -> None:
+        """Lets the system begin to read the matrix from disk."""
+        for info in self.tensors.values():
+            files[info.file].prefetch(info.name)
+
+    def _tensor(self, files: Files, role: str) -> Tensor:
+        info = self.tensors[role]
+        data, dtype = files[info.file].data(info.name), _DTYPES[info.format]
+        if info.offset % dtype.itemsize:
+            data = data.clone()
+        return data.view(dtype).view(info.shape)
+
+    def _numbers(self, files: Files, role: str) -> Tensor:
+        """float32 [n], all of them finite and not negative."""
+        numbers = self._tensor(files, role).float().reshape(-1)
+        if not bool(numbers.isfinite().all()):
+            raise self._fault(role, "holds NaN or infinity")
+        if bool((numbers < 0).any()):
+            raise self._fault(role, "holds negative scales")
+        return numbers
+
+    def _check_shape(self, files: Files) -> None:
+        if "shape" in self.tensors:
+            shape = self._tensor(files, "shape").tolist()
+            if shape != list(self.info.shape):
+                raise self._fault(
+                    "shape", f"says {quoted(shape)}, and the codes are {list(self.info.shape)}"
+                )
+
+    def _fault(self, role: str, problem: str) -> CheckpointError:
+        return _fault(self.tensors[role], problem)
+
+
+def group_pieces(
+    infos: Iterable[TensorInfo], scheme: Scheme
+) -> tuple[dict[str, NarrowPiece], list[TensorInfo]]:
+    """The narrow matrices among a checkpoint's tensors, by the name that stands for each
+    (`MODULE.weight`), and the other tensors.
+
+    Raises CheckpointError, naming the tensor, where a matrix lacks a tensor, has one too many, or
+    where formats, shapes and group size contradict each other.
+    """
+    modules: dict[str, dict[str, TensorInfo]] = {}
+    activations: list[tuple[str, TensorInfo]] = []
+    for info in infos:
+        module, _, leaf = info.name.rpartition(".")
+        if leaf in _OF_ACTIVATIONS and leaf in scheme.unused:
+            activations.append((module, info))
+        if leaf not in scheme.unused:
+            other = modules.setdefault(module, {}).setdefault(leaf, info)
+            if other is not info:
+                raise _fault(info, f"is also in {other.file.name}; remove one of them")
+    for module, info in activations:
+        if module not in modules:
+            raise _fault(info, "is left over: there is no weight beside it")
+    pieces: dict[str, NarrowPiece] = {}
+    others: list[TensorInfo] = []
+    for module, leaves in modules.items():
+        if _is_narrow(leaves, scheme):
+            piece = _piece(module, leaves, scheme)
+            pieces[piece.info.name] = piece
+        else:
+            others += leaves.values()
+    return pieces, others
+
+
+def _is_narrow(leaves: Mapping[str, TensorInfo], scheme: Scheme) -> bool:
+    weight, marks = leaves.get("weight"), set(scheme.roles.values()) - {"weight"}
+    return bool(marks & leaves.keys()) or (
+        weight is not None and weight.format not in of_files(FLOAT) and weight.format in _DTYPES
+    )
+
+
+def _piece(module: str, leaves: Mapping[str, TensorInfo], scheme: Scheme) -> NarrowPiece:
+    any_info = next(iter(leaves.values()))
+    for leaf in scheme.roles.values():
+        if leaf not in leaves:
+            raise CheckpointError(
+                f"{any_info.file}: tensor {quoted(module + '.' + leaf)} is missing: {scheme} has "
+                f"one beside {quoted(any_info.name)}; download the checkpoint again"
+            )
+    for leaf, info in leaves.items():
+        if leaf not in scheme.roles.values():
+            raise _fault(info, f"is left over: {scheme} has no such tensor")
+    tensors = {role: leaves[leaf] for role, leaf in scheme.roles.items()}
+    shape = _shape(tensors["codes"], scheme)
+    _check_scales(tensors, shape, scheme)
+    codes = tensors["codes"]
+    nbytes = sum(info.nbytes for info in tensors.values())
+    info = TensorInfo(f"{module}.weight", shape, scheme.kind, nbytes, codes.file, codes.offset)
+    return NarrowPiece(info, scheme, tensors)
+
+
+def _shape(codes: TensorInfo, scheme: Scheme) -> tuple[int, int]:
+    published = _published(FORMATS[scheme.kind])
+    if codes.format != published.codes:
+        expected = f"{scheme} has {published.codes}: mixed formats are not read"
+        raise _fault(codes, f"is {codes.format}, where {expected}")
+    if len(codes.shape) != 2 or 0 in codes.shape:
+        raise _fault(codes, f"has the shape {list(codes.shape)}, and is no matrix")
+    rows, columns = codes.shape
+    return rows, columns * published.count
+
+
+def _check_scales(
+    tensors: Mapping[str, TensorInfo], shape: tuple[int, int], scheme: Scheme
+) -> None:
+    (rows, columns), scale = shape, tensors["scale"]
+    formats = ("F8_E4M3",) if scheme.kind == "NVFP4" else tuple(of_files(FLOAT))
+    if scale.format not in formats:
+        raise _fault(scale, f"is {scale.format}, where {scheme} has {' or '.join(formats)}")
+    if scheme.group_size == 0:
+        sound = scale.shape in ((), (1,), (1, 1), (rows,), (rows, 1))
+        expected = f"[{rows}, 1], or one number"
+    else:
+        groups, rest = divmod(columns, scheme.group_size)
+        sound = rest == 0 and scale.shape == (rows, groups)
+        expected = f"[{rows}, {columns} / {scheme.group_size}]"
+    if not sound:
+        raise _fault(
+            scale,
+            f"has the shape {list(scale.shape)}, where {scheme} has {expected} for {columns} "
+            "columns",
+        )
+    if (factor := tensors.get("global_scale")) and (
+        math.prod(factor.shape) != 1 or factor.format not in of_files(FLOAT)
+    ):
+        raise _fault(factor, f"is {factor.format} {list(factor.shape)}, and not one float")
+    if (size := tensors.get("shape")) and (size.shape != (2,) or size.format not in ("I64", "I32")):
+        raise _fault(size, f"is {size.format} {list(size.shape)}, and not two integers")
+
+
+def _fault(info: TensorInfo, problem: str) -> CheckpointError:
+    return CheckpointError(
+        f"{info.file}: tensor {quoted(info.name)} {problem}; download the checkpoint again, or "
+        "convert it again"
+    )
+
 
 _MOST = 4096  # matrices of a stack
 _NUMBER = "(0|[1-9][0-9]{0,3})"
@@ -41,51 +330,27 @@ class JoinedTensor:
     """A tensor that is made of narrow matrices, or of plain ones that lie apart.
 
     info: what `read` returns; its format is that of blocks, of floats where rows do not divide
-    into blocks, or of codes (see `of_codes`). pieces: in the order of the rows; shape:
+    into blocks, or of codes (see `unchanged`). pieces: in the order of the rows; shape:
     [..., columns].
     """
 
     info: TensorInfo
     pieces: tuple[NarrowPiece | TensorInfo, ...] = field(repr=False)
 
-    @property
-    def kind(self) -> str:
-        """FP8 or INT8, where `read` can give the codes themselves, with a scale for each row; else
-        empty."""
+    def unchanged(self) -> JoinedTensor | None:
+        """The same tensor, whose `read` gives FP8 or INT8 codes with a scale for each row, or INT4
+        or NVFP4 in blocks of which a GPU's planes are made; None where it is none of these, where
+        its rows do not divide into blocks, and where the scales of INT4 are not of bfloat16."""
         first = self.pieces[0]
-        if not isinstance(first, NarrowPiece) or first.scheme.group_size:
-            return ""
-        kind = first.scheme.kind
-        return kind if FORMATS[kind].form == SCALED else ""
-
-    @property
-    def _narrow(self) -> Format | None:
-        """The format of the pieces, where it is a narrow one."""
-        first = self.pieces[0]
-        return FORMATS[first.scheme.kind] if isinstance(first, NarrowPiece) else None
-
-    def of_codes(self) -> JoinedTensor:
-        """The same tensor, whose `read` gives codes. Only where it has a `kind`."""
-        return self._as(FORMATS[self.kind])
-
-    def of_plane_blocks(self) -> JoinedTensor | None:
-        """The same tensor, whose `read` gives INT4 or NVFP4 as it is, in blocks of which a GPU's
-        planes are made; None where it is neither, where its rows do not divide into these, and
-        where the scales of INT4 are not of bfloat16."""
-        format = self._narrow
-        if format is None or format.form != BLOCKS or not format.divides(self.info.shape[-1]):
+        if not isinstance(first, NarrowPiece):
             return None
-        if format.name == "INT4" and self._scale_formats() != {"BF16"}:
-            return None
-        return self._as(format)
-
-    def _as(self, format: Format) -> JoinedTensor:
-        nbytes = format.nbytes(self.info.shape)
-        return replace(self, info=replace(self.info, format=format.name, nbytes=nbytes))
-
-    def _scale_formats(self) -> set[str]:
+        format, shape = FORMATS[first.scheme.kind], self.info.shape
         pieces = (piece for piece in self.pieces if isinstance(piece, NarrowPiece))
-        return {piece.tensors["scale"].format for piece in pieces}
+        is_exact = all(piece.tensors["scale"].format == "BF16" for piece in pieces)
+        if not format.divides(shape[-1]) or (format.name == "INT4" and not is_exact):
+            return None
+        info = replace(self.info, format=format.name, nbytes=format.nbytes(shape))
+        return replace(self, info=info)
 
     def read(self, files: Files) -> Tensor | Stored:
         """All of it: one allocation, or one for codes and one for scales, which the pieces fill one
@@ -95,48 +360,53 @@ class JoinedTensor:
             return self._codes(files)
         out = torch.empty(format.nbytes(shape), dtype=torch.uint8)
         rows, start = out.view(math.prod(shape[:-1]), -1).view(format.dtype), 0
-        for part in self._parts(files):
+        for part in self._rows(files, format):
             rows[start : start + len(part)] = part
             start += len(part)
         return weight_of(out, format, shape)
+
+    def recoded(self, files: Files, format: str) -> Iterator[Tensor]:
+        """Its bytes in a format, uint8, some rows at a time: from the values themselves, and not
+        from the blocks that `read` makes of them. Raises ValueError as `tensorfile.recoded`."""
+        wanted = FORMATS[format]
+        if format == self.info.format and wanted.form == BLOCKS:
+            yield from (part.view(-1) for part in self._rows(files, wanted))
+            return
+        for part in self._rows(files, FORMATS["F32"]):
+            yield from recoded(part, format)
 
     def _codes(self, files: Files) -> ScaledTensor:
         shape = self.info.shape
         codes = torch.empty(shape, dtype=FORMATS[self.info.format].dtype)
         scales = torch.empty(shape[:-1])
         rows, each, start = codes.view(-1, shape[-1]), scales.view(-1), 0
-        for piece in self.pieces:
-            for part in _matrices(piece, files):
-                assert isinstance(part, NarrowMatrix)
-                stop = start + part.shape[0]
-                rows[start:stop] = part.codes
-                each[start:stop] = part.scales[:, 0]
-                start = stop
+        for _, part in self._matrices(files):
+            assert isinstance(part, NarrowMatrix)
+            stop = start + part.shape[0]
+            rows[start:stop] = part.codes
+            each[start:stop] = part.scales[:, 0]
+            start = stop
         return ScaledTensor(codes, scales)
 
-    def _parts(self, files: Files) -> Iterator[Tensor]:
-        """Rows of `read`: blocks as bytes, or floats."""
-        format = FORMATS[self.info.format]
-        for piece in self.pieces:
-            for part in _matrices(piece, files):
-                if isinstance(part, Tensor):
-                    yield part
-                elif format.form == FLOAT:
-                    yield part.values()
-                elif format == part.format:
-                    yield part.unchanged().data
-                else:
-                    yield _or_named(piece, part.blocks).data
+    def _rows(self, files: Files, format: Format) -> Iterator[Tensor]:
+        """Rows in a format, as bytes or floats; those of plain matrices as they are."""
+        for info, part in self._matrices(files):
+            try:
+                yield part if isinstance(part, Tensor) else part.rows_in(format)
+            except ValueError as error:
+                raise CheckpointError(
+                    f"{info.file}: tensor {quoted(info.name)}: {error}"
+                ) from error
 
-    def recoded(self, files: Files, format: str) -> Iterator[Tensor]:
-        """Its bytes in a format, uint8, some rows at a time: from the values themselves, and not
-        from the blocks that `read` makes of them. Raises ValueError as `tensorfile.recoded`."""
-        if format == self.info.format and FORMATS[format].form == BLOCKS:
-            yield from (part.view(-1) for part in self._parts(files))
-            return
+    def _matrices(self, files: Files) -> Iterator[tuple[TensorInfo, Tensor | NarrowMatrix]]:
+        """The matrices in ranges of their rows, and what holds each."""
         for piece in self.pieces:
-            for part in _matrices(piece, files):
-                yield from recoded(part if isinstance(part, Tensor) else part.values(), format)
+            if isinstance(piece, NarrowPiece):
+                yield from ((piece.info, part) for part in piece.read(files).parts())
+                continue
+            value = files[piece.file].read(piece.name)
+            assert isinstance(value, Tensor)
+            yield piece, value.view(-1, piece.shape[-1])
 
     def prefetch(self, files: Files) -> None:
         """Lets the system begin to read the pieces from disk."""
@@ -145,25 +415,6 @@ class JoinedTensor:
                 files[piece.file].prefetch(piece.name)
             else:
                 piece.prefetch(files)
-
-
-def _matrices(piece: NarrowPiece | TensorInfo, files: Files) -> Iterator[Tensor | NarrowMatrix]:
-    if isinstance(piece, NarrowPiece):
-        yield from piece.read(files).parts()
-        return
-    value = files[piece.file].read(piece.name)
-    assert isinstance(value, Tensor)
-    yield value.view(-1, piece.shape[-1])
-
-
-def _or_named(
-    piece: NarrowPiece | TensorInfo, make: Callable[[], QuantizedTensor]
-) -> QuantizedTensor:
-    try:
-        return make()
-    except ValueError as error:
-        info = piece.info if isinstance(piece, NarrowPiece) else piece
-        raise CheckpointError(f"{info.file}: tensor {quoted(info.name)}: {error}") from error
 
 
 def join(
@@ -278,12 +529,8 @@ def _stacked(
             f"{'; '.join(faults)}. Download the checkpoint again"
         )
     infos = [stacked[place][1] for place in places]
-    for info in infos:
-        sizes = [other.shape for other in infos[: len(stack.parts)]]
-        if len(info.shape) != 2 or info.shape[1] != infos[0].shape[1]:
-            raise _differs(info, infos[0])
     _check_alike(infos, len(stack.parts), pieces)
-    rows = sum(size[0] for size in sizes)
+    rows = sum(info.shape[0] for info in infos[: len(stack.parts)])
     shape = (count, rows, infos[0].shape[1])
     return _joined(name, shape, tuple(pieces.get(info.name, info) for info in infos))
 
@@ -291,29 +538,30 @@ def _stacked(
 def _check_alike(
     infos: Sequence[TensorInfo], parts: int, pieces: Mapping[str, NarrowPiece]
 ) -> None:
-    """Refuses a matrix of a stack of `parts` kinds, and a scale of it, that differs in shape or
-    format from that of the first matrix of its kind."""
+    """Refuses a matrix of a stack of `parts` kinds that differs in columns or format from the first
+    one, and one, or a scale of it, that differs in shape or format from that of the first matrix of
+    its kind."""
+
+    def differs(info: TensorInfo, other: TensorInfo) -> CheckpointError:
+        return CheckpointError(
+            f"{info.file}: tensor {quoted(info.name)} is {info.format} {list(info.shape)}, beside "
+            f"{quoted(other.name)}, which is {other.format} {list(other.shape)}: mixed stacks are "
+            "not read; use a checkpoint with one format"
+        )
+
+    first = infos[0]
     for index, info in enumerate(infos):
         model = infos[index % parts]
-        if (info.shape, info.format) != (model.shape, model.format):
-            raise _differs(info, model)
-        if info.format != infos[0].format:
-            raise _differs(info, infos[0])
-        piece, other = pieces.get(info.name), pieces.get(model.name)
-        if piece is None or other is None:
-            continue
-        for role, tensor in piece.tensors.items():
-            theirs = other.tensors[role]
-            if (tensor.shape, tensor.format) != (theirs.shape, theirs.format):
-                raise _differs(tensor, theirs)
-
-
-def _differs(info: TensorInfo, other: TensorInfo) -> CheckpointError:
-    return CheckpointError(
-        f"{info.file}: tensor {quoted(info.name)} is {info.format} {list(info.shape)}, beside "
-        f"{quoted(other.name)}, which is {other.format} {list(other.shape)}: mixed stacks are not "
-        "read; use a checkpoint with one format"
-    )
+        columns = len(info.shape) == 2 and info.shape[1] == first.shape[1]
+        if not columns or info.format != first.format:
+            raise differs(info, first)
+        pairs = [(info, model)]
+        if info.name in pieces:
+            theirs = pieces[model.name].tensors
+            pairs += [(each, theirs[role]) for role, each in pieces[info.name].tensors.items()]
+        for each, other in pairs:
+            if (each.shape, each.format) != (other.shape, other.format):
+                raise differs(each, other)
 
 
 def _joined(

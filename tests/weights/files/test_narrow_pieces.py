@@ -16,9 +16,9 @@ from tests.support.narrow_files import LAYOUTS, Tensors
 from torch import Tensor
 
 from sfumato.weights.files.narrow import read_scheme
-from sfumato.weights.files.narrow_pieces import NarrowMatrix, group_pieces, nearest
 from sfumato.weights.files.safetensors import read_safetensors
-from sfumato.weights.formats import FORMATS, quantize
+from sfumato.weights.formats import FORMATS, QuantizedTensor, quantize
+from sfumato.weights.joined import NarrowMatrix, group_pieces, nearest
 
 ROWS, COLUMNS = 48, 512
 
@@ -29,6 +29,13 @@ def weight(columns: int = COLUMNS, seed: int = 0) -> Tensor:
     rows = torch.rand(ROWS, 1, generator=random).mul(3).exp()
     widths = torch.rand(1, columns, generator=random).mul(2).exp()
     return torch.randn(ROWS, columns, generator=random) * rows * widths * 1e-3
+
+
+def blocks_of(matrix: NarrowMatrix) -> QuantizedTensor:
+    """The nearest blocks of a matrix."""
+    format = nearest(matrix.format, matrix.shape[1])
+    assert format is not None
+    return QuantizedTensor(matrix.rows_in(format), format, matrix.shape)
 
 
 def written(folder: Path, name: str, tensors: Tensors) -> NarrowMatrix:
@@ -126,7 +133,7 @@ def test_the_nearest_blocks(
     tmp_path: Path, name: str, columns: int, block: str, most: float, note: Callable[[str], None]
 ) -> None:
     matrix = written(tmp_path, name, LAYOUTS[name].encode(weight(columns)))
-    values, blocks = matrix.values(), matrix.blocks()
+    values, blocks = matrix.values(), blocks_of(matrix)
     assert blocks.format.name == block
 
     def error(other: Tensor) -> float:
@@ -139,7 +146,7 @@ def test_the_nearest_blocks(
     for other in others:
         searched = quantize(values, FORMATS[other]).dequantize()
         assert error(blocks.dequantize()) <= error(searched)
-    parts = torch.cat([part.blocks().data for part in matrix.parts()])
+    parts = torch.cat([blocks_of(part).data for part in matrix.parts()])
     assert torch.equal(parts, blocks.data)
 
 
@@ -148,12 +155,12 @@ def test_a_scale_that_float16_cannot_hold(tmp_path: Path) -> None:
     tensors = LAYOUTS["int4"].encode(weight())
     tensors["weight_scale"] = tensors["weight_scale"].float() * 1.0001
     matrix = written(tmp_path, "int4", tensors)
-    error = (matrix.blocks().dequantize() - matrix.values()).abs() / matrix.values().abs()
+    error = (blocks_of(matrix).dequantize() - matrix.values()).abs() / matrix.values().abs()
     assert 0 < error.nan_to_num().max() <= 2**-11
     for name in ("int4", "int8", "nvfp4", "fp8"):
         tensors = LAYOUTS[name].encode(weight() * 1e9)
         with pytest.raises(ValueError, match="too large for a block's float16 scale"):
-            written(tmp_path, name, tensors).blocks()
+            blocks_of(written(tmp_path, name, tensors))
 
 
 def test_odd_rows_divide_into_no_blocks() -> None:
@@ -171,7 +178,7 @@ def test_groups_without_any_value(tmp_path: Path) -> None:
     values[1, :16] = 0
     values[2] *= torch.where(torch.arange(COLUMNS) // 16 % 2 == 0, 1.0, 2**-8)
     matrix = written(tmp_path, "nvfp4", LAYOUTS["nvfp4"].encode(values))
-    back = matrix.blocks().dequantize()
+    back = blocks_of(matrix).dequantize()
     assert not back[0].any()
     assert not back[1, :16].any()
     small, kept = (row[2].view(-1, 16)[1::2] for row in (matrix.values(), back))
