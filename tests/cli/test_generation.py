@@ -16,7 +16,7 @@ from sfumato.cli import generation
 from sfumato.cli.arguments import build_parser
 from sfumato.cli.view.display import Silent
 from sfumato.diffusion import sampler
-from sfumato.model import quantize_on_load
+from sfumato.model import quantization
 from sfumato.options import SAMPLERS
 from sfumato.options.table import ON_LOAD
 
@@ -26,7 +26,7 @@ HI = Request("Hi")
 def test_what_is_written_out_for_a_quick_help_is_the_truth() -> None:
     """The parser may not import torch, and so names what it cannot look up."""
     assert tuple(sampler.SAMPLERS) == SAMPLERS
-    assert quantize_on_load.ON_LOAD == ON_LOAD
+    assert quantization.ON_LOAD == ON_LOAD
     args = build_parser().parse_args(["run", "Hi"])
     parameters = inspect.signature(Model.stream).parameters
     assert args.max_tokens == parameters["max_tokens"].default

@@ -32,7 +32,7 @@ def new_pool(
 
 def new_slot(config: ModelConfig, capacity: int, dtype: torch.dtype = torch.float32) -> Slot:
     """The middle one of a pool of three."""
-    return new_pool(config, 3, capacity, dtype).slot(1)
+    return Slot(new_pool(config, 3, capacity, dtype), 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -122,10 +122,12 @@ def test_a_prefix_can_be_shortened_until_a_ring_overwrites(
     usable = at == length or at < length < window
     assert slot.holds(at) == usable
     if not usable:
-        with pytest.raises(ValueError, match=f"length: .* windows of the first {at}"):
-            slot.truncate(at)
+        with pytest.raises(
+            ValueError, match=f"needs that of its windows at {at}" if at <= length else "do not fit"
+        ):
+            slot.restore(slot, at)
     else:
-        slot.truncate(at)
+        slot.restore(slot, at)
         assert_equal(slot, filled(config, 40, at))
 
 
@@ -197,12 +199,12 @@ def test_windows() -> None:
 def test_slots_of_a_pool_are_views_and_share_nothing() -> None:
     config = gguf_config(sliding_window=6)
     pool = new_pool(config, 3, 20)
-    first, last = pool.slot(0), pool.slots()[2]
+    first, last = Slot(pool, 0), pool.slots()[2]
     fill(first, config, 9)
     snapshot = first.snapshot()
     fill(first, config, 3)
     last.restore(first, 9, snapshot)  # within the pool, and onto itself
-    first.restore(pool.slot(0), 9, snapshot)
+    first.restore(Slot(pool, 0), 9, snapshot)
     assert pool.lengths.tolist() == [9, 0, 9]
     assert pool.lengths.dtype == torch.int64
     for keys, values in zip(pool.keys, pool.values, strict=True):
@@ -213,7 +215,7 @@ def test_slots_of_a_pool_are_views_and_share_nothing() -> None:
         for index in range(3):
             for ours, theirs in zip(slot.read(index), expected.read(index), strict=True):
                 assert torch.equal(ours, theirs)
-    pool.slot(2).reset()
+    Slot(pool, 2).reset()
     assert (last.length, pool.lengths.tolist()) == (0, [9, 0, 0])
 
 

@@ -13,7 +13,7 @@ from tests.support.fake_device import DEVICE, HostTraffic, Trace, fake_device, f
 from tests.support.oracle import tiny_config
 from torch import Tensor
 
-from sfumato.model.cache import KVPool
+from sfumato.model.cache import KVPool, Slot
 from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
 from sfumato.model.network import Network
 from sfumato.model.segments import PartRows, RowPart
@@ -81,7 +81,7 @@ def test_a_snapshot_stays_on_the_device() -> None:
     """Taken and restored, in the slot itself and in another, whose windows it brings back."""
     with fake_device():
         pool = KVPool(CONFIG, 3, 64, torch.bfloat16, DEVICE)
-        slot, other = pool.slot(1), pool.slot(2)
+        slot, other = Slot(pool, 1), Slot(pool, 2)
         slot.length = 30
         with Trace():
             snapshot = slot.snapshot()

@@ -90,12 +90,12 @@ def convert(
     chosen = _kept(checkpoint, shapes) if to == NEAREST else formats(shapes, recipe)
     notes = _notes(checkpoint, chosen)
     if kind == "gguf":
-        tensors = _gguf_tensors(checkpoint, chosen, config)
+        tensors = gguf_tensors(checkpoint, chosen, config)
         metadata = _gguf_metadata(checkpoint, config, recipe)
         save_gguf(out, metadata, tensors, force, progress)
     else:
         metadata = checkpoint.metadata
-        tensors = _hf_tensors(checkpoint, shapes, recipe.base)
+        tensors = hf_tensors(checkpoint, shapes, recipe.base)
         files = _hf_files(checkpoint, config, HF_TARGETS[to])
         tokenizer = partial(write_tokenizer, metadata)
         save_folder(out, files, tensors, tokenizer, force, progress)
@@ -183,7 +183,7 @@ def _hf_files(checkpoint: Checkpoint, config: ModelConfig, dtype: str) -> dict[s
     return config_files(family, config, checkpoint_defaults(checkpoint), end_ids, dtype)
 
 
-def _gguf_tensors(
+def gguf_tensors(
     checkpoint: Checkpoint,
     chosen: Mapping[str, str],
     config: ModelConfig,
@@ -199,7 +199,7 @@ def _gguf_tensors(
     ]
 
 
-def _hf_tensors(checkpoint: Checkpoint, shapes: Shapes, format: str) -> list[TensorStream]:
+def hf_tensors(checkpoint: Checkpoint, shapes: Shapes, format: str) -> list[TensorStream]:
     """The tensors of a safetensors folder, all in one format: F32, F16 or BF16."""
     file_name = family_of(checkpoint).tensor_names.transformers_name
     return [_stream(checkpoint, file_name(name), name, format) for name in shapes]

@@ -17,13 +17,13 @@ decides which request has which slot.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sfumato.model.model_config import ModelConfig
+from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.ops.attention_reference import KEYS, NOWHERE
 from sfumato.ops.narrow_cache import as_bytes, is_narrow, stored_as, stored_width
 from sfumato.refused import Refused
@@ -38,14 +38,15 @@ def slot_sizes(config: ModelConfig, capacity: int) -> list[int]:
     return [ring if layer.sliding else capacity for layer in config.layers]
 
 
+def key_bytes(layer: LayerConfig, positions: int, dtype: torch.dtype) -> int:
+    """Bytes of the keys of so many positions of a layer; those of the values are as many."""
+    return layer.kv_heads * positions * stored_width(layer.head_dim, dtype) * dtype.itemsize
+
+
 def slot_bytes(config: ModelConfig, capacity: int, dtype: torch.dtype) -> int:
     """Bytes of one slot: keys and values of all layers."""
-    sizes = slot_sizes(config, capacity)
-    elements = sum(
-        2 * size * layer.kv_heads * stored_width(layer.head_dim, dtype)
-        for size, layer in zip(sizes, config.layers, strict=True)
-    )
-    return elements * dtype.itemsize
+    sizes = zip(config.layers, slot_sizes(config, capacity), strict=True)
+    return sum(2 * key_bytes(layer, size, dtype) for layer, size in sizes)
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,7 @@ class Snapshot:
 def snapshot_bytes(config: ModelConfig, length: int, dtype: torch.dtype) -> int:
     """Bytes of the snapshot of a slot that holds `length` positions."""
     held = min(length, config.sliding_window - 1)
-    elements = (
-        2 * held * layer.kv_heads * stored_width(layer.head_dim, dtype)
-        for layer in config.layers
-        if layer.sliding
-    )
-    return sum(elements) * dtype.itemsize
+    return sum(2 * key_bytes(layer, held, dtype) for layer in config.layers if layer.sliding)
 
 
 class KVPool:
@@ -108,12 +104,8 @@ class KVPool:
     def __len__(self) -> int:
         return len(self._lengths)
 
-    def slot(self, index: int) -> Slot:
-        """The slot of that number. All objects of one number share its contents and its length."""
-        return Slot(self, index)
-
     def slots(self) -> list[Slot]:
-        """All slots, in order."""
+        """All slots, in order. All objects of one number share contents and length."""
         return [Slot(self, index) for index in range(len(self))]
 
     def length(self, index: int) -> int:
@@ -219,22 +211,10 @@ class Slot:
         them, and no ring has overwritten a position that the end of that prefix sees."""
         return length == self.length or length < self.length <= self._ring()
 
-    def truncate(self, length: int) -> None:
-        """Shortens the prefix to its first `length` positions. Raises ValueError where a ring has
-        overwritten some of their windows; `restore` brings these back from a snapshot."""
-        if not self.holds(length):
-            raise Refused(
-                "length",
-                f"a slot of {self.length} positions no longer holds the windows of the first "
-                f"{length}",
-                "restore a snapshot that was taken there",
-            )
-        self.length = length
-
     def snapshot(self) -> Snapshot:
         """A copy of the sliding layers' windows at this length."""
         held = min(self.length, self._ring())
-        rings = (ring[:, :held].clone() for ring in self._rings())
+        rings = (ring[:, :held].clone() for ring in self._of(sliding=True))
         return Snapshot(self.length, tuple(rings))
 
     def restore(self, source: Slot, length: int, snapshot: Snapshot | None = None) -> None:
@@ -255,13 +235,15 @@ class Slot:
         same = source.pool is self.pool and source.index == self.index
         self.length = 0  # until all is copied: a copy that fails leaves an empty slot
         if not same:
-            for target, stored in zip(self._fulls(), source._fulls(), strict=True):
+            for target, stored in zip(
+                self._of(sliding=False), source._of(sliding=False), strict=True
+            ):
                 target[:, :length] = stored[:, :length]
         if snapshot is not None or not same:
             # Rings of different sizes agree on the places of all that the smaller can hold.
             held = min(length, self._ring())
-            rings = source._rings() if snapshot is None else snapshot.rings
-            for target, stored in zip(self._rings(), rings, strict=True):
+            rings = source._of(sliding=True) if snapshot is None else snapshot.rings
+            for target, stored in zip(self._of(sliding=True), rings, strict=True):
                 target[:, :held] = stored[:, :held]
         self.length = length
 
@@ -272,16 +254,10 @@ class Slot:
         """How many positions a sliding layer holds; the capacity where there is no such layer."""
         return min((keys.shape[1] for keys in self._keys), default=self.capacity)
 
-    def _rings(self) -> Iterator[Tensor]:
-        return (t for sliding, t in self._tensors() if sliding)
-
-    def _fulls(self) -> Iterator[Tensor]:
-        return (t for sliding, t in self._tensors() if not sliding)
-
-    def _tensors(self) -> Iterator[tuple[bool, Tensor]]:
-        for layer, keys, values in zip(self.pool.layers, self._keys, self._values, strict=True):
-            yield layer.sliding, keys
-            yield layer.sliding, values
+    def _of(self, sliding: bool) -> list[Tensor]:
+        """Keys and values of the layers of one kind."""
+        each = zip(self.pool.layers, self._keys, self._values, strict=True)
+        return [x for layer, *both in each if layer.sliding == sliding for x in both]
 
 
 class KVCache(list[Slot]):
@@ -370,5 +346,4 @@ class QuestionPool:
 
 def pool_bytes(config: ModelConfig, places: int, dtype: torch.dtype) -> list[int]:
     """Bytes of each of its tensors."""
-    sizes = [layer.kv_heads * places * layer.head_dim for layer in config.layers]
-    return [size * dtype.itemsize for size in sizes for _ in range(2)]
+    return [key_bytes(layer, places, dtype) for layer in config.layers for _ in range(2)]
