@@ -61,7 +61,7 @@ MODULES = {
     "server.listen": "uvicorn_server",
     "server.replies": "openai_objects",
     "server.messages": "openai_messages",
-    "cli.view.pieces": "cli.view.token_text",
+    "cli.view.pieces": "cli.canvas",
     "cli.tune": "cli.train",
 }
 

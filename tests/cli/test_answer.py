@@ -17,8 +17,8 @@ from tests.support.scripted_model import VOCABULARY, tokenizer
 import sfumato
 from sfumato import Engine, Request
 from sfumato.cli import chat, generation
+from sfumato.cli.display import Silent
 from sfumato.cli.generation import Answer
-from sfumato.cli.view.display import Silent
 from sfumato.engine import EngineConfig, EngineError, TooLarge
 
 BOS = VOCABULARY["<bos>"]  # what every prompt begins with

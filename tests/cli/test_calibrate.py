@@ -42,8 +42,7 @@ def decider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedDecider:
     Path("t.csv").write_text(table(80))
     decider = ScriptedDecider()
     monkeypatch.setattr("sfumato.cli.generation.load", lambda args: MODEL)
-    for command in ("calibrate", "decide"):
-        monkeypatch.setattr(f"sfumato.cli.{command}.running", decider.running)
+    monkeypatch.setattr("sfumato.cli.answers.running", decider.running)
     return decider
 
 

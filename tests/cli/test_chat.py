@@ -17,7 +17,7 @@ import pytest
 
 from sfumato.api import EMBEDDED
 from sfumato.cli import chat
-from sfumato.cli.chat_commands import completions, help_text
+from sfumato.cli.chat import completions, help_text
 
 
 def user(text: str) -> dict[str, str]:

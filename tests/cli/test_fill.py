@@ -17,10 +17,10 @@ import sfumato
 from sfumato import Done, Draft, Hole
 from sfumato.api import EMBEDDED
 from sfumato.cli import generation
-from sfumato.cli.changes import TextFile
+from sfumato.cli.display import filling
 from sfumato.cli.edit import edited
+from sfumato.cli.files import TextFile
 from sfumato.cli.fill import holes_of
-from sfumato.cli.view.fill_display import FillDisplay
 
 QUICK = ("--steps", "2")
 FRANCE = "What is the capital of France?"
@@ -228,10 +228,9 @@ def test_a_display_shows_the_complete_text_once() -> None:
     engine.submit(request, events.append)
     while engine.step():
         pass
-    with FillDisplay(Shows(), shows_text=True) as display:
-        for event in events[:-1]:
-            display.show(event)
-        display.show(Done(events[-1].reply))
+    show = filling(Shows(), shows_text=True)
+    for event in (*events[:-1], Done(events[-1].reply)):
+        show(event)
     assert len(shown) == len(events) - 1 >= 2  # without the canvas that settled
     assert all(isinstance(event, Draft) for event in shown[:-1])
     assert shown[-1].reply.text == events[-1].reply.filled.text
@@ -254,7 +253,7 @@ def test_no_backup_is_replaced_and_no_link_followed(tmp_path: Path) -> None:
 
 
 def test_backups_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sfumato.cli.changes.MOST_BACKUPS", 2)
+    monkeypatch.setattr("sfumato.cli.files.MOST_BACKUPS", 2)
     path = tmp_path / "a"
     path.write_text("0")
     for number in (1, 2):

@@ -12,9 +12,9 @@ import pytest
 from tests.cli.conftest import FakeEngine, Terminal
 
 from sfumato import Model, Request
-from sfumato.cli import generation
+from sfumato.cli import generation, terminal
 from sfumato.cli.arguments import build_parser
-from sfumato.cli.view.display import Silent
+from sfumato.cli.display import Silent
 from sfumato.diffusion import sampler
 from sfumato.model import quantization
 from sfumato.options import SAMPLERS
@@ -108,7 +108,7 @@ def test_a_terminal_is_told_bytes_and_time_left_of_what_is_large(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", stream)
-    with generation._progress() as progress:
+    with terminal.progress("loading", in_bytes=True, least=generation.LARGE) as progress:
         for quarter in range(1, 5):
             progress(quarter * total // 4, total)
     assert ("4.0/4.0 GB" in stream.getvalue()) == shown

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sfumato.cli.glyphs import speaks_unicode
+from sfumato.cli.terminal import speaks_unicode
 
 
 @pytest.mark.parametrize(

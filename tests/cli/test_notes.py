@@ -6,16 +6,16 @@ import os
 import pytest
 from tests.cli.conftest import Terminal
 
-from sfumato.cli import notes
+from sfumato.cli import terminal
 
 
 def test_a_terminal_is_told_of_the_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", stderr := Terminal())
-    with notes.loading():
+    with terminal.loading():
         assert stderr.getvalue() == "loading …\r"
     assert stderr.getvalue().split("\r")[1:] == [" " * 9, ""]
     monkeypatch.setattr("sys.stderr", stderr := io.StringIO())
-    with notes.loading():
+    with terminal.loading():
         assert stderr.getvalue() == ""
 
 
@@ -25,7 +25,7 @@ def test_progress_is_a_bar_in_a_terminal_and_nothing_elsewhere(
     monkeypatch.setenv("TERM", "xterm")
     for stderr, shown in ((Terminal(), True), (io.StringIO(), False)):
         monkeypatch.setattr("sys.stderr", stderr)
-        with notes.progress("training") as advance:
+        with terminal.progress("training") as advance:
             advance(3, 7)
             print("a line of the report")
         assert ("training" in stderr.getvalue()) == ("3/7" in stderr.getvalue()) == shown
@@ -34,4 +34,4 @@ def test_progress_is_a_bar_in_a_terminal_and_nothing_elsewhere(
 
 def test_lines_are_broken_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((44, 24)))
-    assert notes.wrapped("word " * 20).splitlines()[0] == ("word " * 8).strip()
+    assert terminal.wrapped("word " * 20).splitlines()[0] == ("word " * 8).strip()

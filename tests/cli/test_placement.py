@@ -88,7 +88,7 @@ def test_other_activations_are_refused(cli: Any) -> None:
 def test_auto_is_the_number_of_layers_that_fit(
     monkeypatch: pytest.MonkeyPatch, cli: Any, loads: list[dict[str, Any]]
 ) -> None:
-    monkeypatch.setattr("sfumato.cli.placed.most_gpu_layers", lambda *_: 1)
+    monkeypatch.setattr("sfumato.cli.generation.most_gpu_layers", lambda *_: 1)
     done = cli("run", "Hi", "--device", "cpu", "--gpu-layers", "auto")
     assert [each["gpu_layers"] for each in loads] == [1]
     assert "sfumato: gpu-layers: 1 of " in done.err and "on the CPU: as many as fit" in done.err
@@ -112,8 +112,8 @@ def card(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         trials.append(str(given[2]))
         return "stream"
 
-    monkeypatch.setattr("sfumato.cli.placed.pick_device", lambda _: torch.device("meta"))
-    monkeypatch.setattr("sfumato.cli.placed.faster_other_layers", try_layer)
+    monkeypatch.setattr("sfumato.cli.generation.pick_device", lambda _: torch.device("meta"))
+    monkeypatch.setattr("sfumato.cli.generation.faster_other_layers", try_layer)
     return trials
 
 
@@ -151,7 +151,7 @@ def test_auto_counts_beside_what_streaming_takes(
     def most(*_: object, other_layers: str = "cpu") -> int:
         return fitting[other_layers]
 
-    monkeypatch.setattr("sfumato.cli.placed.most_gpu_layers", most)
+    monkeypatch.setattr("sfumato.cli.generation.most_gpu_layers", most)
     err = cli("run", "Hi", "--gpu-layers", "auto").err
     assert [each["gpu_layers"] for each in loads] == [fitting["stream"]]
     is_streamed = fitting["cpu"] < 5
@@ -164,7 +164,9 @@ def test_a_part_that_does_not_fit_is_refused_before_loading(
     def ask(device: torch.device) -> Budget | None:
         return Budget(1000, "a test") if device.type == "cpu" else None
 
-    monkeypatch.setattr("sfumato.cli.placed.check_placed", lambda *given: check_placed(*given, ask))
+    monkeypatch.setattr(
+        "sfumato.cli.generation.check_placed", lambda *given: check_placed(*given, ask)
+    )
     for given in (("--experts-on-cpu", "2"), ("--gpu-layers", "1")):
         done = cli("run", "Hi", *given)
         assert done.code == 2 and "or leave more to the card" in done.err and not loads

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from sfumato.cli.arguments import build_parser, label
+from sfumato.cli.arguments import LARGEST, build_parser, label, suspicious
 from sfumato.cli.serve import _api_keys
-from sfumato.cli.sources import LARGEST, suspicious
 from sfumato.options.table import OPTIONS, Option
 from sfumato.values import Choice, Each, Flag, Number, Text, Whole
 

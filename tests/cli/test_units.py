@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sfumato.cli.units import size, table
+from sfumato.cli.terminal import size, table
 
 
 @pytest.mark.parametrize(

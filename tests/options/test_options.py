@@ -4,7 +4,7 @@ import subprocess
 import sys
 from collections import Counter
 
-from sfumato.cli.commands import COMMANDS
+from sfumato.cli.arguments import COMMANDS
 from sfumato.diffusion import checks, sampler, sampler_config
 from sfumato.diffusion.sampler import EntropyBound, FixedCount, Threshold
 from sfumato.model.placement import DTYPES as PLACED

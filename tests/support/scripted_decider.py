@@ -64,7 +64,7 @@ class ScriptedDecider:
 
     @contextmanager
     def running(self, *_: Any) -> Iterator[ScriptedDecider]:
-        """In the place of `sfumato.cli.tables.reads.running`."""
+        """In the place of `sfumato.cli.answers.running`."""
         yield self
 
 

@@ -18,10 +18,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from sfumato.cli.arguments import build_parser, in_options
-from sfumato.cli.glyphs import stand_in
-from sfumato.cli.notes import loading, print_message
-from sfumato.cli.sources import suspicious
+from sfumato.cli.arguments import build_parser, in_options, suspicious
+from sfumato.cli.terminal import loading, print_message, stand_in
 from sfumato.refused import Refused
 
 EMBEDDED = "embedded"

@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from sfumato import __version__
-from sfumato.cli import notes
-from sfumato.cli.commands import COMMANDS, Command, command_of
-from sfumato.cli.sources import Origin, resolve
-from sfumato.options import SETTINGS
-from sfumato.options.table import GROUP_NOTES, OPTIONS, Option, options_of
+from sfumato.cli import terminal
+from sfumato.options import DENOISING, SETTINGS, setting
+from sfumato.options.table import GROUP_NOTES, OPTIONS, PREFIX, Option, options_of
 from sfumato.refused import Refused
-from sfumato.values import Choice, Each, Flag, Kind
+from sfumato.values import Choice, Each, Flag, Kind, Path, Text
 
 _EPILOG = (
     "Options can also be set by environment variables (--max-tokens: SFUMATO_MAX_TOKENS) and in a "
@@ -35,7 +34,7 @@ class _Parser(argparse.ArgumentParser):
     """Reports errors as every other part of the command line does."""
 
     def error(self, message: str) -> NoReturn:
-        notes.print_message("error", f"{message} (see {self.prog} --help)")
+        terminal.print_message("error", f"{message} (see {self.prog} --help)")
         self.exit(2)
 
 
@@ -186,3 +185,286 @@ def _typed(kind: Kind) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return parse
+
+
+SHELLS = ("bash", "zsh", "fish")
+_CHECKPOINT = "a GGUF file, or a file or folder of safetensors"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What a command takes without a name."""
+
+    name: str
+    help: str
+    kind: Kind = field(default_factory=Text)
+    count: str = ""  # argparse's nargs: "", "?" or "*"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, and the module in sfumato.cli that does it."""
+
+    name: str
+    help: str
+    arguments: tuple[Argument, ...] = ()
+    module: str = ""  # the command's name where it is not given
+
+
+COMMANDS = (
+    Command(
+        "run",
+        "answer one question",
+        (
+            Argument(
+                "question",
+                "the question, in quotes or not; without it, or for -, standard input is read",
+                count="*",
+            ),
+        ),
+    ),
+    Command("chat", "hold a conversation"),
+    Command(
+        "fill",
+        "fill the holes of a text: {{6}} has 6 tokens, {{<=8}} up to 8, {{a|b}} is a or b",
+        (Argument("text", "the text, or a file; - is standard input"),),
+    ),
+    Command(
+        "edit",
+        "change a file as an instruction says, and show what changes",
+        (
+            Argument("file", "the file", Path()),
+            Argument("instruction", "what to change, in quotes or not", count="+"),
+        ),
+    ),
+    Command(
+        "decide",
+        "answer questions about each row of a table with probabilities, without writing text",
+        (Argument("table", "a CSV, TSV or JSON Lines file; or use --state", Path(), count="?"),),
+    ),
+    Command("calibrate", "fit the probabilities of decisions to labelled rows"),
+    Command(
+        "perplexity",
+        "measure how well the causal mode predicts a text",
+        (Argument("file", "a file of UTF-8 text; - is standard input", Path()),),
+    ),
+    Command("serve", "serve a model over HTTP, to OpenAI's clients and as a web page"),
+    Command("demo", "watch the embedded model solve a Sudoku and answer questions"),
+    Command(
+        "inspect",
+        "list what is in a checkpoint, without loading it",
+        (Argument("path", _CHECKPOINT, Path()),),
+    ),
+    Command(
+        "convert",
+        "turn a checkpoint into GGUF or safetensors, or quantize it",
+        (
+            Argument("source", _CHECKPOINT),
+            Argument("out", "a file that ends in .gguf, or else a folder of safetensors"),
+        ),
+    ),
+    Command("doctor", "estimate whether DiffusionGemma fits this machine, and how fast it is"),
+    Command(
+        "pull",
+        "download a model; without a name, list what is published",
+        (Argument("name", "hf:owner/name, or hf:owner/name:file", count="?"),),
+    ),
+    Command("train", "train a model by a recipe"),
+    Command("eval", "measure a model on its recipe's held-out tasks", module="train"),
+    Command("bench", "measure how fast a model, or a server, is"),
+    Command(
+        "completion",
+        "print what makes a shell complete commands and options",
+        (Argument("shell", "bash, zsh or fish", Choice(SHELLS)),),
+    ),
+)
+
+
+def command_of(name: str) -> Command:
+    """The command of that name, which there is."""
+    return next(command for command in COMMANDS if command.name == name)
+
+
+LARGEST = 1 << 20  # bytes of a file
+OTHER_VARIABLES = (
+    f"{PREFIX}ISA",
+    f"{PREFIX}DEBUG",
+    f"{PREFIX}OFF",
+)  # no options; the modules that need them read them
+FILE, ENVIRONMENT, COMMAND_LINE = 1, 2, 3  # ranks of sources; a default has rank 0
+_ALIKE = 0.85  # names that differ in a letter or two
+_COMMANDS = sorted({name for option in OPTIONS for name in option.commands})
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value comes from: "--port", "SFUMATO_PORT", "port in sfumato.toml"."""
+
+    rank: int  # COMMAND_LINE, ENVIRONMENT or FILE
+    label: str
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """A file of options: keys for all commands, and a table of keys for each."""
+
+    path: str
+    common: Mapping[str, Any]
+    tables: Mapping[str, Mapping[str, Any]]
+
+    def find(self, command: str, option: Option) -> tuple[Any, Origin] | None:
+        """The value of a command's option and its origin; the command's table comes first.
+
+        A common key whose value this command refuses belongs to a command that takes the value:
+        `json` is a path for bench, and true or false elsewhere.
+        """
+        own = self.tables.get(command, {})
+        if option.name in own:
+            label = f"{option.name} in [{command}] of {self.path}"
+            return own[option.name], Origin(FILE, label)
+        if option.name in self.common and _takes(option, self.common[option.name]):
+            return self.common[option.name], Origin(FILE, f"{option.name} in {self.path}")
+        return None
+
+
+def resolve(
+    command: str, given: Mapping[str, Any], environment: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, Origin]]:
+    """Every option of a command by key, and the origins of those that are not defaults.
+
+    given: what the command line says, by key. Raises ValueError naming the origin of what is
+    wrong, OSError for a file that cannot be read.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    file: ConfigFile | None = None
+    for option in sorted(options_of(command), key=lambda option: option.name != "config"):
+        key = option.key
+        if key in given:
+            values[key], origins[key] = given[key], Origin(COMMAND_LINE, option.flag)
+        elif text := environment.get(option.variable):
+            origins[key] = Origin(ENVIRONMENT, option.variable)
+            values[key] = _read(option, origins[key], text, from_text=True)
+        elif file is not None and (entry := file.find(command, option)):
+            origins[key] = entry[1]
+            values[key] = _read(option, origins[key], entry[0])
+        elif option.required:
+            raise ValueError(
+                f"{option.flag} is required (or {option.variable}, or a --config file)"
+            )
+        else:
+            default = option.default
+            values[key] = list(default) if isinstance(default, tuple) else default
+        if option.name == "config" and values[key] is not None:
+            file = read_file(values[key])
+    return values, origins
+
+
+def _read(option: Option, origin: Origin, given: Any, from_text: bool = False) -> Any:
+    try:
+        return option.kind.parse(given) if from_text else option.kind.accept(given)
+    except ValueError as error:
+        why = f"is not {option.kind.describe()}" if option.secret else str(error)
+        if from_text and given.startswith(("tcp://", "udp://")):
+            why += (
+                '; Kubernetes sets this variable in every pod beside a service named "sfumato": '
+                "rename the service, or set enableServiceLinks: false"
+            )
+        raise ValueError(f"{origin.label}: {why}") from None
+
+
+def read_file(path: str) -> ConfigFile:
+    """A TOML file with every key and every value checked. Raises ValueError or OSError."""
+    import tomllib  # here: `sfumato --help` needs none
+
+    with open(path, "rb") as file:
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise ValueError(f"{path}: has more than {LARGEST:,} bytes, which no file of options needs")
+    try:
+        raw = tomllib.loads(data.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: is not TOML: {error}") from None
+    tables = {name: value for name, value in raw.items() if isinstance(value, dict)}
+    for name in tables:
+        if name not in _COMMANDS:
+            raise ValueError(f"{path}: unknown table [{name}]; {_nearest(name, _COMMANDS)}")
+    common = {name: value for name, value in raw.items() if name not in tables}
+    return ConfigFile(
+        path,
+        _keys(path, None, common),
+        {name: _keys(path, name, table) for name, table in tables.items()},
+    )
+
+
+def _keys(path: str, command: str | None, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a command's table, or the common ones, under the options' names."""
+    keys: dict[str, Any] = {}
+    where = f"[{command}] of {path}" if command else path
+    known = [option for option in OPTIONS if command is None or command in option.commands]
+    for written, value in raw.items():
+        name = written.replace("_", "-")
+        rows = [option for option in known if option.name == name]
+        if name == "config":
+            raise ValueError(f"config in {where}: a file cannot name another file")
+        if not rows:
+            raise ValueError(f"{where}: unknown key {written!r}; {_elsewhere(name, known)}")
+        if name in keys:
+            raise ValueError(f"{where}: {name!r} is given twice, with - and with _")
+        if not any(_takes(option, value) for option in rows):
+            _read(rows[0], Origin(FILE, f"{name} in {where}"), value)
+        keys[name] = value
+    return keys
+
+
+def _takes(option: Option, value: Any) -> bool:
+    try:
+        option.kind.accept(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _elsewhere(name: str, known: Iterable[Option]) -> str:
+    """What to do about a key that is not known here."""
+    owners = sorted({owner for o in OPTIONS if o.name == name for owner in o.commands})
+    if owners:
+        return f"it is an option of {', '.join(owners)}"
+    return _nearest(name, [option.name for option in known if option.name != "config"])
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    from difflib import get_close_matches
+
+    (best,) = get_close_matches(name, names, 1, 0.0)
+    return f"the nearest name is {best!r}"
+
+
+def suspicious(environment: Mapping[str, str]) -> list[str]:
+    """Warnings of variables that are almost the name of an option."""
+    known = {option.variable for option in OPTIONS} | set(OTHER_VARIABLES)
+    strange = sorted(name for name in environment if name.startswith(PREFIX) and name not in known)
+    if not strange:
+        return []
+    from difflib import get_close_matches
+
+    nearest = ((name, get_close_matches(name, known, 1, _ALIKE)) for name in strange)
+    return [f"{name} is not read; did you mean {near[0]}?" for name, near in nearest if near]
+
+
+def sampler_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What `SamplerConfig.options` takes, of the options that the command has."""
+    given = vars(args)
+    rows = [(each.name, each.option.replace("-", "_")) for each in DENOISING if each.option]
+    values = {name: given[key] for name, key in rows if key in given}
+    if counts := values.get("soft_top_k"):
+        from sfumato import SoftTopK
+
+        values["soft_top_k"] = SoftTopK(*counts)
+    return values
+
+
+def request_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """The same as fields of an HTTP body; what is not set is left out."""
+    values = {setting(name).request_field: value for name, value in sampler_options(args).items()}
+    return {k: v for k, v in values.items() if v is not None and v is not False}

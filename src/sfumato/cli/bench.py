@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sfumato.bench.workload import QUESTIONS, Prompt, Work, cases, conversation, read_prompts
-from sfumato.cli import output
-from sfumato.cli.arguments import rank
-from sfumato.cli.decoding import request_fields, sampler_options
-from sfumato.cli.sources import COMMAND_LINE
+from sfumato.cli import files
+from sfumato.cli.arguments import COMMAND_LINE, rank, request_fields, sampler_options
 from sfumato.options import LAST_SEED, exclusions
 from sfumato.options.table import options_of
 from sfumato.refused import Refused
@@ -94,9 +92,9 @@ def _check(args: argparse.Namespace) -> None:
     paths = {name: getattr(args, name) for name in _FILES}
     for name, path in paths.items():
         if path and (path != "-" or name == "plot"):
-            output.check(path, args.force, f"--{name}")
-    files = [os.path.realpath(p) for p in paths.values() if p and not output.is_stream(p)]
-    if len(set(files)) < len(files):
+            files.check(path, args.force, f"--{name}")
+    real = [os.path.realpath(p) for p in paths.values() if p and not files.is_stream(p)]
+    if len(set(real)) < len(real):
         raise Refused(_FILES, "two of them name one file", "name another")
     if args.plot:
         from sfumato.bench.report import check_plot
@@ -223,7 +221,7 @@ def _predict(args: argparse.Namespace) -> int:
         if args.json == "-":
             print(text, end="")
             return 0
-        output.write(args.json, text, args.force, "--json")
+        files.write(args.json, text, args.force, "--json")
     _print_tables(step_time.to_tables(steps))
     known = "measured" if limits.measured else "published, less what programs do not reach"
     print(f"Limits of {limits.name}: {known} ({limits.source}).")
@@ -279,7 +277,7 @@ def _write(report: Report, args: argparse.Namespace) -> None:
             if path == "-":
                 printed = content()
             elif path:
-                output.write(path, content(), args.force, f"--{name}")
+                files.write(path, content(), args.force, f"--{name}")
         except (ValueError, OSError) as error:
             failure = failure or error
     if report.interrupted:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sfumato.cli import generation, interrupt, notes, output
-from sfumato.cli.decide import INTERRUPTED
-from sfumato.cli.tables.asking import Asking, reading_of
-from sfumato.cli.tables.columns import label_number, row_state
-from sfumato.cli.tables.progress import progress
-from sfumato.cli.tables.reads import outcomes, running
-from sfumato.cli.tables.source import Row, Source, cell_text
-from sfumato.cli.units import table
+from sfumato.cli import INTERRUPTED, files, generation, terminal
+from sfumato.cli.answers import Asking, Outcome, ask_rows, label_number, reading_of, row_state
+from sfumato.cli.rows import Row, Source, cell_text
+from sfumato.cli.terminal import table
 from sfumato.decisions.calibration import ModelIdentity, calibration_path, calibration_text
 from sfumato.decisions.fit import HIGHEST, LOWEST, Fitted, Metrics, fit, plot
 from sfumato.decisions.question_file import QuestionFile, read_questions
+from sfumato.refused import Refused
 
 MOST_PROBABILITIES = 2_000_000  # of all rows, questions and options: fitting them takes a minute
+MOST_ERRORS = 5  # of rows, that are shown
 _NAME = "letters, digits, - and _"
 
 
@@ -38,10 +35,10 @@ def main(args: argparse.Namespace) -> int:
     """Read, fit, store and print. Raises ValueError or OSError for bad input."""
     file = read_questions(args.questions)
     if not args.name.replace("-", "").replace("_", "").isalnum():
-        raise ValueError(f"--name: {args.name!r:.80} has other characters than {_NAME}")
+        raise Refused("name", f"{args.name!r:.80} has other characters than {_NAME}")
     path = calibration_path(file.path, args.name)
     for each in (path, path.with_suffix(".svg")):
-        output.check(str(each), args.force, "--name")
+        files.check(str(each), args.force, "--name")
     source = Source(args.labelled)
     total, columns = source.scan(lambda row: _check_row(file, row))
     names = [name for name in file.questions if name in columns]
@@ -62,17 +59,20 @@ def main(args: argparse.Namespace) -> int:
     asking = Asking(file, questions, reading_of(args), args.seed, label_mass=False)
     model = generation.load(args)
     asking.check(model)
-    labelled, errors = _read(args, asking, names, source.rows(), total, model)
-    if labelled is None:
+    labelled = {name: Labelled() for name in names}
+    done, errors = _read(ask_rows(args, asking, model, source.rows(), total), asking, labelled)
+    if done < total:
         return INTERRUPTED
     fitted, refusals = _fit(args, labelled)
-    for text in [*errors, *(refusals if fitted else [])]:
-        notes.print_message("warning", text)
+    warnings = [f"{source.path}:{error}" for error in errors[:MOST_ERRORS]]
+    warnings += [f"and {len(errors) - MOST_ERRORS} other rows"] * (len(errors) > MOST_ERRORS)
+    for text in [*warnings, *(refusals if fitted else [])]:
+        terminal.print_message("warning", text)
     if not fitted:
         raise ValueError("; ".join(refusals))
     _store(args, asking, model.identity, path, fitted, labelled)
     figures = {name: _figures(each) for name, each in fitted.items()}
-    print(json.dumps(figures, indent=2) if args.json else "\n".join(_lines(fitted, path)))
+    terminal.print_report(args.json, figures, _lines(fitted, path))
     return 0
 
 
@@ -87,37 +87,23 @@ def _check_row(file: QuestionFile, row: Row) -> None:
 
 
 def _read(
-    args: argparse.Namespace,
-    asking: Asking,
-    names: list[str],
-    rows: Iterable[Row],
-    total: int,
-    model: Any,
-) -> tuple[dict[str, Labelled] | None, list[str]]:
-    """The probabilities of every labelled question, and why rows have none; None after Ctrl-C."""
-    labelled, errors = {name: Labelled() for name in names}, list[str]()
-    with (
-        interrupt.counted() as presses,
-        running(model, args.concurrency) as decider,
-        progress(total, 0) as show,
-    ):
-        at_a_time, stopped = 2 * args.concurrency, lambda: presses.count > 0
-        results = outcomes(decider, rows, asking.request, at_a_time, stopped)
-        for done, outcome in enumerate(results, 1):
-            show(done)
-            if outcome.decided is None:
-                errors.append(f"{args.labelled}:{outcome.row.line}: {outcome.error}")
-                continue
-            for name, into in labelled.items():
-                text = cell_text(outcome.row.cells.get(name))
-                number = label_number(asking.questions[name], text)
-                if number is not None:
-                    into.labels.append(number)
-                    into.rows.append(outcome.decided.answers[name].probabilities)
-        if presses.count:
-            return None, errors
-    shown = errors[:5] + ([f"and {len(errors) - 5} other rows"] if len(errors) > 5 else [])
-    return labelled, shown
+    results: Iterable[Outcome[Row]], asking: Asking, labelled: Mapping[str, Labelled]
+) -> tuple[int, list[str]]:
+    """Adds the probabilities of every labelled question. Returns how many rows there were, and
+    why some have none."""
+    done, errors = 0, list[str]()
+    for outcome in results:
+        done += 1
+        if outcome.decided is None:
+            errors.append(f"{outcome.row.line}: {outcome.error}")
+            continue
+        for name, into in labelled.items():
+            text = cell_text(outcome.row.cells.get(name))
+            number = label_number(asking.questions[name], text)
+            if number is not None:
+                into.labels.append(number)
+                into.rows.append(outcome.decided.answers[name].probabilities)
+    return done, errors
 
 
 def _fit(
@@ -146,7 +132,7 @@ def _store(
     text = calibration_text(model, asking.reading, asking.questions, fitted, made)
     square = {name: (f, labelled[name].rows, labelled[name].labels) for name, f in fitted.items()}
     for target, content in ((path.with_suffix(".svg"), plot(square)), (path, text)):
-        output.write(str(target), content, args.force, "--name")
+        files.write(str(target), content, args.force, "--name")
 
 
 def _figures(fitted: Fitted) -> dict[str, Any]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
+from collections import deque
+from glob import escape, glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sfumato.cli import INTERRUPTED, complain, embedded, generation
-from sfumato.cli.chat_commands import COMMANDS, FORCE, USAGES, completions, help_text
-from sfumato.cli.conversation import Conversation, Message, load, save
-from sfumato.cli.notes import print_message, wrapped
+from sfumato.cli import INTERRUPTED, complain, files, generation
+from sfumato.cli.terminal import print_message, wrapped
 from sfumato.engine import EngineError, TooLarge
 from sfumato.options import LAST_SEED, MOST_STEPS
-from sfumato.values import Whole
+from sfumato.values import Whole, quoted
 
 if TYPE_CHECKING:
     from sfumato.engine import Engine
@@ -69,7 +71,7 @@ class Chat:
         """The model's name, and the command that lists the others."""
         path = Path(self.args.model).absolute().name if self.args.model else EMBEDDED_NAME
         name = getattr(self.args, "asked_for", path)
-        toy = [embedded.TOY] if embedded.is_embedded(self.model) else []
+        toy = [generation.TOY] if generation.is_embedded(self.model) else []
         return "\n".join(map(wrapped, [f"{name} · /help lists the commands", *toy]))
 
     def take(self, text: str) -> None:
@@ -105,7 +107,7 @@ class Chat:
             self.engine = None
         if answer.interrupted:
             print("(interrupted)")
-        elif hint := embedded.remark(answer, self.model, "/steps"):
+        elif hint := generation.remark(answer, self.model, "/steps"):
             print_message("hint", hint)
         if sys.stdin.isatty():
             print()
@@ -205,3 +207,138 @@ def _typed() -> str:
     """The text of the line that is being edited; empty where Python has no line editor."""
     readline = sys.modules.get("readline")
     return readline.get_line_buffer() if readline else ""
+
+
+FORCE = "--force"  # of /save
+MOST_FILES = 200  # that Tab offers
+COMMANDS = {
+    "clear": ("", "forget the conversation"),
+    "retry": ("", "answer the last question again, with the next seed or what was set since"),
+    "undo": ("", "take back the last turn, or the last /retry, /clear or /load"),
+    "seed": ("N", "random seed of the next answers"),
+    "steps": ("N", "denoising steps per canvas at most"),
+    "thinking": ("on|off", "let the model think before it answers"),
+    "save": (f"[{FORCE}] FILE", f"write the conversation as JSON; {FORCE} replaces a file"),
+    "load": ("FILE", "go on with a conversation that /save has written"),
+    "help": ("", "these lines"),
+    "quit": ("", "leave, as Ctrl-D does"),
+}
+"""Of each command: its argument, and what it does."""
+
+USAGES = {name: f"/{name} {argument}".rstrip() for name, (argument, _) in COMMANDS.items()}
+
+
+def help_text() -> str:
+    """The commands and keys, in lines of the terminal's width."""
+    width = max(map(len, USAGES.values())) + 2
+    lines = [
+        wrapped(does, f"{USAGES[name]:<{width}}", " " * width)
+        for name, (_, does) in COMMANDS.items()
+    ]
+    lines.append(wrapped("A line that ends in \\ goes on in the next."))
+    keys = "Ctrl-C ends an answer, or clears a line; again, on an empty line, it leaves."
+    return "\n".join([*lines, wrapped(keys)])
+
+
+def completions(line: str) -> list[str]:
+    """What a line may become: commands, what they take, and files."""
+    name, space, value = line[1:].partition(" ")
+    if not line.startswith("/"):
+        return []
+    if not space:
+        commands = [each for each in COMMANDS if each.startswith(name)]
+        return [f"/{each}{' ' * bool(COMMANDS[each][0])}" for each in commands]
+    kind = COMMANDS[name][0] if name in COMMANDS else ""
+    if kind.endswith("FILE"):
+        given, file = "", value
+        if name == "save" and value.startswith(f"{FORCE} "):
+            given, file = f"{FORCE} ", value.removeprefix(f"{FORCE} ")
+        paths = sorted(glob(f"{escape(os.path.expanduser(file))}*"))[:MOST_FILES]
+        return [f"/{name} {given}{path}{'/' * os.path.isdir(path)}" for path in paths]
+    words = kind.split("|") if "|" in kind else []
+    return [f"/{name} {each}" for each in words if each.startswith(value)]
+
+
+Message = dict[str, Any]
+
+MOST_BYTES = 16 << 20  # of a file: far more than any context holds
+MOST_MESSAGES = 10_000  # of a file
+MOST_UNDONE = 100  # changes that can be taken back
+
+
+class Conversation:
+    """The messages so far, without thoughts. Every change can be taken back."""
+
+    def __init__(self, messages: list[Message]) -> None:
+        self.messages = messages
+        self.unanswered: str | None = None  # the last question, where it has no answer
+        self._before: deque[list[Message]] = deque(maxlen=MOST_UNDONE)
+
+    def change(self, messages: list[Message]) -> None:
+        """Puts other messages in place of those that there are."""
+        self._before.append(self.messages)
+        self.messages, self.unanswered = messages, None
+
+    def undo(self) -> None:
+        """Takes back the last change, or the question that has no answer. Raises ValueError where
+        there is none."""
+        if self.unanswered is None:
+            if not self._before:
+                raise ValueError("there is nothing to take back")
+            self.messages = self._before.pop()
+        self.unanswered = None
+
+    def last_question(self) -> tuple[list[Message], str]:
+        """The messages before the last question, and the question. Raises ValueError where there
+        is none."""
+        if self.unanswered is not None:
+            return self.messages, self.unanswered
+        if len(self.messages) < 2:  # a system message alone, or none
+            raise ValueError("there is no question yet")
+        return self.messages[:-2], self.messages[-2]["content"]
+
+
+def save(path: Path, messages: list[Message], force: bool) -> None:
+    """Writes the messages as JSON. Raises ValueError for a file that exists, unless force; and
+    OSError."""
+    text = json.dumps(messages, ensure_ascii=False, indent=2) + "\n"
+    files.write(str(path), text, force)
+
+
+def load(path: Path) -> list[Message]:
+    """What `save` has written. Raises ValueError for anything else, and OSError."""
+    if path.is_dir():
+        raise ValueError(f"{path}: is a folder; name a file")
+    with path.open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"{path}: has more than {MOST_BYTES:,} bytes")
+    try:
+        messages = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: is not JSON ({str(error)[:100]})") from None
+    if not isinstance(messages, list):
+        raise ValueError(f"{path}: has no list of messages, as /save writes")
+    if len(messages) > MOST_MESSAGES:
+        raise ValueError(f"{path}: has more than {MOST_MESSAGES:,} messages")
+    _check(path, messages)
+    return messages
+
+
+def _check(path: Path, messages: list[Any]) -> None:
+    """Raises ValueError where the messages are no conversation: a system message or none, then
+    questions with their answers."""
+    first = messages[0] if messages else None
+    has_system = isinstance(first, dict) and first.get("role") == "system"
+    for number, message in enumerate(messages):
+        role = "user" if (number - has_system) % 2 == 0 else "assistant"
+        role = "system" if has_system and number == 0 else role
+        where = f"{path}: message {number + 1}"
+        if not isinstance(message, dict) or message.keys() != {"role", "content"}:
+            raise ValueError(f"{where}: must have a role and a content and nothing else")
+        if message["role"] != role:
+            raise ValueError(f"{where}: must have the role {role}, not {quoted(message['role'])}")
+        if not isinstance(message["content"], str):
+            raise ValueError(f"{where}: its content must be text")
+    if (len(messages) - has_system) % 2:
+        raise ValueError(f"{path}: message {len(messages)}: is a question without an answer")

@@ -5,27 +5,26 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sfumato.cli import generation, interrupt, notes
-from sfumato.cli.tables.asking import Asking, reading_of
-from sfumato.cli.tables.columns import Columns, row_state
-from sfumato.cli.tables.progress import progress
-from sfumato.cli.tables.reads import outcomes, running
-from sfumato.cli.tables.source import Row, Source, cell_text
-from sfumato.cli.tables.summary import Summary, lines
-from sfumato.cli.tables.target import Target
+from sfumato.cli import INTERRUPTED, files, generation, terminal
+from sfumato.cli.answers import Asking, ask_rows, reading_of, row_state
+from sfumato.cli.rows import Row, Source, Target, cell_text
+from sfumato.cli.terminal import table
 from sfumato.decisions.calibration import find_calibration
-from sfumato.decisions.question_file import QuestionFile, read_questions
-from sfumato.decisions.schema import Choice, Score, YesNo
+from sfumato.decisions.question_file import read_questions
+from sfumato.decisions.results import Decision, TypedAnswer, shown
+from sfumato.refused import Refused
 
-INTERRUPTED = 130
-MOST_STATE = 16 << 20  # characters of standard input
+MOST_REASONS = 100  # that are told apart
+SHOWN_REASONS, SHOWN_OPTIONS = 5, 12
+LEAST_MASS = 0.5  # of a mean label mass, below which the summary has a note
 
 
 def main(args: argparse.Namespace) -> int:
@@ -45,30 +44,22 @@ def _one(args: argparse.Namespace, asking: Asking) -> int:
     """One state: bars, or an object of JSON."""
     state = args.state
     if state == "-":
-        state = sys.stdin.read(MOST_STATE + 1)
-        if len(state) > MOST_STATE:
-            raise ValueError(f"standard input has more than {MOST_STATE:,} characters")
+        state = files.read_text("-")
     model, questions = generation.load(args), asking.file.questions
     decision = model.decide(state, questions, calibration=asking.calibration, **asking.options)
     if args.json:
-        columns = Columns(_kinds(asking.file), True, asking.label_mass, asking.several)
-        cells = columns.cells(decision, "", text=False)
-        print(json.dumps(cells, indent=2, ensure_ascii=False))
+        cells = asking.columns(probabilities=True).cells(decision, "")
+        terminal.print_json(cells)
     else:
         print(decision)
     return 0
 
 
-def _kinds(file: QuestionFile) -> dict[str, str]:
-    kinds = {YesNo: "yes/no", Choice: "choice", Score: "score"}
-    return {name: kinds[type(each)] for name, each in file.questions.items()}
-
-
 def _table(args: argparse.Namespace, asking: Asking) -> int:
     source = Source(args.table)
     # The whole table is checked before a model is loaded: a mistake in its last row shows now.
-    total, columns = source.scan(lambda row: _check_row(asking.file, row))
-    answers = Columns(_kinds(asking.file), args.probabilities, asking.label_mass, asking.several)
+    total, columns = source.scan(lambda row: row_state(asking.file, row.cells))
+    answers = asking.columns(args.probabilities)
     names = answers.names(columns)
     if Path(args.out).suffix.lower() != ".jsonl":  # whose rows may have any keys
         names = [*columns, *names]
@@ -76,29 +67,32 @@ def _table(args: argparse.Namespace, asking: Asking) -> int:
     with Target(args.out, names, _made(args, asking), args.force) as target:
         summary = Summary(asking.questions, target.count)
         rows = _rest(source, target, columns, total)
-        ended = target.count == total or _decide(
-            args, asking, _Job(rows, total, target, answers, summary)
-        )
+        if target.count < total:
+            model = generation.load(args)
+            asking.check(model)
+            began = time.perf_counter()
+            for outcome in ask_rows(args, asking, model, rows, total, target.count):
+                decided = outcome.decided
+                decision = None if decided is None else asking.decision(decided, model.identity)
+                target.append({**outcome.row.cells, **answers.cells(decision, outcome.error)})
+                summary.add(decision, outcome.error)
+            summary.seconds = time.perf_counter() - began
     figures = summary.figures()
-    print(json.dumps(figures, indent=2) if args.json else "\n".join(lines(figures)))
-    if not ended:
-        done = target.count + summary.rows
-        notes.print_message(
+    terminal.print_report(args.json, figures, lines(figures))
+    done = target.count + summary.rows
+    if done < total:
+        terminal.print_message(
             "note", f"stopped after {done:,} of {total:,} rows; the same command goes on"
         )
         return INTERRUPTED
     return 0
 
 
-def _check_row(file: QuestionFile, row: Row) -> None:
-    row_state(file, row.cells)
-
-
 def _check_out(table: Path, out: Path) -> None:
     if out.exists() and out.samefile(table):
-        raise ValueError(f"--out: {out} is the table itself; name another file")
+        raise Refused("out", f"{out} is the table itself", "name another file")
     if not out.parent.is_dir():
-        raise ValueError(f"--out: {out}: its folder does not exist; make it first")
+        raise Refused("out", f"{out}: its folder does not exist", "make it first")
 
 
 def _made(args: argparse.Namespace, asking: Asking) -> dict[str, Any]:
@@ -134,36 +128,99 @@ def _rest(source: Source, target: Target, columns: list[str], total: int) -> Ite
     return rows
 
 
-@dataclass(frozen=True)
-class _Job:
-    """Rows, and where their answers go."""
+@dataclass
+class Tally:
+    """The answers to one question."""
 
-    rows: Iterator[Row]
-    total: int
-    target: Target
-    answers: Columns
-    summary: Summary
+    answers: Counter[str] = field(default_factory=Counter)
+    confidence: float = 0.0  # sums
+    label_mass: float = 0.0
+    masses: int = 0
+
+    def add(self, answer: TypedAnswer) -> None:
+        self.answers[shown(answer.value)] += 1
+        self.confidence += answer.confidence
+        if answer.label_mass is not None:
+            self.label_mass += answer.label_mass
+            self.masses += 1
+
+    def figures(self) -> dict[str, Any]:
+        count = self.answers.total()
+        return {
+            "answers": dict(self.answers.most_common()),
+            "mean_confidence": self.confidence / count if count else None,
+            "mean_label_mass": self.label_mass / self.masses if self.masses else None,
+        }
 
 
-def _decide(args: argparse.Namespace, asking: Asking, job: _Job) -> bool:
-    """Decides about the rows and writes them. False where Ctrl-C ended it."""
-    model = generation.load(args)
-    asking.check(model)
-    text = job.target.path.suffix.lower() != ".jsonl"
-    with (
-        interrupt.counted() as presses,
-        running(model, args.concurrency) as decider,
-        progress(job.total, job.target.count) as show,
-        job.summary.timed(),
-    ):
-        at_a_time = 2 * args.concurrency  # so that none of the engine's slots waits for this thread
-        for outcome in outcomes(
-            decider, job.rows, asking.request, at_a_time, lambda: presses.count > 0
-        ):
-            decided = outcome.decided
-            decision = None if decided is None else asking.decision(decided, model.identity)
-            cells = job.answers.cells(decision, outcome.error, text)
-            job.target.append({**outcome.row.cells, **cells})
-            job.summary.add(decision, outcome.error)
-            show(job.summary.rows)
-    return job.target.count + job.summary.rows == job.total
+class Summary:
+    """Adds rows up as they come."""
+
+    def __init__(self, questions: Iterable[str], before: int) -> None:
+        """before: rows that an earlier run has decided."""
+        self.rows, self.before = 0, before
+        self.seconds = 0.0  # in which rows were decided, and no model was loaded
+        self._tallies = {name: Tally() for name in questions}
+        self._reasons: Counter[str] = Counter()
+
+    def add(self, decision: Decision[Any] | None, error: str) -> None:
+        self.rows += 1
+        if decision is None:
+            known = error in self._reasons or len(self._reasons) < MOST_REASONS
+            self._reasons[error if known else "other reasons"] += 1
+            return
+        for name, answer in decision.items():
+            self._tallies[name].add(answer)
+
+    @property
+    def failed(self) -> int:
+        return self._reasons.total()
+
+    def figures(self) -> dict[str, Any]:
+        """All as plain values."""
+        answered = (self.rows - self.failed) * len(self._tallies)
+        return {
+            "rows": self.rows,
+            "rows_before": self.before,
+            "seconds": self.seconds,
+            "questions_per_second": answered / self.seconds if self.seconds else None,
+            "failed": self.failed,
+            "reasons": dict(self._reasons.most_common()),
+            "questions": {name: tally.figures() for name, tally in self._tallies.items()},
+        }
+
+
+def lines(figures: dict[str, Any]) -> list[str]:
+    """The figures for people."""
+    speed = figures["questions_per_second"]
+    rate = f", {speed:.3g} questions/s" if speed else ""
+    before = f" ({figures['rows_before']:,} were there already)" if figures["rows_before"] else ""
+    out = [f"{figures['rows']:,} rows decided in {figures['seconds']:.1f} s{rate}{before}"]
+    rows = [("question", "confidence", "label mass", "answers")]
+    for name, each in figures["questions"].items():
+        if not each["answers"]:
+            continue
+        counts = [f"{answer} {count:,}" for answer, count in each["answers"].items()]
+        if len(counts) > SHOWN_OPTIONS:
+            counts[SHOWN_OPTIONS:] = [f"{len(counts) - SHOWN_OPTIONS} others"]
+        confidence, mass = map(_mean, (each["mean_confidence"], each["mean_label_mass"]))
+        rows.append((name, confidence, mass, ", ".join(counts)))
+    if len(rows) > 1:
+        out += table(rows)
+    masses = [each["mean_label_mass"] for each in figures["questions"].values()]
+    if any(mass is not None and mass < LEAST_MASS for mass in masses):
+        out.append(
+            f"A label mass under {LEAST_MASS} says that the model hardly takes the options for "
+            "answers; its probabilities then mean little (docs/decisions.md)."
+        )
+    if figures["failed"]:
+        out.append(f"{figures['failed']:,} rows have no answers (see their column error):")
+        reasons = list(figures["reasons"].items())
+        out += [f"  {count:,} × {reason}" for reason, count in reasons[:SHOWN_REASONS]]
+        if len(reasons) > SHOWN_REASONS:
+            out.append(f"  and {len(reasons) - SHOWN_REASONS} other reasons")
+    return out
+
+
+def _mean(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"

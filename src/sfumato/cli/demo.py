@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from rich.console import Console
 from rich.text import Text
 
 import sfumato
-from sfumato.cli import INTERRUPTED, embedded, generation
-from sfumato.cli.notes import wrapped
-from sfumato.cli.view import board, canvas
-from sfumato.cli.view.display import is_visual
+from sfumato.cli import INTERRUPTED, generation
+from sfumato.cli.canvas import GLOW, HAZE, SETTLED, CanvasDrawing
+from sfumato.cli.display import is_visual
+from sfumato.cli.terminal import wrapped
 from sfumato.engine import Request
 from sfumato.train import sudoku
+
+GIVEN, LINE = "bold cyan", "dim"
+WIDTH, HEIGHT = 13, 7
+_TOP, _MIDDLE, _BOTTOM = "┌─────┬─────┐", "├─────┼─────┤", "└─────┴─────┘"
+_PLACES = [row * 5 + column for row in range(4) for column in range(4)]  # newlines between rows
 
 BLANKS = 12  # as many as a puzzle with one solution can have
 FIRST = 117  # of the first 150 puzzles, the one that takes the most steps (6, with seed 0)
@@ -31,12 +37,72 @@ DECISIONS: dict[str, sfumato.YesNo | sfumato.Choice] = {
 }
 COLOURS = Text("; ").join(
     [
-        Text.assemble(("cyan", board.GIVEN), ": a given digit"),
-        Text.assemble(("yellow", canvas.GLOW[0]), ": changed in the last steps"),
-        Text.assemble(("dim", canvas.HAZE), ": not accepted yet, drawn again in the next step"),
+        Text.assemble(("cyan", GIVEN), ": a given digit"),
+        Text.assemble(("yellow", GLOW[0]), ": changed in the last steps"),
+        Text.assemble(("dim", HAZE), ": not accepted yet, drawn again in the next step"),
         Text("plain: accepted (it may still change until its canvas is done)"),
     ]
 )
+
+
+def grid(cells: Sequence[tuple[str, str]]) -> list[Text]:
+    """Sixteen characters with their styles, in lines."""
+    lines = [Text(_TOP, LINE)]
+    for row in range(4):
+        line = Text("│ ", LINE)
+        for column, (character, style) in enumerate(cells[4 * row : 4 * row + 4]):
+            line.append(character, f"not dim {style}")
+            line.append(" │ " if column in (1, 3) else " ", LINE)
+        line.rstrip()
+        lines += [line, Text(_MIDDLE, LINE)] if row == 1 else [line]
+    return [*lines, Text(_BOTTOM, LINE)]
+
+
+def puzzle_board(text: str) -> list[Text]:
+    """A puzzle as the model reads it, in lines: its given digits distinct."""
+    return grid([_given(character) for character in text.replace("\n", "")])
+
+
+def _given(character: str) -> tuple[str, str]:
+    return ("·", HAZE) if character == "." else (character, GIVEN)
+
+
+class BoardView(CanvasDrawing):
+    """The canvas of a reply that solves a puzzle."""
+
+    def __init__(self, decode: Callable[[list[int]], str], text: str) -> None:
+        """text: the puzzle's four rows, with '.' where blank."""
+        super().__init__(decode)
+        self._text = text.replace("\n", "")
+
+    def commit(self, text: str, width: int, thought: str = "") -> list[Text]:
+        lines = super().commit(text, width, thought)
+        rows = [line.plain for line in (*lines, self.carry)]
+        if [len(row) for row in rows] != [4] * 4 or width < WIDTH:
+            return lines
+        self.carry = Text()
+        return grid([(c, self._settled(cell, c)) for cell, c in enumerate("".join(rows))])
+
+    def lines(self, width: int, height: int) -> list[Text]:
+        if width < WIDTH or height < HEIGHT:
+            return super().lines(width, height)
+        if not self._ids:  # before the first draft
+            return grid([_given(character) for character in self._text])
+        pieces = self._pieces(self._ids)
+        shown = [(self._cell(pieces[place]), place) for place in _PLACES]
+        return grid(
+            [
+                (c, GIVEN if c == self._text[cell] else self._style(place))
+                for cell, (c, place) in enumerate(shown)
+            ]
+        )
+
+    def _settled(self, cell: int, character: str) -> str:
+        return GIVEN if character == self._text[cell] else SETTLED
+
+    @staticmethod
+    def _cell(piece: str) -> str:
+        return piece if len(piece) == 1 and piece.isprintable() and piece != " " else "·"
 
 
 def main(args: argparse.Namespace) -> int:
@@ -46,11 +112,11 @@ def main(args: argparse.Namespace) -> int:
     puzzle, first = sudoku.to_text(cells), _request(sudoku.prompt(cells), args.seed)
     engine = generation.engine(model, first)
     console = Console(highlight=False)
-    print(wrapped(embedded.TOY) + "\n\nA hard Sudoku that was kept out of training:\n")
-    console.print(*board.puzzle(puzzle), sep="\n")
+    print(wrapped(generation.TOY) + "\n\nA hard Sudoku that was kept out of training:\n")
+    console.print(*puzzle_board(puzzle), sep="\n")
     print()
 
-    def ask(request: Request, view: canvas.CanvasDrawing | None = None) -> str | None:
+    def ask(request: Request, view: CanvasDrawing | None = None) -> str | None:
         display = generation.display(args, model, slow=True, view=view)
         answer = generation.answer(engine, request, display)
         print()
@@ -59,7 +125,7 @@ def main(args: argparse.Namespace) -> int:
     visual = is_visual() and not args.no_visual
     if not visual:  # otherwise the solution appears in a grid of its own
         print("The model's solution, row by row:\n")
-    solution = ask(first, board.BoardView(model.tokenizer.decode, puzzle))
+    solution = ask(first, BoardView(model.tokenizer.decode, puzzle))
     if solution is None:
         return INTERRUPTED
     right = sudoku.is_solution(puzzle, solution)

@@ -6,7 +6,6 @@ The verdict first, then the formats; `--verbose` adds what the machine has and w
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import shutil
@@ -18,9 +17,15 @@ import torch
 from sfumato import __version__, catalog, ops
 from sfumato.api import EMBEDDED
 from sfumato.bench import environment
-from sfumato.cli.estimate import least_seconds, step_seconds
-from sfumato.cli.probes import Measured, dtype_name, measure, quantized_dtype
-from sfumato.cli.units import size, table
+from sfumato.cli.probes import (
+    Measured,
+    dtype_name,
+    least_seconds,
+    measure,
+    quantized_dtype,
+    step_seconds,
+)
+from sfumato.cli.terminal import print_report, size, table
 from sfumato.device_trial import try_device
 from sfumato.engine.memory.device_memory import (
     Budget,
@@ -43,15 +48,13 @@ WHOLE = 0.9  # of a core: a probe that had as much was not delayed
 def main(args: argparse.Namespace) -> int:
     """Measure for a few seconds, and print."""
     findings = facts(tests=args.verbose)
-    if args.json:
-        print(json.dumps(findings, indent=2))
-        return 0
     width = max(LEAST_WIDTH, shutil.get_terminal_size((80, 24)).columns)
     lines = [*verdict(findings), "", *formats_table(findings["formats"]), *notes(findings)]
-    print("\n".join(wrapped for line in lines for wrapped in _wrap(line, width)))
+    lines = [wrapped for line in lines for wrapped in _wrap(line, width)]
     if args.verbose:
-        print("\n" + "\n".join(detail(findings, width)))
-        print("\n" + "\n".join(operations_table(findings["operations"], width)))
+        lines += ["", *detail(findings, width)]
+        lines += ["", *operations_table(findings["operations"], width)]
+    print_report(args.json, findings, lines)
     return 0
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 import sfumato
 from sfumato.api import Model, Reply
-from sfumato.cli import INTERRUPTED, embedded, generation, notes
-from sfumato.cli.changes import TextFile, show
-from sfumato.cli.decoding import sampler_options
-from sfumato.cli.glyphs import speaks_unicode
-from sfumato.cli.view.fill_display import FillDisplay
+from sfumato.cli import INTERRUPTED, generation, terminal
+from sfumato.cli.arguments import sampler_options
+from sfumato.cli.display import filling, show_diff
+from sfumato.cli.files import TextFile
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.engine import Request
 from sfumato.fills import EDIT_ROOM, edit_message
@@ -30,15 +28,16 @@ def main(args: argparse.Namespace) -> int:
     if not file.text.strip() or not instruction.strip():
         raise ValueError(f"{file.path if instruction.strip() else 'the instruction'}: is empty")
     model = generation.load(args)
-    if args.write and not args.force and embedded.is_embedded(model):
+    if args.write and not args.force and generation.is_embedded(model):
         raise ValueError(
             "--write: the embedded model has not learnt to change files and would replace the text "
             "by another; -m PATH loads a real model, and --force writes all the same"
         )
     request = _request(args, model, file.text, instruction)
     engine = generation.engine(model, request)
-    display = FillDisplay(generation.display(args, model, args.slow), shows_text=False)
-    answer = generation.answer(engine, request, display)
+    display = generation.display(args, model, args.slow)
+    show = filling(display, shows_text=False)
+    answer = generation.answer(engine, request, display, show)
     reply = answer.reply
     if answer.interrupted or reply is None:
         print("(interrupted; nothing was changed)", file=sys.stderr)
@@ -51,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
     text = edited(file.text, reply.text)
     lines = file.diff(text)
     if lines and not args.json:
-        show(lines)
+        show_diff(lines)
     backup, failure = _write(args, file, text, reply) if args.write and lines else (None, None)
     if args.json:
         stats = reply.stats
@@ -64,13 +63,13 @@ def main(args: argparse.Namespace) -> int:
             "written": backup is not None,
             "backup": None if backup is None else str(backup),
         }
-        print(json.dumps(report, ensure_ascii=not speaks_unicode(sys.stdout), indent=2))
+        terminal.print_json(report)
     if failure is not None:
         raise failure
     if backup is not None:
-        notes.print_message("note", f"written; {backup} has the text before")
+        terminal.print_message("note", f"written; {backup} has the text before")
     elif not lines and not args.json:
-        notes.print_message("note", "nothing changes")
+        terminal.print_message("note", "nothing changes")
     return 0
 
 

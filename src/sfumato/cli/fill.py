@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from dataclasses import dataclass, replace
@@ -13,11 +12,10 @@ from typing import Any
 import sfumato
 from sfumato import Hole
 from sfumato.api import Reply
-from sfumato.cli import INTERRUPTED, embedded, generation, notes
-from sfumato.cli.changes import TextFile, show
-from sfumato.cli.decoding import sampler_options
-from sfumato.cli.glyphs import speaks_unicode
-from sfumato.cli.view.fill_display import FillDisplay
+from sfumato.cli import INTERRUPTED, generation, terminal
+from sfumato.cli.arguments import sampler_options
+from sfumato.cli.display import filling, show_diff
+from sfumato.cli.files import TextFile, read_text
 from sfumato.diffusion.constraints.hole import Part
 from sfumato.engine import Request
 from sfumato.options import exclusions
@@ -47,21 +45,20 @@ def main(args: argparse.Namespace) -> int:
     if request.messages is None:
         request = replace(request, ids=model.fills.prompt(None) or _first(model, task))
     engine = generation.engine(model, request)
-    display = FillDisplay(generation.display(args, model, args.slow), shows_text=task.file is None)
-    if embedded.is_embedded(model) and not args.json and sys.stderr.isatty():
-        print(notes.wrapped(embedded.TOY) + "\n", file=sys.stderr)
-    answer = generation.answer(engine, request, display)
+    display = generation.display(args, model, args.slow)
+    generation.introduce(args, model)
+    show = filling(display, shows_text=task.file is None)
+    answer = generation.answer(engine, request, display, show)
     reply = answer.reply
     if reply is None or reply.filled is None:
         print("(interrupted; no hole was filled)", file=sys.stderr)
         return INTERRUPTED
     if args.json:
-        plain = not speaks_unicode(sys.stdout)
-        print(json.dumps(_report(reply), ensure_ascii=plain, indent=2))
+        terminal.print_json(_report(reply))
     elif task.file is not None:
-        show(task.file.diff(reply.filled.text))
+        show_diff(task.file.diff(reply.filled.text))
     if args.write and task.file is not None:
-        notes.print_message(
+        terminal.print_message(
             "note", f"written; {task.file.write(reply.filled.text)} has the text before"
         )
     return 0
@@ -100,7 +97,7 @@ def _task(args: argparse.Namespace) -> _Task:
             )
     text, file = args.text, None  # type: str, TextFile | None
     if text == "-":
-        text = sys.stdin.buffer.read().decode(errors="replace")
+        text = read_text("-")
     elif not _HOLE.search(text) and Path(text).is_file():
         file = TextFile.read(text)
         text = file.text

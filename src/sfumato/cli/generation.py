@@ -6,36 +6,45 @@ Replies come from an engine without a thread: the code that shows a reply calls 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 import sfumato
 from sfumato.api import EMBEDDED
-from sfumato.cli import interrupt, notes, placed
-from sfumato.cli.arguments import label
-from sfumato.cli.decoding import sampler_options
-from sfumato.cli.interrupt import Presses
-from sfumato.cli.view.canvas import CanvasDrawing
-from sfumato.cli.view.display import Display, Live, Plain, Silent, is_visual
+from sfumato.cli import terminal
+from sfumato.cli.arguments import sampler_options
+from sfumato.cli.canvas import CanvasDrawing
+from sfumato.cli.display import Display, Live, Plain, Silent, is_visual
 from sfumato.diffusion.noise import Noise
 from sfumato.engine import Engine, EngineConfig, EngineError, Failed, Finished, Request, TooLarge
+from sfumato.engine.memory.guard import Subject, check_placed, most_gpu_layers
 from sfumato.engine.prepare import prepare, snapshot_points_of
 from sfumato.model.cache import snapshot_bytes
 from sfumato.model.families import open_checkpoint
+from sfumato.model.layer_devices import make_placement
+from sfumato.model.loading import config_of
+from sfumato.model.other_layers import faster_other_layers
+from sfumato.model.placement import pick_device, pick_dtype
+from sfumato.model.quantization import quantized_on_load
 from sfumato.options import MOST_STEPS
 from sfumato.options.table import DEVICES
+from sfumato.refused import Refused
+from sfumato.server.examples import CANNOT, is_answered
 from sfumato.weights.checkpoint import fingerprint
 
 if TYPE_CHECKING:
     from sfumato.api import Model, Reply
+    from sfumato.cli.display import Event as ReplyEvent
     from sfumato.engine import Account, Event
 
 Message = dict[str, Any]
@@ -43,6 +52,10 @@ Message = dict[str, Any]
 PAUSE_S = 0.4  # that a frame of a slow display stays
 _ADVICE = "lower --max-tokens, or free some memory"
 LARGE = 100e6  # bytes; a smaller checkpoint is loaded at once
+TOY = (
+    "The embedded model is a toy: it solves 4x4 Sudoku, answers a fixed set of simple questions, "
+    "and writes small JSON objects (docs/embedded-model.md). -m PATH loads a real model."
+)
 
 
 @dataclass(frozen=True)
@@ -58,11 +71,11 @@ class Answer:
 
 def load(args: argparse.Namespace) -> Model:
     """The model that the options name. Raises ValueError or OSError, saying what is wrong."""
-    check_device(args.device, label(args, "device"))
+    check_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)  # the compiled operations take as many
-    placed.choose_layers(args, _one_slot)
-    with _progress() as progress:
+    choose_layers(args, _one_slot)
+    with terminal.progress("loading", in_bytes=True, least=LARGE) as progress:
         model = sfumato.load(
             args.model,
             device=args.device,
@@ -90,27 +103,12 @@ def weights_of(args: argparse.Namespace) -> str:
     return fingerprint(open_checkpoint(args.model or EMBEDDED))
 
 
-def check_device(name: str, given: str = "--device") -> None:
-    """Raises ValueError for a name that is no device; loading says whether this machine has it.
-
-    given: where the name comes from, for the message."""
+def check_device(name: str) -> None:
+    """Raises ValueError for a name that is no device; loading says whether this machine has it."""
     try:
         torch.device("cpu" if name == "auto" else name)
     except RuntimeError:  # its message lists many devices that cannot run a model
-        raise ValueError(f"{given}: {name!r} is none of {DEVICES}") from None
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Shows at a terminal how much of a large checkpoint is loaded and how long the rest may take,
-    on a line that is erased at the end."""
-    console, quiet = Console(stderr=True), not sys.stderr.isatty()
-    columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
-        task = bar.add_task("loading", visible=False)
-        yield lambda done, total: bar.update(
-            task, completed=done, total=total, visible=total > LARGE
-        )
+        raise Refused("device", f"{name!r} is none of {DEVICES}") from None
 
 
 def request(args: argparse.Namespace, messages: list[Message]) -> Request:
@@ -139,7 +137,8 @@ def engine(model: Model, first: Request, context: int = 1, kept: int = 0) -> Eng
     A request here has no time limit, and as many steps as the library allows: its user can end it.
     Raises ValueError where the first request cannot be done, or the memory does not suffice.
     """
-    context = max(context, _need(model, first))
+    longest, points = model.config.context_length, snapshot_points_of(model)
+    context = max(context, prepare(model, first, longest, points).task.claim.positions)
     one = snapshot_bytes(model.config, context, model.network.cache_dtype)
     try:
         config = EngineConfig(
@@ -154,23 +153,23 @@ def engine(model: Model, first: Request, context: int = 1, kept: int = 0) -> Eng
         raise error.advising(_ADVICE) from error
 
 
-def _need(model: Model, first: Request) -> int:
-    """Positions that a request takes. Raises ValueError where it cannot be done."""
-    longest, points = model.config.context_length, snapshot_points_of(model)
-    return prepare(model, first, longest, points).task.claim.positions
-
-
-def answer(engine: Engine, request: Request, display: Display) -> Answer:
+def answer(
+    engine: Engine,
+    request: Request,
+    display: Display,
+    show: Callable[[ReplyEvent], None] | None = None,
+) -> Answer:
     """Generate one reply and show it on the way. Raises ValueError where the request fails.
 
+    show: takes in the events, where that is not the display alone.
     The first Ctrl-C ends the reply before the next step, with the committed text and the last
     draft; a second one at once, which the engine may not survive.
     """
-    committed: list[str] = []
+    show, committed = show or display.show, list[str]()
     draft: sfumato.Draft | None = None  # of the canvas under way
     try:
         with (
-            interrupt.counted() as presses,
+            counted() as presses,
             display,
             closing(_events(engine, request, presses)) as events,
         ):
@@ -178,16 +177,16 @@ def answer(engine: Engine, request: Request, display: Display) -> Answer:
                 if isinstance(event, Failed):
                     raise _advised(event.refused or ValueError(event.message))
                 if isinstance(event, Finished):
-                    display.show(sfumato.Done(event.reply))
+                    show(sfumato.Done(event.reply))
                     for warning in event.reply.warnings:
-                        notes.print_message("warning", warning)
+                        terminal.print_message("warning", warning)
                     reply, interrupted = event.reply, presses.count > 0
                     last = draft.text if draft and reply.stop_reason == "cancelled" else ""
                     return Answer(reply, reply.text, interrupted, event.account, last)
                 draft = event if isinstance(event, sfumato.Draft) else None
                 if isinstance(event, sfumato.Settled):
                     committed.append(event.text)
-                display.show(event)
+                show(event)
         raise AssertionError("a request ends in Finished or Failed")
     except KeyboardInterrupt:
         return Answer(None, "".join(committed), True, draft=draft.text if draft else "")
@@ -202,7 +201,9 @@ def _events(engine: Engine, request: Request, presses: Presses) -> Generator[Eve
     except TooLarge as error:
         raise _advised(error) from error
     try:
-        presses.on_first(handle.cancel)
+        presses.on_first = handle.cancel
+        if presses.count:  # before there was a handle
+            handle.cancel()
         while events or handle.terminal is None:
             if events:
                 yield events.popleft()
@@ -231,18 +232,131 @@ def display(
         return Silent()
     if args.no_visual or not is_visual():
         return Plain()
+    length, vocabulary = model.config.canvas_length, model.config.vocab_size
     return Live(
         Console(highlight=False),
         model.tokenizer.decode,
         PAUSE_S if slow else 0.0,
-        noise=noise(model, args.seed),
+        noise=lambda canvas: Noise(args.seed, canvas).tokens(0, length, vocabulary).tolist(),
         view=view,
     )
 
 
-def noise(model: Model, seed: int) -> Callable[[int], list[int]]:
-    """The tokens that each canvas of a reply begins with."""
-    config = model.config
-    return lambda canvas: (
-        Noise(seed, canvas).tokens(0, config.canvas_length, config.vocab_size).tolist()
+class Presses:
+    """Counts how often Ctrl-C was pressed; the second time it raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.on_first: Callable[[], None] = lambda: None  # called at the first press
+
+    def __call__(self, *_: object) -> None:
+        self.count += 1
+        if self.count > 1:
+            raise KeyboardInterrupt
+        self.on_first()
+
+
+@contextmanager
+def counted() -> Iterator[Presses]:
+    """Within, Ctrl-C is counted."""
+    presses = Presses()
+    # Only the main thread may set signal handlers; a handler that is not Python's own, and a
+    # SIGINT that is ignored, are the choice of the program that called this one.
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    replaces = usual and threading.current_thread() is threading.main_thread()
+    if replaces:
+        signal.signal(signal.SIGINT, presses)
+    try:
+        yield presses
+    finally:
+        if replaces:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def is_embedded(model: Model) -> bool:
+    """Whether it is the model in the package."""
+    return model.path.resolve() == EMBEDDED.resolve()
+
+
+def remark(answer: Answer, model: Model, raises: str = "--steps") -> str | None:
+    """The hint below a reply that may be wrong; None where the reply gives no reason for one.
+
+    raises: the option or command that raises the limit of steps.
+    """
+    reply = answer.reply
+    if reply is None:
+        return None
+    if is_embedded(model):
+        return None if is_answered(reply) else CANNOT
+    stats, capped = reply.stats, reply.stats.convergence.count("step_cap")
+    if not capped:
+        return None
+    return (
+        f"the text may be unsettled: {capped} of {stats.canvases} canvases hit the step cap "
+        f"({max(stats.steps)}); {raises} raises it"
     )
+
+
+def introduce(args: argparse.Namespace, model: Model) -> None:
+    """Says on a terminal what the embedded model is."""
+    if is_embedded(model) and not args.json and sys.stderr.isatty():
+        print(terminal.wrapped(TOY) + "\n", file=sys.stderr)
+
+
+def subject(args: argparse.Namespace) -> tuple[Subject, torch.device]:
+    """The model that the options name, and its device. Raises ValueError or OSError."""
+    checkpoint = open_checkpoint(Path(args.model) if args.model else EMBEDDED)
+    config, device = config_of(checkpoint), pick_device(args.device)
+    if args.quantize is not None:
+        checkpoint = quantized_on_load(checkpoint, args.quantize, device)
+    dtype = pick_dtype(args.dtype, checkpoint, device)
+    return Subject(checkpoint, config, dtype, args.cache_type), device
+
+
+def choose_layers(
+    args: argparse.Namespace, layout: Callable[[int], EngineConfig], one_device: bool = False
+) -> None:
+    """Replaces "auto" of `--gpu-layers` and of `--other-layers` by what it stands for, and checks
+    that every device holds its part, with the engine that `layout` gives for the longest context of
+    the model. One line says which number of layers was chosen. one_device: whether a model that is
+    on one device is checked too. Raises ValueError or OSError."""
+    if not (one_device or args.gpu_layers is not None or args.experts_on_cpu or args.split):
+        return
+    if args.gpu_layers == "auto" and args.split:
+        raise Refused("gpu_layers", "auto is for one card", "with --split name a number of layers")
+    model, device = subject(args)
+    engine = layout(model.config.context_length)
+    if args.gpu_layers == "auto":
+        args.gpu_layers = _most_layers(args, model, device, engine)
+    given = device, len(model.config.layers), args.experts_on_cpu, args.gpu_layers, args.split
+    placement = make_placement(*given)
+    if placement.leaves_layers:
+        _choose_other_layers(args, model, device)
+        placement = make_placement(*given, other_layers=args.other_layers)
+    check_placed(model, placement, engine)
+
+
+def _most_layers(
+    args: argparse.Namespace, model: Subject, device: torch.device, engine: EngineConfig
+) -> int:
+    """The number of layers that fit beside what the others take of the card."""
+    layers, given = len(model.config.layers), (model, device, engine, args.experts_on_cpu)
+    count, left = most_gpu_layers(*given), "on the CPU"
+    if count < layers and device.type != "cpu":
+        _choose_other_layers(args, model, device)
+        if args.other_layers == "stream":
+            left = "stream from the host's memory"
+            count = most_gpu_layers(*given, other_layers=args.other_layers)
+    where = f"{count} of {layers} layers on {device}"
+    rest = "" if count == layers else f", {layers - count} {left}"
+    terminal.print_message(
+        "gpu-layers", f"{where}{rest}: as many as fit with {engine.context:,} positions"
+    )
+    return count
+
+
+def _choose_other_layers(args: argparse.Namespace, model: Subject, device: torch.device) -> None:
+    """Replaces "auto" of `--other-layers` by the faster of the others."""
+    if args.other_layers == "auto":
+        given = model.checkpoint, model.config, device, model.dtype
+        args.other_layers = faster_other_layers(*given, args.activations, args.cache_type)

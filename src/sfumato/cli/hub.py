@@ -1,12 +1,15 @@
-"""`hf:owner/name[:file]`: which files of a hub's repository such a name means, and where they are.
+"""`hf:owner/name[:file]`: which files of a hub's repository such a name means, and their download.
 
-What is in the hub's local cache is found without the network. Knows no transfers (`download.py`)
-and no memory (`pull.py`). The hub's library is an optional extra, imported only when asked for.
+What is in the hub's local cache is found without the network. Other files are downloaded into that
+cache, and interrupted downloads resumed. Knows no memory (`pull.py`). The hub's library is an
+optional extra, imported only when asked for.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,8 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
-from sfumato.cli.units import size
+from sfumato.cli.terminal import size
 from sfumato.weights.files.gguf import part_names
 from sfumato.weights.files.locate import INDEX, locate
 from sfumato.weights.files.narrow import BESIDE as NARROW
@@ -27,6 +31,9 @@ BESIDE = (
     *("chat_template.jinja", "chat_template.json", NARROW, INDEX),
 )
 """What is read beside safetensors."""
+
+WHOLE = 50e9
+"""Bytes; the hub serves larger files only by a protocol of its own, through its library."""
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
@@ -72,14 +79,15 @@ def parse(text: str) -> Reference:
 def library() -> Any:
     """The hub's library. Raises ValueError, which says what to install, where it is missing."""
     try:
-        module = importlib.import_module("huggingface_hub")
-        importlib.import_module("huggingface_hub.utils")
+        hub = importlib.import_module("huggingface_hub")
+        for part in ("utils", "errors", "constants", "file_download"):
+            importlib.import_module(f"huggingface_hub.{part}")
     except ImportError:
         raise ValueError(
             f"{PREFIX} names need the package huggingface_hub, which is not installed; "
             f"{sys.executable} -m pip install huggingface_hub"
         ) from None
-    return module
+    return hub
 
 
 def local(reference: Reference) -> Path | None:
@@ -109,9 +117,7 @@ def local(reference: Reference) -> Path | None:
 
 def cache_folder(repo: str) -> Path:
     """Where the hub's library keeps a repository."""
-    library()
-    cache = importlib.import_module("huggingface_hub.constants").HF_HUB_CACHE
-    return Path(cache) / f"models--{repo.replace('/', '--')}"
+    return Path(library().constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
 
 
 def path_of(snapshot: Path, names: list[str]) -> Path:
@@ -212,7 +218,7 @@ def _files(listing: Listing, names: list[str], limit: int = 20) -> str:
 @contextmanager
 def explained(reference: Reference) -> Iterator[None]:
     """Within, the library's errors become a ValueError that says what to do."""
-    errors = importlib.import_module("huggingface_hub.errors")
+    errors = library().errors
     page = f"https://huggingface.co/{reference.repo}"
     login = "log in with `hf auth login` (or set HF_TOKEN)"
     try:
@@ -241,3 +247,92 @@ def explained(reference: Reference) -> Iterator[None]:
             f"{reference}: the hub cannot be reached ({type(error).__name__}: {str(error)[:100]}); "
             "check the network, then try again: a download goes on where it stopped"
         ) from None
+
+
+def missing(listing: Listing, names: list[str]) -> int:
+    """Bytes that are still to be downloaded."""
+    return sum(listing.sizes[name] - _held(listing, name) for name in names)
+
+
+def download(listing: Listing, names: list[str], reference: Reference) -> Path:
+    """Downloads these files, one after another; returns the model's path. Raises ValueError or
+    OSError; after an error or Ctrl-C a second call resumes the download."""
+    hub = library()
+    with explained(reference):
+        for name in names:
+            if _resumable(listing, name) and not _cached(listing, name):
+                _fetch(hub, listing, name)
+            # Registers a file that is in the cache, and downloads the small files.
+            place = Path(hub.hf_hub_download(listing.repo, name, revision="main"))
+    depth = names[-1].count("/")
+    return path_of(place.parents[depth], names)
+
+
+def _held(listing: Listing, name: str) -> int:
+    """Bytes of a file that are already downloaded."""
+    if _cached(listing, name):
+        return listing.sizes[name]
+    if not _resumable(listing, name):
+        return 0
+    blob = _blob(listing, name)
+    for path in (blob, blob.with_suffix(".part")):
+        if path.exists():
+            return min(path.stat().st_size, listing.sizes[name])
+    return 0
+
+
+def _cached(listing: Listing, name: str) -> bool:
+    find = library().try_to_load_from_cache
+    return isinstance(find(listing.repo, name, revision=listing.revision), str)
+
+
+def _resumable(listing: Listing, name: str) -> bool:
+    return name in listing.hashes and listing.sizes[name] <= WHOLE
+
+
+def _blob(listing: Listing, name: str) -> Path:
+    digest = listing.hashes[name]
+    if not re.fullmatch("[0-9a-f]{64}", digest):  # it becomes the name of a file
+        raise ValueError(f"{listing.repo}: {name}: the hub gives no SHA-256 for it")
+    return cache_folder(listing.repo) / "blobs" / digest
+
+
+def _fetch(hub: Any, listing: Listing, name: str) -> None:
+    """Downloads a file to its place in the cache. What is there of an interrupted download is kept
+    beside that place: the library itself would start again from the beginning."""
+    blob, expected = _blob(listing, name), listing.sizes[name]
+    part = blob.with_suffix(".part")
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    locks = blob.parents[2] / ".locks" / blob.parents[1].name  # the library's own
+    locks.mkdir(parents=True, exist_ok=True)
+    with hub.utils.WeakFileLock(str(locks / f"{blob.name}.lock")):
+        if blob.exists():  # another process has downloaded it
+            return
+        held = part.stat().st_size if part.exists() else 0
+        if held > expected:
+            held = 0
+        with part.open("r+b" if held else "wb") as file:
+            file.seek(held)
+            _stream(hub, listing, name, file, held)
+        with part.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != listing.hashes[name]:
+            part.unlink()
+            raise OSError(f"{name}: what was downloaded is damaged; it is removed, try again")
+        os.replace(part, blob)
+
+
+def _stream(hub: Any, listing: Listing, name: str, file: Any, held: int) -> None:
+    url = hub.hf_hub_url(listing.repo, name, revision=listing.revision)
+    headers = hub.utils.build_hf_headers()
+    location = hub.get_hf_file_metadata(url).location
+    if urlparse(location).netloc != urlparse(url).netloc:
+        headers.pop("authorization", None)  # the token is the hub's, and no other server's
+    hub.file_download.http_get(
+        location,
+        file,
+        resume_size=held,
+        headers=headers,
+        expected_size=listing.sizes[name],
+        displayed_filename=Path(name).name,
+    )

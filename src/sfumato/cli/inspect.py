@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sfumato.cli.units import size, table
+from sfumato.cli.terminal import print_report, size, table
 from sfumato.engine.memory.estimate import ModelFootprint
 from sfumato.model.cache import slot_bytes
 from sfumato.model.families import open_checkpoint
@@ -30,16 +29,16 @@ def main(args: argparse.Namespace) -> int:
     checkpoint = open_checkpoint(args.path)
     summary = facts(checkpoint, args.quantize, args.cache_type)
     listed = _listing(checkpoint.tensors) if args.tensors else []
-    if args.json:
-        print(json.dumps(summary | ({"list": listed} if listed else {}), indent=2))
-        return 0
-    print("\n".join(report(summary)))
+    lines = report(summary)
     if listed:
+        summary["list"] = listed
+        shapes = ("×".join(map(str, each["shape"])) or "1" for each in listed)
         rows = [
-            (t["name"], t["format"], "×".join(map(str, t["shape"])) or "1", size(t["bytes"]))
-            for t in listed
+            (each["name"], each["format"], shape, size(each["bytes"]))
+            for each, shape in zip(listed, shapes, strict=True)
         ]
-        print("\n".join(["tensors", *table(rows)]))
+        lines += ["tensors", *table(rows)]
+    print_report(args.json, summary, lines)
     return 0
 
 

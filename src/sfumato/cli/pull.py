@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sfumato import catalog
-from sfumato.cli import download, hub, notes
+from sfumato.cli import hub, terminal
 from sfumato.cli.hub import Listing, Reference
-from sfumato.cli.units import size
+from sfumato.cli.terminal import size
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.files.jsonfile import MAX_JSON, read_object
 from sfumato.weights.files.locate import INDEX
@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
         cached = hub.local(reference)
         if cached is None:
             raise
-        notes.print_message("note", f"{error}; it was downloaded before")
+        terminal.print_message("note", f"{error}; it was downloaded before")
         path = cached
     print(path)
     if sys.stdout.isatty():
@@ -62,9 +62,9 @@ def fetch(
     """
     listing = hub.remote(reference)
     names = hub.choose(listing, reference)
-    remaining = download.missing(listing, names)
+    remaining = hub.missing(listing, names)
     if not remaining:
-        return download.download(listing, names, reference)
+        return hub.download(listing, names, reference)
     room = room_for(listing, names, remaining, memory(listing, names, quantize), device)
     reasons = [*_unreadable(listing), *room.lacks()]
     reasons = reasons or unread_scheme(listing, reference)
@@ -74,11 +74,11 @@ def fetch(
             f"`sfumato pull --force {reference}` does so all the same"
         )
     for reason in reasons:
-        notes.print_message("warning", reason)
+        terminal.print_message("warning", reason)
     what = Path(names[0]).name if len(names) == 1 else f"{len(names)} files of {listing.repo}"
     print(f"sfumato: downloading {what}\nsfumato: {room}", file=sys.stderr)
     try:
-        return download.download(listing, names, reference)
+        return hub.download(listing, names, reference)
     except KeyboardInterrupt:
         print("\nsfumato: the same command continues the download", file=sys.stderr)
         raise
@@ -108,11 +108,11 @@ def _unreadable(listing: Listing) -> list[str]:
 
 def unread_scheme(listing: Listing, reference: Reference) -> list[str]:
     """Why the narrow matrices of a repository cannot be loaded. Downloads what says how they are
-    stored, some kB, and no weights. Raises as `download.download` does."""
+    stored, some kB, and no weights. Raises as `hub.download` does."""
     names = [name for name in ("config.json", NARROW) if name in listing.sizes]
     if "config.json" not in names or (listing.quantized is None and NARROW not in names):
         return []
-    folder = download.download(listing, names, reference)
+    folder = hub.download(listing, names, reference)
     try:
         read_scheme(read_object(folder / "config.json"), folder)
     except CheckpointError as error:

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import sys
 
-from sfumato.cli.chat_commands import COMMANDS as CHAT_COMMANDS
-from sfumato.cli.chat_commands import USAGES
-from sfumato.cli.commands import COMMANDS
+from sfumato.cli.arguments import COMMANDS
+from sfumato.cli.chat import COMMANDS as CHAT_COMMANDS
+from sfumato.cli.chat import USAGES
 from sfumato.options import SETTINGS, Setting
 from sfumato.options.exclusions import EXCLUSIONS, Exclusion
 from sfumato.options.table import OPTIONS, Option

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sfumato.cli import notes, output
-from sfumato.cli.glyphs import speaks_unicode
+import sfumato
+from sfumato.cli import files, terminal
 
 if TYPE_CHECKING:
+    from sfumato.api import Model
+    from sfumato.cli.display import Display, Event
     from sfumato.cli.generation import Answer
+    from sfumato.server.replay import Recorder
 
 
 def main(args: argparse.Namespace) -> int:
@@ -25,38 +28,31 @@ def main(args: argparse.Namespace) -> int:
     if args.replay:
         _check_replay(args.replay, args.force)
 
-    with notes.loading():
-        from sfumato.cli import INTERRUPTED, embedded, generation, replay
+    with terminal.loading():
+        from sfumato.cli import INTERRUPTED, generation
 
     messages = [*generation.opening(args), {"role": "user", "content": question}]
     request = generation.request(args, messages)
     model = generation.load(args)
     engine = generation.engine(model, request)
-    if embedded.is_embedded(model) and not args.json and sys.stderr.isatty():
-        print(notes.wrapped(embedded.TOY) + "\n", file=sys.stderr)
+    generation.introduce(args, model)
     display = generation.display(args, model, args.slow)
-    recording = replay.Recording(display, model) if args.replay else None
-    answer = generation.answer(engine, request, recording or display)
-    remark = None if answer.interrupted else embedded.remark(answer, model)
-    if recording:
-        name = Path(args.model).name if args.model else "sfumato-embedded"
-        recording.write(args.replay, args.force, name, question, answer, remark or "")
+    recorder = _recorder(model) if args.replay else None
+    show = _recorded(recorder, display) if recorder else None
+    answer = generation.answer(engine, request, display, show)
+    remark = None if answer.interrupted else generation.remark(answer, model)
+    if recorder:
+        embedded = generation.is_embedded(model)
+        data = _replay(args, recorder, question, answer, remark or "", embedded)
+        files.write(args.replay, data, args.force, "--replay")
     if args.json:
-        plain = not speaks_unicode(sys.stdout)
-        print(json.dumps(_report(answer), ensure_ascii=plain, indent=2))
+        terminal.print_json(_report(answer))
     elif answer.interrupted:
         end = "; the end of the text is a draft, which had not settled" if answer.draft else ""
         print(f"(interrupted{end})", file=sys.stderr)
     elif remark:
-        notes.print_message("hint", remark)
+        terminal.print_message("hint", remark)
     return INTERRUPTED if answer.interrupted else 0
-
-
-def _standard_input() -> str:
-    try:
-        return sys.stdin.buffer.read().decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"standard input is not UTF-8 text: {error}") from None
 
 
 def _question(words: list[str]) -> str | None:
@@ -68,7 +64,7 @@ def _question(words: list[str]) -> str | None:
     elif not words and sys.stdin.isatty():
         text = _typed_question()
     else:
-        text = _standard_input()
+        text = files.read_text("-")
     if text is not None and not text.strip():
         raise ValueError("the question is empty")
     return text
@@ -78,7 +74,7 @@ def _check_replay(name: str, force: bool) -> None:
     """Raises ValueError where the file could not be written: before there is a reply to lose."""
     if Path(name).suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--replay {name}: the replay is a web page, name it FILE.html")
-    output.check(name, force, "--replay")
+    files.check(name, force, "--replay")
 
 
 def _typed_question() -> str | None:
@@ -116,3 +112,49 @@ def _report(answer: Answer) -> dict[str, Any]:
         "warnings": list(reply.warnings),
         "stats": stats,
     }
+
+
+def _recorder(model: Model) -> Recorder:
+    from sfumato.server.replay import Recorder
+
+    tokenizer = model.tokenizer
+    return Recorder(
+        lambda token: tokenizer.token_text(token) if token < tokenizer.vocab_size else "",
+        model.template.markers,
+    )
+
+
+def _recorded(recorder: Recorder, display: Display) -> Callable[[Event], None]:
+    """Shows events, and records them."""
+
+    def show(event: Event) -> None:
+        if isinstance(event, sfumato.Draft):
+            recorder.draft(event)
+        elif isinstance(event, sfumato.Settled):
+            recorder.settled(event)
+        display.show(event)
+
+    return show
+
+
+def _replay(
+    args: argparse.Namespace,
+    recorder: Recorder,
+    question: str,
+    answer: Answer,
+    hint: str,
+    embedded: bool,
+) -> str:
+    """The page; `hint` stands below the reply of the embedded model."""
+    from sfumato.cli.display import summary
+    from sfumato.server.examples import demonstration, remark
+    from sfumato.server.replay import document
+
+    reply = answer.reply
+    figures = summary(reply.stats) if reply else ["interrupted"]
+    badge = demonstration(embedded) or ""
+    below = remark(embedded, reply) if reply else ""
+    if badge and hint and not below:
+        below = f"{hint.capitalize()}."
+    name = Path(args.model).name if args.model else "sfumato-embedded"
+    return document(recorder.data(name, question, answer.text, figures, badge, below))

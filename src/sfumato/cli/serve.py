@@ -84,7 +84,7 @@ def _serve(
     audit: AuditWriter | None,
 ) -> End:
     """Loads the model and serves until a signal comes or the engine dies."""
-    from sfumato.cli import generation, placed
+    from sfumato.cli import generation
     from sfumato.engine import Engine
     from sfumato.server.app import create_app
     from sfumato.server.metrics import Metrics
@@ -95,9 +95,9 @@ def _serve(
         for listen in ends:
             listen(request, event)
 
-    generation.check_device(args.device, label(args, "device"))
+    generation.check_device(args.device)
     layout = partial(_config, args)
-    placed.choose_layers(args, layout, one_device=True)  # checks the memory before it loads
+    generation.choose_layers(args, layout, one_device=True)  # checks the memory before it loads
     model = generation.load(args)
     config = _config(args, model.config.context_length)
     engine = Engine(model, config, on_finish=finished)

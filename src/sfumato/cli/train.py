@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
-from sfumato.cli import notes
+from sfumato.cli import terminal
 
 
 def main(args: argparse.Namespace) -> int:
@@ -26,7 +25,7 @@ def _train(args: argparse.Namespace) -> int:
         check_writable(out, args.force, check_checkpoint_folder)
     if args.threads:
         torch.set_num_threads(args.threads)
-    with notes.progress("training") as progress:
+    with terminal.progress("training") as progress:
         start = getattr(args, "from")  # a keyword of Python
         recipe.run(
             args.recipe,
@@ -42,11 +41,11 @@ def _train(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace) -> int:
     import sfumato
-    from sfumato.cli.decoding import sampler_options
+    from sfumato.cli.arguments import sampler_options
     from sfumato.train import evaluate
 
     config = sfumato.SamplerConfig().options(**sampler_options(args))
-    with notes.progress("answering") as progress:
+    with terminal.progress("answering") as progress:
         figures = evaluate.run(
             args.model,
             count=args.count,
@@ -56,5 +55,5 @@ def _evaluate(args: argparse.Namespace) -> int:
             cache_type=args.cache_type,
             quantize=args.quantize,
         )
-    print(json.dumps(figures, indent=2) if args.json else evaluate.table(figures))
+    terminal.print_report(args.json, figures, [evaluate.table(figures)])
     return 0

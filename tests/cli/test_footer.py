@@ -4,32 +4,23 @@ from types import SimpleNamespace
 
 import pytest
 
-from sfumato.cli.view import footer
+from sfumato.cli import display
 
 
 def test_progress_counts_from_one_and_shows_the_accepted_share() -> None:
-    assert footer.progress(0, 3, 48, 0.5) == ["canvas 1", "step  3/48", "━━━━╌╌╌"]
+    assert display.progress(0, 3, 48, 0.5) == ["canvas 1", "step  3/48", "━━━━╌╌╌"]
 
 
 def test_speed() -> None:
-    assert footer.speed(4, 0.1, 30) == ["25.0 ms/step", "7.50 tok/forward", " 300 tok/s"]
-    assert footer.speed(0, 0.1, 0) == []
-
-
-def test_pace_leaves_the_drawing_out() -> None:
-    moments = iter([0.0, 0.1, 5.0, 5.3])
-    pace = footer.Pace(lambda: next(moments))
-    pace.arrived(is_step=True)
-    pace.resume()
-    pace.arrived(is_step=True)
-    assert (pace.steps, pace.busy_s) == (2, pytest.approx(0.4))
+    assert display.speed(4, 0.1, 30) == ["25.0 ms/step", "7.50 tok/forward", " 300 tok/s"]
+    assert display.speed(0, 0.1, 0) == []
 
 
 def test_summary() -> None:
     stats = SimpleNamespace(
         steps=[3, 2], canvases=2, prefill_s=0.1, denoise_s=0.3, commit_s=0.1, output_tokens=50
     )
-    assert footer.summary(stats) == [
+    assert display.summary(stats) == [
         "5 steps in 2 canvases",
         "100 ms/step",
         "10.0 tok/forward",
@@ -41,7 +32,7 @@ FIELDS = ["step 3/48", "25.0 ms/step", "7.50 tok/forward", " 300 tok/s"]
 
 
 def plain(fields: list[str], width: int, most: int = 99) -> list[str]:
-    return [line.plain for line in footer.lines(fields, width, most)]
+    return [line.plain for line in display.lines(fields, width, most)]
 
 
 def test_fields_that_do_not_fit_go_to_the_next_line() -> None:
@@ -54,7 +45,7 @@ def test_fields_that_do_not_fit_go_to_the_next_line() -> None:
 
 
 def test_eighty_columns_have_it_all_in_one_line() -> None:
-    fields = footer.progress(98, 10, 48, 0.5) + footer.speed(1, 1.0, 1000)
+    fields = display.progress(98, 10, 48, 0.5) + display.speed(1, 1.0, 1000)
     assert len(plain(fields, 79)) == 1
 
 
@@ -80,9 +71,9 @@ def test_more_lines_than_there_is_room_for_are_left_out() -> None:
 
 @pytest.mark.parametrize("value", [0.001, 9.994, 9.996, 99.94, 99.96, 999.4, 9999.4])
 def test_a_speed_keeps_its_width_whatever_it_is(value: float) -> None:
-    assert len(footer.speed(1, value / 1000, 0)[0]) == len("25.0 ms/step")
+    assert len(display.speed(1, value / 1000, 0)[0]) == len("25.0 ms/step")
 
 
 def test_progress_keeps_its_width() -> None:
-    fields = [footer.progress(0, step, 48, step / 48) for step in (1, 9, 10, 48)]
+    fields = [display.progress(0, step, 48, step / 48) for step in (1, 9, 10, 48)]
     assert len({tuple(map(len, each)) for each in fields}) == 1

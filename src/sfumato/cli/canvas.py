@@ -2,19 +2,133 @@
 
 Pure: no terminal, no clock. The number of lines is set when a canvas begins and holds until it is
 committed, so that nothing below it moves. Every position may change until then, and is drawn so:
-an accepted one merely stops being dim.
+an accepted one merely stops being dim. A canvas changes many times before it is done. Broken afresh
+each time, its lines would jump about; so breaks stay at the tokens where they were as long as the
+lines fit.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
+from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
-from sfumato.cli.view.token_text import Pieces, harmless
-from sfumato.cli.view.wrap import Line, wrap
+_UNDECODED = "\ufffd"
+_REORDERING = set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def harmless(text: str) -> str:
+    """Text in which only newlines control the terminal: a model may write escape codes too."""
+    if text.isprintable():
+        return text
+    return "".join(map(_harmless_character, text.replace("\r\n", "\n").replace("\t", "    ")))
+
+
+def _harmless_character(character: str) -> str:
+    if character == "\n":
+        return character
+    unsafe = unicodedata.category(character) in ("Cc", "Cs") or character in _REORDERING
+    return "·" if unsafe else character
+
+
+class Pieces:
+    """Decodes token by token, so that each token of a canvas keeps its place.
+
+    `decode` turns ids into text, special tokens into nothing.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._known: dict[int, str] = {}
+
+    def __call__(self, ids: Sequence[int]) -> list[str]:
+        """The text of each id; of the bytes of one character, the first has it all."""
+        texts = [self._one(token) for token in ids]
+        place = 0
+        for undecoded, run in groupby(texts, key=lambda piece: _UNDECODED in piece):
+            stop = place + len(list(run))
+            if undecoded:
+                joined = harmless(self._decode(list(ids[place:stop])))
+                if _UNDECODED not in joined:
+                    texts[place:stop] = [joined] + [""] * (stop - place - 1)
+            place = stop
+        return texts
+
+    def _one(self, token: int) -> str:
+        if token not in self._known:
+            self._known[token] = harmless(self._decode([token]))
+        return self._known[token]
+
+
+class Fragment(NamedTuple):
+    """Part of a line: text without newlines, and the index of the piece that it comes from."""
+
+    piece: int
+    text: str
+
+
+Line = list[Fragment]
+
+
+class Wrapped(NamedTuple):
+    """The lines, and the indices of the pieces that begin a line where no newline made them."""
+
+    lines: list[Line]
+    breaks: frozenset[int]
+
+
+def wrap(pieces: Sequence[str], width: int, earlier: frozenset[int] | None = None) -> Wrapped:
+    """Break before words; a newline in a piece ends a line; nothing is wider than `width` cells.
+
+    `earlier` are the breaks of the draft before. Without them lines are filled to seven eighths, so
+    that they can grow a little later. A space at which a line is broken is not shown.
+    """
+    words = _word_widths(pieces)
+    limit = width if earlier is not None else max(1, width - width // 8)
+    lines: list[Line] = [[]]
+    breaks: set[int] = set()
+    column = 0
+    for index, piece in enumerate(pieces):
+        for number, part in enumerate(piece.split("\n")):
+            if number:
+                lines.append([])
+                column = 0
+            if not part:
+                continue
+            begins = part[0] == " " or (index > 0 and pieces[index - 1][-1:] == " ")
+            need = words[index] if begins and words[index] <= width else cell_len(part)
+            held = earlier is not None and index in earlier and begins and column >= width // 2
+            if column and (held or column + need > limit):
+                lines.append([])
+                breaks.add(index)
+                part, column = part.lstrip(" "), 0
+            for nth, chunk in enumerate(chop_cells(part, width) if part else ()):
+                if nth:
+                    lines.append([])
+                    column = 0
+                lines[-1].append(Fragment(index, chunk))
+                column += cell_len(chunk)
+    return Wrapped(lines, frozenset(breaks))
+
+
+def _word_widths(pieces: Sequence[str]) -> list[int]:
+    """For each piece, the cells from its start to the next space or newline after it."""
+    widths = [0] * len(pieces)
+    following = 0
+    for index in range(len(pieces) - 1, -1, -1):
+        piece = pieces[index]
+        head = piece.split("\n")[0]
+        ends = "\n" in piece or piece[-1:] == " " != piece
+        widths[index] = cell_len(head) + (0 if ends else following)
+        # A piece that opens with white space is where the word before it has ended.
+        following = 0 if piece[:1].isspace() else widths[index]
+    return widths
+
 
 # By steps since the token changed: a fresh one glows, and fades.
 GLOW = ("bold bright_yellow", "bright_yellow", "yellow")

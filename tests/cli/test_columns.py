@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sfumato import YesNo
-from sfumato.cli.tables.columns import Columns, label_number, row_state
+from sfumato.cli.answers import Columns, label_number, row_state
 from sfumato.decisions.question_file import QuestionFile, StateTemplate
 from sfumato.diffusion.constraints.questions import (
     ChoiceQuestion,
@@ -37,7 +37,7 @@ def test_a_column_that_would_be_there_twice_is_refused() -> None:
 
 
 def test_a_row_without_a_decision_has_its_error() -> None:
-    cells = Columns(KINDS, True, False, False).cells(None, "no room", text=True)
+    cells = Columns(KINDS, True, False, False).cells(None, "no room")
     assert set(cells) == set(Columns(KINDS, True, False, False).names([]))
     assert {value for name, value in cells.items() if name != "error"} == {None}
     assert cells["error"] == "no room"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from tests.support.scripted_decider import ScriptedDecider
 
-from sfumato.cli.tables.reads import outcomes
+from sfumato.cli.answers import outcomes
 from sfumato.diffusion.constraints.questions import YesNoQuestion
 from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.errors import EngineDead

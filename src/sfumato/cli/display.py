@@ -1,4 +1,4 @@
-"""Showing one reply's events: as a live canvas in a terminal, as plain text anywhere else.
+"""Showing the events of a reply: as a live canvas in a terminal, as plain text anywhere else.
 
 A display is a context manager around one stream. After it, what was committed stays, and of a reply
 that was interrupted the last draft too. Knows no models and no requests.
@@ -9,23 +9,130 @@ from __future__ import annotations
 import math
 import os
 import sys
+import textwrap
 import time
-from collections.abc import Callable
-from typing import Protocol, Self
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, Self
 
 from rich.console import Console
 from rich.text import Text
 
 from sfumato import Done, Draft, Settled
-from sfumato.cli.view import footer
-from sfumato.cli.view.canvas import CanvasDrawing
-from sfumato.cli.view.region import Region
-from sfumato.cli.view.token_text import harmless
+from sfumato.cli.canvas import CanvasDrawing, harmless
+from sfumato.cli.terminal import STAND_INS, speaks_unicode
+
+_BAR = 7  # so that all fits a terminal of 80 columns in one line
+_SEPARATOR = " · "
+_HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+_END_OF_LINE, _REST_OF_SCREEN = "\x1b[K", "\x1b[J"
+_DIFF = {"+": "green", "-": "red", "@": "cyan"}
 
 Event = Draft | Settled | Done
 
 MOST_WIDTH = 100  # longer lines are hard to read
 FRAME_S = 1 / 30  # drawing more often would slow the model down
+
+
+def speed(steps: int, seconds: float, visible: int) -> list[str]:
+    """ms per step, tokens per forward, visible tokens per second; nothing before there is any.
+
+    Numbers are padded, so that nothing beside or below them moves while they change.
+    """
+    if not steps or seconds <= 0:
+        return []
+    return [
+        f"{_round(seconds / steps * 1000)} ms/step",
+        f"{_round(visible / steps)} tok/forward",
+        f"{_round(visible / seconds)} tok/s",
+    ]
+
+
+def progress(canvas: int, step: int, max_steps: int, share: float) -> list[str]:
+    """Canvas and step, counted from 1, and a bar of the accepted share of the canvas."""
+    full = round(share * _BAR)
+    bar = "━" * full + "╌" * (_BAR - full)
+    return [f"canvas {canvas + 1}", f"step {step:{len(str(max_steps))}}/{max_steps}", bar]
+
+
+def summary(stats: Any) -> list[str]:
+    """What a finished reply took, from its Stats; loading and drawing are not in it."""
+    steps, canvases = sum(stats.steps), stats.canvases
+    if not steps:
+        return []
+    seconds = stats.prefill_s + stats.denoise_s + stats.commit_s
+    figures = speed(steps, seconds, stats.output_tokens)
+    if not stats.output_tokens:  # rates of tokens would be zeros
+        figures = figures[:1]
+    return [
+        f"{_count(steps, 'step')} in {_count(canvases, 'canvas', 'canvases')}",
+        *map(str.strip, figures),
+    ]
+
+
+def lines(fields: list[str], width: int, most: int) -> list[Text]:
+    """The fields on dim lines of `width` cells, broken between fields where that is possible; what
+    exceeds `most` lines is left out."""
+    rows: list[str] = []
+    for field in fields:
+        if rows and len(rows[-1] + _SEPARATOR + field) <= width:
+            rows[-1] += _SEPARATOR + field
+        else:
+            rows += textwrap.wrap(field, width, break_on_hyphens=False)
+    return [Text(row, style="dim") for row in rows[:most]]
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _round(value: float) -> str:
+    """Three significant digits, without an exponent, in four characters while that is enough."""
+    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2  # 99.96 would become 100.0
+    return f"{value:4.{digits}f}"
+
+
+class Region:
+    """The last lines of a terminal, which are redrawn in place; finished lines scroll up above.
+
+    A context manager; the cursor is hidden within, and rests below the region. Rich's live display
+    counts its lines wrongly when a terminal gets narrower and folds them; here they are counted at
+    the current width."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown: list[Text] = []
+
+    def __enter__(self) -> Region:
+        self._write(_HIDE_CURSOR)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._write(_SHOW_CURSOR)
+
+    def draw(self, lines: Sequence[Text], above: Sequence[Text] = ()) -> None:
+        """Replace the region by `lines`, after `above`, which stay for good."""
+        up = self._height()
+        self._shown = list(lines)
+        body = "".join(self._ansi(line) + _END_OF_LINE + "\n" for line in (*above, *lines))
+        # In one write, so that the terminal never shows half of it.
+        self._write((f"\x1b[{up}A" if up else "") + "\r" + body + _REST_OF_SCREEN)
+
+    def _height(self) -> int:
+        """Terminal lines that the region takes at today's width."""
+        width = max(1, self._console.width)
+        return sum(max(1, -(-line.cell_len // width)) for line in self._shown)
+
+    def _ansi(self, line: Text) -> str:
+        with self._console.capture() as capture:
+            self._console.print(line, end="", soft_wrap=True, highlight=False)
+        return capture.get()
+
+    def _write(self, text: str) -> None:
+        if not speaks_unicode(self._console.file):
+            text = text.translate(STAND_INS)
+        self._console.file.write(text)
+        self._console.file.flush()
 
 
 class Display(Protocol):
@@ -104,7 +211,8 @@ class Live:
         self._console, self._clock, self._pause_s, self._noise = console, clock, pause_s, noise
         self._region = Region(console)
         self._view = view or CanvasDrawing(decode)
-        self._pace = footer.Pace(clock)
+        self._steps, self._busy_s = 0, 0.0  # the time that the model takes, and not the drawing
+        self._resumed_at = clock()
         self._progress: list[str] = []
         self._is_noise = False  # whether the frame is the noise before the first step
         self._text = ""  # the answer, as far as it is committed
@@ -115,7 +223,7 @@ class Live:
     def __enter__(self) -> Self:
         self._region.__enter__()
         self._draw()
-        self._pace.resume()
+        self._resumed_at = self._clock()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -126,8 +234,9 @@ class Live:
             self._region.__exit__()
 
     def show(self, event: Event) -> None:
-        self._pace.arrived(is_step=isinstance(event, Draft))
+        self._busy_s += self._clock() - self._resumed_at
         if isinstance(event, Draft):
+            self._steps += 1
             self._draft(event)
         elif isinstance(event, Settled):
             self._tokens += len(event.token_ids)
@@ -135,13 +244,14 @@ class Live:
             self._hold()
             self._held_until = -math.inf
             self._draw(above=self._view.commit(event.text, self._width, event.thought))
-        elif event.reply.stop_reason == "cancelled":
-            rest = self._abandoned(_news(event, self._text))
-            self._region.draw([], above=[*rest, *self._summary(event)])
         else:
-            rest = self._view.commit(_news(event, self._text), self._width)
-            self._region.draw([], above=[*rest, *self._view.finish(), *self._summary(event)])
-        self._pace.resume()
+            text = _news(event, self._text)
+            if event.reply.stop_reason == "cancelled":
+                rest = self._abandoned(text)
+            else:
+                rest = [*self._view.commit(text, self._width), *self._view.finish()]
+            self._region.draw([], above=[*rest, *self._summary(event)])
+        self._resumed_at = self._clock()
 
     def _abandoned(self, text: str) -> list[Text]:
         """What stays of a canvas that is interrupted: text before it, and its last draft."""
@@ -160,7 +270,7 @@ class Live:
         self._hold()
         self._view.draft(event.canvas, ids, accepted)
         self._is_noise = step == 0
-        self._progress = footer.progress(event.canvas, step, event.max_steps, self._view.share)
+        self._progress = progress(event.canvas, step, event.max_steps, self._view.share)
         if self._pause_s or step <= 1 or self._clock() - self._drawn_at >= FRAME_S:
             self._draw()
             self._held_until = self._drawn_at + self._pause_s
@@ -173,18 +283,19 @@ class Live:
     def _draw(self, above: list[Text] | None = None) -> None:
         fields = self._progress
         if not self._is_noise:  # no step has been shown: there is nothing to measure
-            fields = fields + self._pace.fields(self._tokens + self._view.accepted)
+            visible = self._tokens + self._view.accepted
+            fields = fields + speed(self._steps, self._busy_s, visible)
         free = self._console.height - 1  # but for the line where the cursor rests
-        below = footer.lines(fields or ["reading the prompt"], self._width, max(1, free // 2))
+        below = lines(fields or ["reading the prompt"], self._width, max(1, free // 2))
         canvas = self._view.lines(self._width, max(1, free - len(below)))
         self._region.draw([*canvas, *below], above or [])
         self._drawn_at = self._clock()
 
     def _summary(self, done: Done) -> list[Text]:
-        fields = footer.summary(done.reply.stats)
+        fields = summary(done.reply.stats)
         if done.reply.stop_reason == "max_tokens":
             fields.insert(1, "cut off by --max-tokens")
-        return footer.lines(fields, self._width, self._console.height)
+        return lines(fields, self._width, self._console.height)
 
     @property
     def _width(self) -> int:
@@ -202,3 +313,31 @@ def _news(event: Event, so_far: str) -> str:
 def is_visual() -> bool:
     """Whether standard output is a terminal that can move its cursor."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+
+
+def filling(display: Display, shows_text: bool) -> Callable[[Event], None]:
+    """Shows how a given text is filled or changed, whose canvases all stand in one place: drafts,
+    and with the last event the complete text, which no canvas that settles shows before.
+
+    shows_text: False where the caller shows the text in another form."""
+
+    def show(event: Event) -> None:
+        if isinstance(event, Draft):
+            display.show(event)
+        elif isinstance(event, Done):
+            reply = event.reply
+            text = reply.text if reply.filled is None else reply.filled.text
+            display.show(Done(replace(reply, text=text if shows_text else "")))
+
+    return show
+
+
+def show_diff(lines: list[str]) -> None:
+    """A diff on standard output, coloured at a terminal."""
+    if not sys.stdout.isatty():
+        print("\n".join(lines))
+        return
+    console = Console(highlight=False)
+    for line in lines:
+        style = "bold" if line[:3] in ("+++", "---") else _DIFF.get(line[:1], "")
+        console.print(Text(harmless(line), style), soft_wrap=True)

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 from rich.text import Text
-from tests.cli.view.terminal import Screen
+from tests.cli.screen import Screen
 
-from sfumato.cli.view.region import Region
+from sfumato.cli.display import Region
 
 
 @pytest.fixture

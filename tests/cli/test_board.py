@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from sfumato.cli.view.board import GIVEN, BoardView, puzzle
-from sfumato.cli.view.canvas import GLOW, HAZE
+from sfumato.cli.canvas import GLOW, HAZE
+from sfumato.cli.demo import GIVEN, BoardView, puzzle_board
 
 TEXT = "1.3.\n....\n2..1\n...."
 SOLVED = "1234\n3412\n2341\n4123"
@@ -27,7 +27,7 @@ def ids(text: str) -> list[int]:
 
 
 def test_a_puzzle_is_drawn_with_its_given_digits_distinct() -> None:
-    lines = puzzle(TEXT)
+    lines = puzzle_board(TEXT)
     assert [line.plain for line in lines[:3]] == [DRAWN[0], "│ 1 · │ 3 · │", "│ · · │ · · │"]
     styles = {lines[1].plain[span.start : span.end]: span.style for span in lines[1].spans}
     assert styles["1"] == f"not dim {GIVEN}" and styles["·"] == f"not dim {HAZE}"

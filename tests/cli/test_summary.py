@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from sfumato import Choice
-from sfumato.cli.tables.summary import MOST_REASONS, Summary, lines
+from sfumato.cli.decide import MOST_REASONS, Summary, lines
 from sfumato.decisions.results import DecisionUsage
 from sfumato.decisions.schema import schema_of
 from sfumato.diffusion.constraints.questions import ChoiceAnswer

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from tests.cli.view.terminal import Screen
+from tests.cli.screen import Screen
 
 from sfumato import Done, Draft, Settled
-from sfumato.cli.view.display import Live, Plain, is_visual
+from sfumato.cli.display import Live, Plain, is_visual
 from sfumato.diffusion.limits import Stats
 
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sfumato.cli.tables.source import Source
-from sfumato.cli.tables.target import Target
+from sfumato.cli.rows import Source, Target
 
 ROWS = [{"a": "x\ny", "b": '"'}, {"a": "carriage\rreturn", "b": ","}, {"a": "", "b": "ü"}]
 

@@ -1,1 +1,0 @@
-"""Tables of states and answers: what `sfumato decide` and `sfumato calibrate` share."""

@@ -1,0 +1,161 @@
+"""What a person sees of a command: messages, what is waited for and how far it is, sizes, tables.
+
+Knows no models and no commands. Loads nothing heavy before it is shown.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+_LOADING = "loading …"
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+EVERY_S = 60.0  # between two lines of progress, where there is no terminal
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Shows "loading …" at a terminal, on a line that is erased at the end."""
+    shown = sys.stderr.isatty()
+    if shown:
+        print(_LOADING, end="\r", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print(" " * len(_LOADING), end="\r", file=sys.stderr, flush=True)
+
+
+def print_message(kind: str, text: str) -> None:
+    """A message: "sfumato: error: …". In a file it is one line; at a terminal it is wrapped."""
+    text = f"sfumato: {kind}: {text}"
+    print(wrapped(text) if sys.stderr.isatty() else text, file=sys.stderr)
+
+
+def print_json(value: object) -> None:
+    """Plain values on standard output, as JSON that the output can show."""
+    import json
+
+    print(json.dumps(value, ensure_ascii=not speaks_unicode(sys.stdout), indent=2))
+
+
+def print_report(as_json: bool, value: object, lines: Iterable[str]) -> None:
+    """A report on standard output: as JSON, or its lines for people."""
+    if as_json:
+        print_json(value)
+    else:
+        print("\n".join(lines))
+
+
+def wrapped(text: str, first: str = "", indent: str = "") -> str:
+    """The text in lines of a terminal's width, broken between words alone: a longer word, as a
+    path, can be copied. The first line begins with `first`, the others with `indent`."""
+    import shutil
+    import textwrap
+
+    return textwrap.fill(
+        text,
+        max(20, shutil.get_terminal_size().columns - 1),
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+class Advance(Protocol):
+    """Takes how many of how many are done, and what else the bar says."""
+
+    def __call__(self, done: int, total: int, more: str = "", /) -> None: ...
+
+
+@contextmanager
+def progress(what: str, in_bytes: bool = False, least: float = 0.0) -> Iterator[Advance]:
+    """Shows a bar and the time left at a terminal, which are erased at the end.
+
+    in_bytes: counts are bytes; least: a smaller total is not shown."""
+    if not sys.stderr.isatty():
+        yield lambda done, total, more="": None
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    counts = bars.DownloadColumn() if in_bytes else bars.MofNCompleteColumn()
+    more = bars.TextColumn("{task.fields[more]}")
+    columns = (bars.TextColumn(what), bars.BarColumn(), counts, more, bars.TimeRemainingColumn())
+    # Lines on standard output go above the bar in a terminal, and unchanged into a file.
+    both = sys.stdout.isatty()
+    with bars.Progress(
+        *columns, console=Console(stderr=True), transient=True, redirect_stdout=both
+    ) as bar:
+        task = bar.add_task(what, total=None, visible=not least, more="")
+        yield lambda done, total, more="": bar.update(
+            task, completed=done, total=total, visible=total > least, more=more
+        )
+
+
+@contextmanager
+def rows_progress(
+    total: int, before: int, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[int], None]]:
+    """Yields a function that takes how many rows of a table this run has decided. At a terminal a
+    bar shows the rate, elsewhere a line a minute. total: rows of the table; before: of them, those
+    that were decided earlier."""
+    start = last = clock()
+
+    def update(done: int) -> None:
+        nonlocal last
+        now = clock()
+        rate = done / max(now - start, 1e-9)
+        show(before + done, total, f"{rate:.3g} rows/s")
+        if now - last >= EVERY_S and not sys.stderr.isatty():
+            last = now
+            left = (total - before - done) / rate if rate else 0.0
+            print(
+                f"{before + done:,} of {total:,} rows, {rate:.3g} rows/s, {left / 60:.0f} min left",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    with progress("deciding") as show:
+        show(before, total, "")
+        yield update
+
+
+# One cell for one cell, so that nothing that was laid out moves.
+STAND_INS = str.maketrans(
+    {"·": "-", "━": "#", "╌": ".", "›": ">", "…": ".", "×": "x", "→": ">", "─": "-", "│": "|"}
+    | dict.fromkeys("┌┬┐├┼┤└┴┘", "+")
+)
+
+
+def speaks_unicode(stream: object) -> bool:
+    """Whether a text stream can encode everything; one without an encoding has no trouble."""
+    return (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
+
+
+def stand_in(error: UnicodeError) -> tuple[str, int]:
+    """An error handler for codecs: our own glyphs become ASCII, anything else a question mark."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lost = error.object[error.start : error.end]
+    return "".join(c if c.isascii() else "?" for c in lost.translate(STAND_INS)), error.end
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units, three significant digits: 16.8 GB."""
+    power = 0
+    while count >= 999.5 and power < len(_UNITS) - 1:
+        count /= 1000
+        power += 1
+    return f"{count:.3g} {_UNITS[power]}"
+
+
+def table(rows: Iterable[Sequence[str]], indent: str = "  ") -> list[str]:
+    """Rows of equally many cells as lines, columns aligned on the left."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [indent + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
