@@ -25,6 +25,7 @@ from sfumato.train.decision_states import ADJECTIVES, ITEMS, NAMES, STATUSES, TH
 from sfumato.train.decisions_data import is_held_out
 from sfumato.train.embedded_data import (
     FIRST_ASKED,
+    Example,
     Message,
     Mixture,
     ask,
@@ -337,17 +338,14 @@ def draw_json(rng: np.random.Generator, held_out: bool = False) -> JsonTask:
 def json_rows(task: JsonTask, canvas: int, slip: Callable[[str], str] = str) -> list[CanvasRow]:
     """A row for each canvas of the object. slip: what the canvas begins as, of its text."""
     prompt = encode_chat(ask(task.request))
-    ids, filler = [*encode_text(task.text), END_OF_TURN], [EOS] * canvas
-    ids += [EOS] * (-len(ids) % canvas)
-    rows = []
-    for at in range(0, len(ids), canvas):
-        text = slip(task.text[at : at + canvas])
-        start = [*encode_text(text), *ids[at + len(text) : at + canvas]]
-        if text != task.text[at : at + canvas] and at + canvas >= len(ids):
-            start = [*encode_text(text), END_OF_TURN, *filler]
-        start = [*start, *filler][:canvas]
-        target = ids[at : at + canvas]
-        rows.append(CanvasRow("json", prompt + ids[:at], target, start=start, prompt=len(prompt)))
+    example, rows = Example(prompt, [*encode_text(task.text), END_OF_TURN]), []
+    for prefix, target in embedded_data.canvases(example, canvas):
+        at = len(prefix) - len(prompt)
+        text, own = slip(task.text[at : at + canvas]), task.text[at : at + canvas]
+        moves_end = text != own and END_OF_TURN in target
+        rest = [END_OF_TURN] if moves_end else target[len(text) :]
+        start = [*encode_text(text), *rest, *[EOS] * canvas][:canvas]
+        rows.append(CanvasRow("json", prefix, target, start=start, prompt=len(prompt)))
     return rows
 
 

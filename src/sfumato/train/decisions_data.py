@@ -43,7 +43,7 @@ from sfumato.train.vocabulary import END_OF_TURN, EOS, TOKENS, encode_chat, enco
 PER_STATE = 3
 """Held-out questions about one state."""
 WIDTH = 16
-"""Of a canvas with one question: slot, end of turn, and EOS to the end."""
+"""Positions of a canvas with one question: slot, end of turn, and EOS to the end."""
 LETTERS = tuple(map(chr, range(ord("A"), ord("Z") + 1)))
 DIGITS = tuple("0123456789")
 
@@ -51,9 +51,9 @@ OPEN_SHARE = 0.5
 HELD_OUT_IN = 8
 """One state in so many is kept out of training."""
 BARE_SHARE = 0.1
-"""Of the choices, those without instructions."""
+"""Share of the choices that have no instructions."""
 DESCRIBED_SHARE = 0.15
-"""Of the questions with options that have a meaning, those that say it."""
+"""Share of the questions that say what their options mean, where these have a meaning."""
 
 _SECOND = re.compile(r"(?:Were|Is) (\w+) (?:ordered|there)\?")
 _LAST = re.compile(r"\b(?!hold\?)(\w+)\?")
@@ -63,9 +63,9 @@ _EVIDENCE = re.compile(
 )
 """What decides in states where one word does."""
 _OF_ONE = re.compile(r"many for (\w+)\?")
-"""Of a question whose options do not name what it turns on, as yes and no do not."""
+"""A question whose options do not name what it turns on, as yes and no do not."""
 _NUMBERS = re.compile(r" are for |One is")
-"""In states that give each of several words a number, which stands before it."""
+"""Found in states that give each of several words a number, which stands before the word."""
 _NUMBERED = {*NAMES, *COLOURS, *STATUSES, *LEVELS_VOTED[0], *LEVELS_VOTED[1]}
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _TURN = encode_chat(ask("."))
@@ -165,8 +165,8 @@ def row(case: Case) -> Row:
 
 
 def _words(state: str, body: str) -> list[tuple[int, int]]:
-    """Of each word of the question and its options: where it ends in `body`, and where it ends in
-    the state's part of the prompt, or 0, the prompt's first token, where it is not in the state.
+    """Where each word of the question and its options ends in `body`, and where the word ends in
+    the state's part of the prompt, or 0, the prompt's first token, where the state lacks it.
     Labels are left out, and words that the state has several times or in another case only."""
     places: dict[str, list[int]] = {}
     for word_match in _WORD.finditer(state):
@@ -195,8 +195,8 @@ def _evidence(case: Case, body: str, options: list[int]) -> list[tuple[int, int]
 
 
 def _numbers(state: str) -> list[tuple[int, int]]:
-    """Of each word that the state gives a number, where in the state's part of the prompt it ends,
-    and where the number does."""
+    """Where, in the state's part of the prompt, each word ends that the state gives a number, and
+    where the number ends."""
     if not _NUMBERS.search(state):
         return []
     words = [word for word in _WORD.finditer(state) if word[0] in _NUMBERED]
