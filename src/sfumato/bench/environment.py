@@ -140,7 +140,7 @@ def cpu_name() -> str:
 
 
 def cpu_features() -> list[str]:
-    """Of the instruction sets that matter here, those that the processor has."""
+    """The instruction sets of the processor, as far as they matter here."""
     entries = _entries(_CPU)
     flags = (entries.get("flags") or entries.get("Features", "")).split()
     return [name for name in _FEATURES if name in flags]

@@ -84,7 +84,7 @@ Even `tiny` has rows of 256, so that every format is itself there, and down proj
 divide into blocks of 256, as the 26B-A4B's do not."""
 
 PUBLISHED = {**{name.lower(): name for name in CODED}, "int4": "INT4", "nvfp4": "NVFP4"}
-"""As what the matrices of published formats lie on a GPU, by the name of the option."""
+"""What the matrices of published formats become on a GPU, by the name of the option."""
 
 CPU = torch.device("cpu")
 

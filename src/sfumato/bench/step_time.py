@@ -27,11 +27,11 @@ from sfumato.ops import gpu
 from sfumato.refused import Refused
 
 COPY_SHARE, PRODUCT_SHARE = 0.90, 0.80
-"""Of the published rates, what a large copy (4.3 of 4.8 TB/s) and a large bfloat16 product of
+"""Shares of the published rates that a large copy (4.3 of 4.8 TB/s) and a large bfloat16 product of
 random numbers (788 of 990 TFLOP/s) reached on an H200 with torch 2.11."""
 CODES_SHARE = 0.71
-"""Of the published rates of products of codes: 1,400 of 1,979 TFLOP/s on an H200. Assumed, for
-no device has been measured."""
+"""Share of the published rates of products of codes: 1,400 of 1,979 TFLOP/s on an H200. Assumed,
+for no device has been measured."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def limits_of_product(product: str) -> DeviceLimits | None:
 
 
 REACHED = 0.85
-"""Of both rates, what a kernel reaches whose tiles fit its matrices. Assumed."""
+"""Share of both rates that a kernel reaches whose tiles fit its matrices. Assumed."""
 LAUNCH_S = 1.5e-6
 """Seconds between two kernels of a graph: the end of one and the start of the next. Assumed."""
 CACHE_SPEED = 2.5

@@ -223,7 +223,7 @@ COMMANDS = {
     "help": ("", "these lines"),
     "quit": ("", "leave, as Ctrl-D does"),
 }
-"""Of each command: its argument, and what it does."""
+"""The argument of each command, and what the command does."""
 
 USAGES = {name: f"/{name} {argument}".rstrip() for name, (argument, _) in COMMANDS.items()}
 

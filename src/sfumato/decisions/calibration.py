@@ -36,7 +36,7 @@ class ModelIdentity:
 
 @dataclass(frozen=True)
 class Temperature:
-    """Of one question."""
+    """The calibration of one question."""
 
     temperature: float
     wording: str  # of the question, as `wording` gives it

@@ -38,7 +38,7 @@ class TypedAnswer:
 
     @property
     def probability(self) -> float:
-        """Of the most probable option."""
+        """The probability of the most probable option."""
         return max(self.probabilities.values())
 
     def __repr__(self) -> str:

@@ -43,7 +43,8 @@ class Facts:
 
 
 def facts(model: Model, name: str, budget: Budget | None) -> Facts:
-    """Of a model that clients call `name`, as of now; budget: what the engine was given."""
+    """Facts about a model that clients call `name`, at this moment; budget: what the engine was
+    given."""
     device = model.network.device
     nbytes = None if budget is None else budget.nbytes
     return Facts(name, model.family.architecture, str(device), used_memory(device), nbytes)
@@ -127,7 +128,7 @@ def _seconds(account: Account) -> dict[str, float | None]:
 
 
 def _speed(account: Account) -> dict[str, float | None]:
-    """As in the reports of `sfumato bench`."""
+    """Computes speeds as the reports of `sfumato bench` have them."""
     return {
         "visible_tokens_per_second": _rounded(account.visible_tokens_per_second),
         "canvas_tokens_per_second": _rounded(account.canvas_tokens_per_second),

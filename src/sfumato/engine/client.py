@@ -112,7 +112,7 @@ class EngineClient(Protocol):
         ...
 
     def offer(self, request: Request, sink: Sink | None = None) -> Handle | None:
-        """As `submit`, but a full queue gives None and counts as no refusal."""
+        """Submits a request; a full queue gives None and counts as no refusal."""
         ...
 
     def decide(self, request: DecisionRequest, sink: DecisionSink | None = None) -> DecisionHandle:

@@ -15,7 +15,7 @@ class EngineError(Refused, RuntimeError):
 
 
 class QueueFull(RuntimeError):
-    """As many requests wait as may; the client should come back later."""
+    """No more requests may wait; the client should come back later."""
 
 
 class EngineDead(RuntimeError):

@@ -164,4 +164,4 @@ def outcome_of(terminal: Terminal) -> str:
 
 
 Event = Draft | Settled | Finished | Failed
-"""Of a reply. Of a decision, the terminal event is the only one."""
+"""Events of a reply. A decision has its terminal event alone."""

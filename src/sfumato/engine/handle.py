@@ -79,7 +79,7 @@ class AnyHandle:
 
 
 class Handle(AnyHandle):
-    """Of a request for a reply."""
+    """The handle of a request for a reply."""
 
     def events(self) -> Iterator[Event]:
         """Waits for each event; ends after the terminal one. Only without a sink, and once."""
@@ -106,7 +106,7 @@ class Handle(AnyHandle):
 
 
 class DecisionHandle(AnyHandle):
-    """Of a decision."""
+    """The handle of a decision."""
 
     def result(self) -> Decided:
         """Waits for the end. Raises RequestFailed where there are no answers."""

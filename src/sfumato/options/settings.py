@@ -55,12 +55,12 @@ class Setting:
 
     @property
     def request_field(self) -> str:
-        """Its name in an HTTP body; empty: it has none."""
+        """The name of the setting in an HTTP body; empty: it has none."""
         return self.name if self.field is None else self.field
 
     @property
     def request_kind(self) -> Kind:
-        """Its values in an HTTP body."""
+        """The kind of the setting's values in an HTTP body."""
         return self.field_kind or self.kind
 
 

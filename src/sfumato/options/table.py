@@ -58,12 +58,12 @@ class Option:
 
     @property
     def key(self) -> str:
-        """Its attribute of the parsed arguments."""
+        """The option's attribute of the parsed arguments."""
         return self.name.replace("-", "_")
 
     @property
     def variable(self) -> str:
-        """Its environment variable."""
+        """The option's environment variable."""
         return PREFIX + self.key.upper()
 
     @property

@@ -27,7 +27,8 @@ SCRIPTS = (
 SLOT = '"REPLAY"'
 
 MOST_POSITIONS = 400_000
-"""Of all drafts together, which is a file of some megabytes. Above it, steps are left out."""
+"""Positions of all drafts together at most, which is a file of some megabytes. Above it, steps are
+left out."""
 
 _IMPORT = re.compile(r"^import\s[^;]*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=const|class|function|async)", re.MULTILINE)

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any
 
 Item = dict[str, Any]
-"""Of an input or an output, as OpenAI's API has it."""
+"""An item of an input or an output, as OpenAI's API has it."""
 
 MOST_RESPONSES = 4096
 _OVERHEAD = 1024  # bytes of an entry beside its texts, about

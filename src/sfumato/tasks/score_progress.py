@@ -44,7 +44,7 @@ class ScoreProgress:
 
     @property
     def results(self) -> list[Any]:
-        """Of each item, once all are done."""
+        """The result of each item, once all are done."""
         assert self.done
         return self._results
 
@@ -76,7 +76,7 @@ class ScoreProgress:
 
     @property
     def line_tokens(self) -> int:
-        """Of the likelihoods that belong to the last turns."""
+        """Tokens of the likelihoods that belong to the last chunks."""
         return sum(map(_tokens, self._lines.values()))
 
     def score_lines(self, network: Network, slot: Slot, prefix: Sequence[int]) -> None:

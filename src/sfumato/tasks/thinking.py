@@ -62,7 +62,7 @@ class ThinkingBudget:
         return sum(len(places) for _, places, _ in self._thoughts(ids))
 
     def _thoughts(self, ids: Iterable[int]) -> Iterator[tuple[int, range, bool]]:
-        """Of each thought: the place after its opening marker, where its tokens stand, without
+        """For each thought the place after its opening marker, where its tokens stand, without
         markers and header, and whether it ended."""
         tokens, region, opened = tuple(ids), Region.ANSWER, 0
         for place, token in enumerate(tokens):

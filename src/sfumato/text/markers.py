@@ -27,4 +27,4 @@ class ChatMarkers:
 
 
 NO_MARKERS = ChatMarkers()
-"""Of a format without thoughts, tool calls and turns."""
+"""The markers of a format without thoughts, tool calls and turns."""

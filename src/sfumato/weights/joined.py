@@ -54,7 +54,8 @@ _DTYPES = {
 
 
 _OF_ACTIVATIONS = ("input_scale", "output_scale", "input_global_scale")
-"""They stand beside a weight; scales of the cache may stand beside none."""
+"""Names of scales of activations, which stand beside a weight; scales of the cache may stand beside
+none."""
 
 
 _CHUNK = 1 << 21  # elements converted at a time: temporaries of some 8 MiB each
@@ -366,8 +367,9 @@ class JoinedTensor:
         return weight_of(out, format, shape)
 
     def recoded(self, files: Files, format: str) -> Iterator[Tensor]:
-        """Its bytes in a format, uint8, some rows at a time: from the values themselves, and not
-        from the blocks that `read` makes of them. Raises ValueError as `tensorfile.recoded`."""
+        """The weight's bytes in a format, uint8, some rows at a time: from the values themselves,
+        and not from the blocks that `read` makes of them. Raises ValueError as
+        `tensorfile.recoded`."""
         wanted = FORMATS[format]
         if format == self.info.format and wanted.form == BLOCKS:
             yield from (part.view(-1) for part in self._rows(files, wanted))

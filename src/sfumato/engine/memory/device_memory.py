@@ -173,7 +173,7 @@ class Accelerator:
 
 
 def accelerators(drm: Path = DRM) -> list[Accelerator]:
-    """Those that torch sees first; each device once."""
+    """The accelerators, those that torch sees first before the others; each device once."""
     seen = [*_of_torch()]
     nvidia = torch.cuda.is_available() and torch.version.hip is None
     amd = torch.cuda.is_available() and torch.version.hip is not None

@@ -256,7 +256,7 @@ class SlotPool:
 
     @property
     def empty_slots(self) -> list[Slot]:
-        """Of the first size; what is put into them is to be out of them before the next lease."""
+        """Empty slots of the first size; they must be empty again before the next lease."""
         return [p.slot for p in self._places if not (p.busy or p.held or p.larger)]
 
     @property

@@ -125,8 +125,8 @@ class TokenLog:
 
 
 class ReadLog(TokenLog):
-    """Of a read: every position has an entry, markers and padding too, and the text is whole at the
-    end alone."""
+    """The log of a read: every position has an entry, markers and padding too, and the text is
+    complete at the end alone."""
 
     def __init__(self, service: Service, alternatives: int, named: Sequence[int], by_id: bool):
         super().__init__(service, alternatives, named, by_id)
@@ -183,5 +183,5 @@ def legacy(parts: Sequence[Logged], offset: int = 0) -> dict[str, Any]:
 
 
 def _named(top: Sequence[Entry] | None) -> dict[str, float] | None:
-    """Of tokens with one text, the most probable one's number."""
+    """The number of the most probable of the tokens with one text."""
     return None if top is None else {each["token"]: each["logprob"] for each in reversed(top)}

@@ -65,8 +65,8 @@ PREFIXES: Mapping[str, ErrorForm | FormByHeaders] = {
     "/v1/models": _of_models,
     "/api": OLLAMA_ERRORS,
 }
-"""Of a path, the prefix of most parts counts: "/api" is that of "/api" and "/api/chat", and not of
-"/apis". A path without one has OpenAI's form."""
+"""The form of errors by the prefix of a path; the prefix of most parts counts: "/api" is that of
+"/api" and "/api/chat", and not of "/apis". A path without one has OpenAI's form."""
 
 
 def by_path(dialects: Sequence[Dialect[Any]], decisions: Sequence[DecisionRoute]) -> FormOf:

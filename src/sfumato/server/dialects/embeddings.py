@@ -35,7 +35,8 @@ Input = Annotated[_Items, WithJsonSchema(json_schemas.EMBEDDING_INPUT)]
 
 
 def _check_pooling(value: str | None) -> str | None:
-    """Of texts that are empty, too, for which nothing is pooled. Raises PydanticCustomError."""
+    """Checks the pooling, for empty texts too, for which nothing is pooled. Raises
+    PydanticCustomError."""
     if value is not None and value not in POOLINGS:
         words = " or ".join(map(repr, POOLINGS))
         raise PydanticCustomError("pooling", f"must be {words}, got {value[:40]!r}")
@@ -101,7 +102,7 @@ class OllamaEmbedBody(Pooled):
 
 
 MOST_NUMBERS = 2**22
-"""Of one answer: about 12 bytes each as text, until they are sent."""
+"""Numbers of one answer at most: about 12 bytes each as text, until they are sent."""
 
 
 def vector_requests(
@@ -179,8 +180,8 @@ def vector_of(end: Finished, dimensions: int | None) -> Tensor:
 
 
 def numbers(vector: Tensor, encoding: str | None = None) -> list[float] | str:
-    """As JSON has it, in as many digits as float32 has; or the bytes of float32, the lowest first,
-    as base64."""
+    """Numbers as JSON has them, in as many digits as float32 has; or the bytes of float32, the
+    lowest first, as base64."""
     if encoding == "base64":
         return base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode("ascii")
     return [float(f"{value:.9g}") for value in vector.tolist()]
@@ -205,7 +206,7 @@ class VectorRenderer(Renderer):
         return ()
 
     def vectors(self, replies: Sequence[CollectedReply]) -> Iterator[list[float] | str]:
-        """As they are sent, each of length 1."""
+        """The vectors as they are sent, each of length 1."""
         for collected in replies:
             yield numbers(vector_of(collected.finished, self._dimensions), self._encoding)
 

@@ -216,7 +216,7 @@ NEUTRAL: dict[str, Any] = {
 
 
 def default_settings(service: Service) -> dict[str, Any]:
-    """Of a request that names none; a seed of -1 is drawn at random."""
+    """The settings of a request that names none; a seed of -1 is drawn at random."""
     config = service.model.sampler_defaults
     return {"seed": -1, **_drawn(config, config), **NEUTRAL, "n_predict": -1}
 
@@ -224,8 +224,8 @@ def default_settings(service: Service) -> dict[str, Any]:
 def generation_settings(
     service: Service, request: Request, seed: int | None, stream: bool, as_probs: bool = False
 ) -> dict[str, Any]:
-    """Of one request. seed: what the reply was drawn with; as_probs: probabilities are shown in
-    place of their logarithms."""
+    """The settings of one request. seed: what the reply was drawn with; as_probs: probabilities are
+    shown in place of their logarithms."""
     defaults = service.model.sampler_defaults
     config = request.sampler or SamplerConfig()
     ends = service.model.end_ids if config.ignore_eos else ()
@@ -371,7 +371,7 @@ class LlamaRenderer(DeltaRenderer):
 
 
 def _only(answer: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
-    """Those fields of an answer that there are, each named by its path: "timings/prompt_n"."""
+    """The fields of an answer that there are, each named by its path: "timings/prompt_n"."""
     fields = {}
     for path in paths:
         value: Any = answer

@@ -82,8 +82,8 @@ def _begins(model: ServedModel, ids: Sequence[int]) -> int:
 
 
 class EchoLog(TokenLog):
-    """Of a prompt and the reply to it: an entry for each token, in their order, once all are
-    known."""
+    """The log of a prompt and the reply to it: an entry for each token, in their order, once all
+    are known."""
 
     def __init__(self, service: Service, alternatives: int, prompt: Sequence[int], by_id: bool):
         super().__init__(service, alternatives, (), by_id)

@@ -66,7 +66,7 @@ SCHEMA = {
     },
     "required": ["error"],
 }
-"""Of every error's body, for the API description."""
+"""The schema of every error's body, for the API description."""
 
 
 @dataclass(frozen=True)

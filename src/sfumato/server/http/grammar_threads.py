@@ -24,7 +24,7 @@ _limiter: RunVar[CapacityLimiter] = RunVar("grammar_threads")
 
 
 def _threads() -> CapacityLimiter:
-    """Those of the running loop."""
+    """The threads of the running loop."""
     try:
         return _limiter.get()
     except LookupError:

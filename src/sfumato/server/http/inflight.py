@@ -322,8 +322,8 @@ async def disconnect(http: HttpRequest) -> None:
 
 
 class WritingLimit:
-    """Of all replies to one HTTP request. As in llama-server, the time counts from a reply's first
-    text, and a reply without a line break goes on. Used in the event loop alone."""
+    """Limits the time of all replies to one HTTP request. As in llama-server, the time counts from
+    a reply's first text, and a reply without a line break goes on. Used in the event loop alone."""
 
     def __init__(self, seconds: float, cancel: Callable[[int], None]) -> None:
         """cancel: called with the number of a reply whose time is over."""

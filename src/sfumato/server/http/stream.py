@@ -107,7 +107,7 @@ class _Frames:
         self._steps: dict[int, int] = {}  # of the replies whose drafts are sent: the latest one
 
     def first(self, numbers: Iterable[int]) -> list[str]:
-        """Those before all events; in a thread: they may repeat what a large body asks for."""
+        """Frames before all events; in a thread: they may repeat what a large body asks for."""
         begun = (frame for number in numbers for frame in self._renderer.begin(number))
         return list(self._encoded(begun))
 
@@ -116,7 +116,7 @@ class _Frames:
         return self._renderer.watches_s
 
     def waiting(self) -> list[str]:
-        """Those that come without an event."""
+        """Frames that come without an event."""
         return list(self._encoded(self._renderer.waiting()))
 
     def of(self, number: int, event: Event) -> list[str]:
@@ -124,12 +124,12 @@ class _Frames:
         return list(self._encoded(self._of(number, event)))
 
     def last(self) -> Iterator[str]:
-        """Those after all replies."""
+        """Frames after all replies."""
         accounts = [self._accounts[number] for number in sorted(self._accounts)]
         return self._encoded(self._renderer.closed(accounts))
 
     def error(self, error: ApiError) -> Iterator[str]:
-        """Those that end the stream early."""
+        """Frames that end the stream early."""
         return self._encoded(self._failed(error))
 
     def _encoded(self, frames: Iterable[Frame]) -> Iterator[str]:

@@ -94,7 +94,7 @@ class ScaledTensor(Stored):
         return ScaledTensor(codes, self.scales.index_select(0, ids))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """As `Stored.dequantize`, in float64 where `dtype` is that."""
+        """Dequantizes as `Stored.dequantize` does, in float64 where `dtype` is that."""
         wide = torch.promote_types(dtype, torch.float32)
         out = torch.empty(self.codes.shape, dtype=dtype, device=self.device)
         rows, codes = out.view(-1, self.shape[-1]), self.codes.view(-1, self.shape[-1])

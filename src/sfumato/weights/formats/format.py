@@ -19,8 +19,8 @@ Form = Literal["float", "blocks", "scaled"]
 FLOAT: Form = "float"
 BLOCKS: Form = "blocks"
 SCALED: Form = "scaled"
-"""As what a weight of a format is read: a float tensor, blocks of codes with scales, or 8-bit codes
-with a scale for each row."""
+"""How a weight of a format is read: as a float tensor, as blocks of codes with scales, or as 8-bit
+codes with a scale for each row."""
 
 SUPER = 256
 """Elements of a row that share a base where scales have two levels."""

@@ -19,7 +19,7 @@ from sfumato.weights.formats.q6_k import Q6_K, with_scales
 from sfumato.weights.formats.q8_0 import Q8_0
 
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Of the e2m1 codes 0..7; 8..15 are their negatives."""
+"""Values of the e2m1 codes 0..7; 8..15 are their negatives."""
 
 _STEPS = tuple(range(8, 16)), (1, 2, 4, 8)
 """The largest scale of 256 columns becomes one of these products: e4m3 scales have four bits, so

@@ -55,7 +55,7 @@ class Stored:
 
         @property
         def format(self) -> Format:
-            """Of the numbers, however they stand in memory."""
+            """The format of the numbers, whatever their layout in memory."""
 
         @property
         def shape(self) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from sfumato.server.plain_routes import Get, Post
 from sfumato.server.service import Service
 
 VERSION = "0.12.6"
-"""Of Ollama, whose API this is: clients ask for a version that has what they need."""
+"""The version of Ollama whose API this is: clients ask for a version that has what they need."""
 
 NEVER = "2318-01-01T00:00:00Z"  # when the model is unloaded, as Ollama writes it
 _LATEST = ":latest"

@@ -28,7 +28,8 @@ from sfumato.text.calls import ToolCall
 Event = dict[str, Any]  # its type and fields, without the number in the stream
 
 _ENCRYPTED = "not-needed"
-"""As `encrypted_content`: no past thought returns to the model, so nothing has to be encrypted."""
+"""The value of `encrypted_content`: no past thought returns to the model, so nothing has to be
+encrypted."""
 
 
 class Output:
@@ -133,7 +134,7 @@ class Output:
         yield {"type": "response.output_item.done", "output_index": at, "item": item}
 
     def _event(self, kind: str, **fields: Any) -> Event:
-        """Of the open item."""
+        """An event of the open item."""
         at = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
         return {"type": f"response.{kind}", **at, **fields}
 
@@ -192,7 +193,7 @@ class ResponsesRenderer(DeltaRenderer):
         yield self._numbered({"type": "response.in_progress", "response": response})
 
     def reported(self, number: int, progress: dict[str, Any]) -> Frame:
-        """As llama-server has it: one more event `response.in_progress`."""
+        """Reports progress as llama-server does: one more event `response.in_progress`."""
         event = {"type": "response.in_progress", "response": self._base}
         return self._numbered(event | {"prompt_progress": progress})
 

@@ -168,7 +168,8 @@ def _input_items(service: Service, request: Request, name: str) -> dict[str, Any
 
 
 def _inputs(service: Service, request: Request, name: str) -> list[Item]:
-    """Its own input, behind the inputs and outputs of the responses before that are still here."""
+    """The body's own input, behind the inputs and outputs of earlier responses that are still
+    here."""
     owner, store = _owner(request), service.responses
     entry = _entry(service, request, name)
     before = store.remaining(owner, entry.previous, service.settings.max_messages)
@@ -189,7 +190,7 @@ def _owner(request: Request) -> str:
 
 
 def _request_id(name: str) -> str:
-    """Of the request that makes a response."""
+    """The id of the request that makes a response."""
     return f"req-{name.removeprefix('resp_')}"
 
 
