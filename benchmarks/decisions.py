@@ -38,7 +38,7 @@ from sfumato.diffusion.constraints.read import (
     read_canvases,
     take_turns,
 )
-from sfumato.diffusion.constraints.read_template import NOISE, ReadCanvas
+from sfumato.diffusion.constraints.read_template import BETWEEN, NOISE, ReadCanvas
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.step import Denoiser
 from sfumato.engine import DecisionRequest
@@ -135,16 +135,16 @@ def encoded(model: Model, ids: Sequence[int]) -> Slot:
 def of_step(model: Model, rounds: int) -> Figures:
     """Steps of one canvas after another, the first of them not counted."""
     network = model.network
-    ids = model.read_template.prefix(state_text(256))
+    reads = model.read_template
+    ids = [*reads.head, *reads.encode(state_text(256))]
     slot, denoiser = encoded(model, ids), Denoiser(network, rows=1)
     width = min(FULL, model.config.canvas_length)
     sampler = SamplerConfig(max_steps=48, canvas_length=width).over(model.sampler_defaults)
     canvases: list[Canvas] = []
-    labels = tuple(model.read_template.encode("yes no"))
-    template = (NOISE, model.read_template.end_id, *[model.read_template.filler_id] * (WIDTH - 2))
-    question_ids = model.read_template.after_state(
-        "Question: Is it true?\nyes\nno\nAnswer yes or no."
-    )
+    labels = tuple(reads.encode("yes no"))
+    template = (NOISE, reads.end_id, *[reads.filler_id] * (WIDTH - 2))
+    text = f"{BETWEEN}Question: Is it true?\nyes\nno\nAnswer yes or no."
+    question_ids = [*reads.encode(text), *reads.tail]
     pinned = ReadCanvas(template, (0,), (labels,))
     read = Read(array("i", question_ids), (pinned,), (Target("q", 0, 0, ((0, None), (1, None))),))
 

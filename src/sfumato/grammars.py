@@ -9,6 +9,7 @@ from sfumato.diffusion.constraints.call_grammar import CallSource, Source
 from sfumato.diffusion.constraints.constrained_reply import Constraint
 from sfumato.diffusion.constraints.grammar import GrammarTokens
 from sfumato.diffusion.constraints.grammar_cache import GrammarCache
+from sfumato.text.tokenizer import Tokenizer
 from sfumato.text_side import TextSide
 
 
@@ -16,8 +17,8 @@ class ModelGrammars:
     """The grammars of one model. Any thread may use them."""
 
     def __init__(self, text: TextSide, end_ids: tuple[int, ...]) -> None:
-        self._text, self._end_ids = text, end_ids
-        self.cache = GrammarCache(self._tokens)
+        self._text = text
+        self.cache = GrammarCache(_grammar_tokens(text.tokenizer, end_ids))
 
     def constraint(self, source: Source, thinking: bool = False) -> Constraint:
         """What a reply must satisfy that is to match a source, behind a thought where one may come.
@@ -33,17 +34,17 @@ class ModelGrammars:
         closes = tokenizer.token_id(markers.thought_close) if markers.thought_close else None
         return None if opens is None or closes is None else (opens, closes)
 
-    def _tokens(self) -> GrammarTokens:
-        tokenizer = self._text.tokenizer
-        size = tokenizer.vocab_size
 
-        def piece(token: int) -> bytes:
-            byte = tokenizer.byte(token)
-            return tokenizer.token_text(token).encode() if byte is None else byte
+def _grammar_tokens(tokenizer: Tokenizer, end_ids: tuple[int, ...]) -> GrammarTokens:
+    size = tokenizer.vocab_size
 
-        return GrammarTokens(
-            lambda: [piece(token) for token in range(size)],
-            frozenset(i for i in tokenizer.special_ids if i < size),
-            tuple(token for token in self._end_ids if token < size),
-            lambda plain: tokenizer.encode(plain, special=False),
-        )
+    def piece(token: int) -> bytes:
+        byte = tokenizer.byte(token)
+        return tokenizer.token_text(token).encode() if byte is None else byte
+
+    return GrammarTokens(
+        lambda: [piece(token) for token in range(size)],
+        frozenset(i for i in tokenizer.special_ids if i < size),
+        tuple(token for token in end_ids if token < size),
+        lambda plain: tokenizer.encode(plain, special=False),
+    )

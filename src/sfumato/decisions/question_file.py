@@ -55,29 +55,15 @@ class StateTemplate:
         """Raises ValueError for braces that do not belong together."""
         if len(text) > MOST_TEMPLATE:
             raise Refused("state", f"a template has {MOST_TEMPLATE:,} characters at most")
-        self.text = text
-        self._parts: list[tuple[str, str | None]] = []  # text, and the column after it
-        end, plain = 0, ""
         for match in _PART.finditer(text):
-            plain += text[end : match.start()]
-            end = match.end()
-            if match[1]:
-                self._parts.append((plain, match[1]))
-                plain = ""
-            elif match[0] in ("{{", "}}"):
-                plain += match[0][0]
-            else:
+            if not match[1] and match[0] not in ("{{", "}}"):
                 raise Refused(
                     "state",
                     f"{match[0]!r} at character {match.start() + 1} names no column",
                     "write {column}, and {{ or }} for a brace",
                 )
-        self._parts.append((plain + text[end:], None))
-
-    @property
-    def columns(self) -> list[str]:
-        """The columns that it names, each once."""
-        return list(dict.fromkeys(name for _, name in self._parts if name is not None))
+        self.text = text
+        self.columns = list(dict.fromkeys(m[1] for m in _PART.finditer(text) if m[1]))
 
     def check(self, columns: Collection[str]) -> None:
         """Raises ValueError where it names a column that is not there."""
@@ -89,9 +75,7 @@ class StateTemplate:
     def fill(self, row: Mapping[str, Any]) -> str:
         """The state of a row; what is no text is JSON. Raises ValueError as `check`."""
         self.check(row)
-        return "".join(
-            plain + ("" if name is None else _cell(row[name])) for plain, name in self._parts
-        )
+        return _PART.sub(lambda part: _cell(row[part[1]]) if part[1] else part[0][0], self.text)
 
 
 def _cell(value: Any) -> str:

@@ -19,7 +19,6 @@ from sfumato.decisions.results import Decision, DecisionUsage, TypedAnswer
 from sfumato.diffusion.constraints.questions import (
     MOST_QUESTIONS,
     Answer,
-    ChoiceAnswer,
     ChoiceQuestion,
     Option,
     Question,
@@ -267,11 +266,10 @@ T = TypeVar("T")
 def typed_answer(form: Form, answer: Answer) -> TypedAnswer:
     """What a read's answer becomes for the caller."""
     scored = answer if isinstance(answer, ScoreAnswer) else None
-    best = max(range(len(form.values)), key=answer.probabilities.__getitem__)
     return TypedAnswer(
-        scored.score if scored and form.expected else form.values[best],
+        scored.score if scored and form.expected else form.values[answer.best],
         dict(zip(form.values, answer.probabilities, strict=True)),
-        _confidence(answer),
+        answer.confidence,
         scored.score if scored else None,
         answer.label_mass,
         answer.is_label,
@@ -280,12 +278,6 @@ def typed_answer(form: Form, answer: Answer) -> TypedAnswer:
         answer.orders,
         answer.order_spread,
     )
-
-
-def _confidence(answer: Answer) -> float:
-    if isinstance(answer, ChoiceAnswer | ScoreAnswer):
-        return answer.confidence
-    return abs(2 * answer.probabilities[0] - 1)  # that of a choice with two options
 
 
 @dataclass(frozen=True)

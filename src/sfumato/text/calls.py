@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,43 +96,38 @@ class _CallReader:
         assert space is not None  # the pattern matches nothing too
         self.at = space.end()
 
-    def more(self, closer: str, first: bool) -> bool:
-        """Past the comma to the next item, or past the closing bracket; a last comma is fine."""
-        self.skip_space()
-        if not first and self.peek() == ",":
-            self.at += 1
+    def entries(self, closer: str) -> Iterator[None]:
+        """Stops at each entry between brackets, and ends past the closing one; a last comma is
+        fine."""
+        self.at += 1
+        may_begin = True  # the first one, or after a comma
+        while True:
             self.skip_space()
-            first = True
-        if self.peek() == closer:
-            self.at += 1
-            return False
-        if not first:
-            raise self.expected(f"',' or {closer!r}")
-        return True
+            if not may_begin and self.peek() == ",":
+                self.at += 1
+                self.skip_space()
+                may_begin = True
+            if self.peek() == closer:
+                self.at += 1
+                return
+            if not may_begin:
+                raise self.expected(f"',' or {closer!r}")
+            yield
+            may_begin = False
 
     def members(self, depth: int) -> dict[str, Any]:
-        closer = _CLOSER[self.peek()]
-        self.at += 1
         arguments: dict[str, Any] = {}
-        first = True
-        while self.more(closer, first):
+        for _ in self.entries(_CLOSER[self.peek()]):
             key = self.key()
             self.skip_space()
             if self.peek() not in (":", "="):
                 raise self.expected("':'")
             self.at += 1
             arguments[key] = self.value(depth)
-            first = False
         return arguments
 
     def items(self, depth: int) -> list[Any]:
-        self.at += 1
-        values = []
-        first = True
-        while self.more("]", first):
-            values.append(self.value(depth))
-            first = False
-        return values
+        return [self.value(depth) for _ in self.entries("]")]
 
     def key(self) -> str:
         quoted = self.string()

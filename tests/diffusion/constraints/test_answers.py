@@ -21,9 +21,9 @@ from sfumato.diffusion.constraints.questions import (
 def test_the_worked_examples_of_the_wire() -> None:
     assert YesNoAnswer((0.84, 0.16)).probability == 0.84
     choice = ChoiceAnswer((0.9, 0.06, 0.04))
-    assert choice.choice == 0 and choice.confidence == pytest.approx(0.85)
+    assert choice.best == 0 and choice.confidence == pytest.approx(0.85)
     score = ScoreAnswer((0.1, 0.6, 0.3))
-    assert score.score == pytest.approx(1.2) and score.mode == 1
+    assert score.score == pytest.approx(1.2) and score.best == 1
     assert score.confidence == pytest.approx(0.4)
 
 

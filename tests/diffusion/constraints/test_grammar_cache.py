@@ -24,7 +24,7 @@ def test_a_source_is_compiled_once(schema: Any, monkeypatch: pytest.MonkeyPatch)
         return compiled(source, tokens)
 
     monkeypatch.setattr(GrammarSource, "compile", slow)
-    cache = GrammarCache(lambda: TOKENS)
+    cache = GrammarCache(TOKENS)
 
     def ask(_: int) -> Any:
         try:
@@ -42,7 +42,7 @@ def test_a_source_is_compiled_once(schema: Any, monkeypatch: pytest.MonkeyPatch)
 
 def test_few_refusals_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_cache, "KEPT_REFUSALS", 2)
-    cache = GrammarCache(lambda: TOKENS)
+    cache = GrammarCache(TOKENS)
     for number in range(5):
         with pytest.raises(ValueError, match="not supported"):
             cache.grammar(schema_source({"not": {}, "title": str(number)}))

@@ -243,7 +243,7 @@ def test_a_guarded_cache_compiles_what_was_tried_and_remembers_refusals(
         raise AssertionError("only the other process takes sources")
 
     monkeypatch.setattr(GrammarSource, "compile", never)
-    cache = GrammarCache(lambda: TOKENS)
+    cache = GrammarCache(TOKENS)
     cache.guard(Busy)
     begun: list[Source] = []
     assert cache.trials is not None
@@ -272,7 +272,7 @@ def test_a_guarded_cache_compiles_what_was_tried_and_remembers_refusals(
 
 
 def test_a_cache_that_is_not_guarded_starts_no_process() -> None:
-    cache = GrammarCache(lambda: TOKENS)
+    cache = GrammarCache(TOKENS)
     cache.tried(regex("a")).result(0)
     assert cache.grammar(regex("a")).begin().mask().any() and cache.trials is None
     cache.close(Busy("over"))

@@ -33,6 +33,7 @@ from sfumato.diffusion.constraints.questions import (
     softmax,
 )
 from sfumato.diffusion.constraints.read_template import (
+    BETWEEN,
     NOISE,
     Label,
     Line,
@@ -444,10 +445,11 @@ def _labels(question: Question, line: Line, name: str) -> tuple[Label, ...]:
 def _prompt(
     template: ReadTemplate, text: str, state: Sequence[int] | None, where: str
 ) -> array[int]:
+    """The ids of a question that follows its state; state: where the question comes first."""
     with naming(where):
         if state is None:
-            return array("i", template.after_state(text))
-        return array("i", template.before_state(text, state))
+            return array("i", [*template.encode(BETWEEN + text), *template.tail])
+        return array("i", [*template.encode(text), *state, *template.tail])
 
 
 @dataclass(frozen=True)
@@ -528,8 +530,8 @@ def _state(
     """The ids that are encoded once, and the state's where it follows each question."""
     with naming("state"):
         if settings.order == "schema":
-            return [*template.head], template.then(state)
-        return template.prefix(state), None
+            return [*template.head], template.encode(BETWEEN + state)
+        return [*template.head, *template.encode(state)], None
 
 
 def _check_room(prefix: int, read: Read, longest: int) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sfumato.diffusion.constraints.hole import Hole, Part
+from sfumato.diffusion.constraints.questions import softmax
 from sfumato.diffusion.constraints.read_template import NOISE, narrowest
 from sfumato.diffusion.limits import Stats
 from sfumato.diffusion.sampler_config import SamplerConfig
@@ -67,9 +68,7 @@ class FillTemplate:
 
     def longest(self, hole: int) -> int:
         """Tokens of a hole at most."""
-        given = self.holes[hole]
-        exact = given.tokens or given.at_most
-        return exact or max(map(len, self.choices[hole]))
+        return _longest(self.holes[hole], self.choices[hole])
 
     def form(self, fillings: Mapping[int, Filling]) -> Form:
         """The canvas with these fillings; a hole that has none is open at its longest."""
@@ -117,10 +116,9 @@ def make_template(
     Raises ValueError for holes that are too far apart for one canvas."""
     items, choices = _tokens(parts, encode)
     first = next(place for place, item in enumerate(items) if isinstance(item, int))
-    template = FillTemplate(
-        tuple(parts), list(prompt), tuple(items), tuple(choices), closing, canvas_length
-    )
-    sizes = [len(item) if isinstance(item, tuple) else template.longest(item) for item in items]
+    holes = [part for part in parts if isinstance(part, Hole)]
+    longest = [_longest(*each) for each in zip(holes, choices, strict=True)]
+    sizes = [len(item) if isinstance(item, tuple) else longest[item] for item in items]
     warnings: list[str] = []
     prefix = list(prompt)
     if sum(sizes) > canvas_length or not prefix:
@@ -132,8 +130,7 @@ def make_template(
             "must begin with text, since this model has no token to begin with",
             "or give messages",
         )
-    varies = any(hole.varies for hole in template.holes)
-    if varies and isinstance(items[0], int) and len(prefix) > 1:
+    if any(hole.varies for hole in holes) and isinstance(items[0], int) and len(prefix) > 1:
         # A hole is scored from the hidden state of the token before it, which no slot has.
         items, sizes = [(prefix.pop(),), *items], [1, *sizes]
     over = sum(sizes) - canvas_length
@@ -162,6 +159,10 @@ def make_template(
         canvas_length,
         tuple(warnings),
     )
+
+
+def _longest(hole: Hole, choices: Sequence[tuple[int, ...]]) -> int:
+    return hole.tokens or hole.at_most or max(map(len, choices))
 
 
 def _tokens(
@@ -325,7 +326,7 @@ def _filled_hole(
     tried: Sequence[Tried],
     decode: Decode,
 ) -> FilledHole:
-    shares = _shares([each.score for each in tried])
+    shares = softmax([each.score for each in tried]) if tried else ()
     alternatives = tuple(
         Alternative(decode(each.ids), len(each.ids), each.score, share)
         for each, share in zip(tried, shares, strict=True)
@@ -337,10 +338,3 @@ def _filled_hole(
         return FilledHole(decode(ids), ids, probability, probabilities, alternatives)
     chosen = (a.probability for a, t in zip(alternatives, tried, strict=True) if t.ids == (*ids,))
     return FilledHole(decode(ids), ids, next(chosen, 1.0), [], alternatives)
-
-
-def _shares(scores: Sequence[float]) -> list[float]:
-    """Softmax."""
-    top = max(scores, default=0.0)
-    weights = [math.exp(score - top) for score in scores]
-    return [weight / sum(weights) for weight in weights]

@@ -39,41 +39,27 @@ KEPT_REFUSALS = 256
 class GrammarCache:
     """Compiles for one vocabulary. Any thread may use it."""
 
-    def __init__(self, tokens: Callable[[], GrammarTokens]) -> None:
-        """tokens: called at the first grammar."""
-        self._make_tokens = tokens
-        self._tokens: GrammarTokens | None = None
+    def __init__(self, tokens: GrammarTokens) -> None:
+        self.tokens = tokens
+        self.trials: Trials | None = None  # of a cache that is guarded
         self._grammars: OrderedDict[Source, Grammar] = OrderedDict()
         self._tried: OrderedDict[Source, Tried] = OrderedDict()  # and not compiled yet
         self._refusals: OrderedDict[bytes, Refused] = OrderedDict()  # by digests of sources
         self._going: dict[Source, Future[Grammar]] = {}
         self._lock = Lock()
-        self._trials: Trials | None = None
-
-    @property
-    def tokens(self) -> GrammarTokens:
-        with self._lock:
-            if self._tokens is None:
-                self._tokens = self._make_tokens()
-            return self._tokens
-
-    @property
-    def trials(self) -> Trials | None:
-        """Those of a cache that is guarded."""
-        return self._trials
 
     def guard(self, busy: Callable[[str], Exception] = RuntimeError) -> None:
         """From now on every source is tried in another process before it is compiled in this one.
         busy: the error where too many wait for that. Without effect where processes cannot fork,
         as on Windows."""
         with self._lock:
-            if self._trials is None and hasattr(os, "fork"):
-                self._trials = Trials(self._vocabulary, busy, self._trial_ended)
+            if self.trials is None and hasattr(os, "fork"):
+                self.trials = Trials(self._vocabulary, busy, self._trial_ended)
 
     def close(self, error: Exception) -> None:
         """Ends the process of trials, and those under way with the error."""
-        if self._trials is not None:
-            self._trials.close(error)
+        if self.trials is not None:
+            self.trials.close(error)
 
     def tried(self, source: Source, client: str = "") -> Future[Any]:
         """Begins to try a source, unless that is not needed; `grammar` then only compiles it.
@@ -84,8 +70,8 @@ class GrammarCache:
         with self._lock:
             is_known = source in self._grammars or source in self._tried
             refusal = self._refusals.get(digest)
-        if self._trials is not None and has_ends and not is_known and refusal is None:
-            return self._trials.start(source, client)
+        if self.trials is not None and has_ends and not is_known and refusal is None:
+            return self.trials.start(source, client)
         done = Future[None]()
         if refusal is None:
             done.set_result(None)
@@ -119,11 +105,11 @@ class GrammarCache:
         return _result(mine)
 
     def _compiled(self, source: Source, tokens: GrammarTokens) -> Grammar:
-        if self._trials is None or not tokens.end_ids:
+        if self.trials is None or not tokens.end_ids:
             return on_a_stack_of(SERVER_STACK, lambda: source.compile(tokens))
         with self._lock:
             tried = self._tried.pop(source, None)
-        made = tried or self._trials.start(source).result()
+        made = tried or self.trials.start(source).result()
         work = partial(compiled_grammar, made.text, made.field, tokens)
         grammar = on_a_stack_of(SERVER_STACK, work, NICENESS)
         return replace(grammar, notes=made.notes)

@@ -145,9 +145,15 @@ class Answer:
     order_spread: float = 0.0
 
     @property
-    def _most_probable(self) -> int:
-        """Of equals the first."""
+    def best(self) -> int:
+        """The number of the most probable option; of equals the first."""
         return max(range(len(self.probabilities)), key=self.probabilities.__getitem__)
+
+    @property
+    def confidence(self) -> float:
+        """(max p - 1/n) / (1 - 1/n), as System One has it of a choice; 1 for one option."""
+        n = len(self.probabilities)
+        return 1.0 if n == 1 else _unit((max(self.probabilities) - 1 / n) / (1 - 1 / n))
 
 
 class YesNoAnswer(Answer):
@@ -155,23 +161,12 @@ class YesNoAnswer(Answer):
 
     @property
     def probability(self) -> float:
-        """Of yes."""
+        """The probability of yes."""
         return self.probabilities[0]
 
 
 class ChoiceAnswer(Answer):
     """Which option applies."""
-
-    @property
-    def choice(self) -> int:
-        """The number of the most probable option; of equals the first."""
-        return self._most_probable
-
-    @property
-    def confidence(self) -> float:
-        """(max p - 1/n) / (1 - 1/n), as System One has it; 1 for one option."""
-        n = len(self.probabilities)
-        return 1.0 if n == 1 else _unit((max(self.probabilities) - 1 / n) / (1 - 1 / n))
 
 
 class ScoreAnswer(Answer):
@@ -183,19 +178,14 @@ class ScoreAnswer(Answer):
         return math.fsum(i * p for i, p in enumerate(self.probabilities))
 
     @property
-    def mode(self) -> int:
-        """The most probable level; of equals the lowest."""
-        return self._most_probable
-
-    @property
     def confidence(self) -> float:
-        """max(0, 1 - Σ pᵢ · |i - mode| / D) with D = Σ |i - (n - 1)/2| / n, the distance that
+        """max(0, 1 - Σ pᵢ · |i - best| / D) with D = Σ |i - (n - 1)/2| / n, the distance that
         equal probabilities have from the middle, as System One has it; 1 for one level."""
-        n, mode = len(self.probabilities), self.mode
+        n, best = len(self.probabilities), self.best
         if n == 1:
             return 1.0
         spread = math.fsum(abs(i - (n - 1) / 2) for i in range(n)) / n
-        off = math.fsum(p * abs(i - mode) for i, p in enumerate(self.probabilities))
+        off = math.fsum(p * abs(i - best) for i, p in enumerate(self.probabilities))
         return _unit(1 - off / spread)
 
 

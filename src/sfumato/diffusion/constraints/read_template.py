@@ -304,22 +304,6 @@ class ReadTemplate:
             self._lines[key] = Line(self.encode, before, after)
         return self._lines[key]
 
-    def prefix(self, state: str) -> list[int]:
-        """The ids that come before every question where the state does."""
-        return [*self.head, *self.encode(state)]
-
-    def after_state(self, question: str) -> list[int]:
-        """The ids of a question that follows its state."""
-        return [*self.encode(BETWEEN + question), *self.tail]
-
-    def before_state(self, question: str, state: Sequence[int]) -> list[int]:
-        """The ids behind `head` where the question comes first; state: `then`."""
-        return [*self.encode(question), *state, *self.tail]
-
-    def then(self, state: str) -> list[int]:
-        """The ids of a state that follows its question."""
-        return self.encode(BETWEEN + state)
-
     def canvas(
         self,
         body: Sequence[int],

@@ -218,14 +218,9 @@ class Trials:
         self._first = _Turn(TRY, FIRST_S)
         self._long = _Turn(RUN_ON, MOST_S)
         self._open: dict[Source, _Trial] = {}
-        self._process: TrialProcess | None = None
+        self.process: TrialProcess | None = None  # the one that runs now
         self._count, self._dead_in_a_row = 0, 0
         self._lock = Lock()
-
-    @property
-    def process(self) -> TrialProcess | None:
-        """The one that runs now."""
-        return self._process
 
     def start(self, source: Source, client: str = "") -> Future[Tried]:
         """Begins a trial, which ends early where all its futures are cancelled. client: takes turns
@@ -247,7 +242,7 @@ class Trials:
     def close(self, error: Exception) -> None:
         """Ends the process, and all trials with the error. A later trial starts another one."""
         with self._lock:
-            process, self._process = self._process, None
+            process, self.process = self.process, None
             trials = self._forget_all()
         if process is not None:
             process.close()
@@ -269,10 +264,10 @@ class Trials:
         for turn in (self._first, self._long):
             if (trial := turn.next()) is not None:
                 trial.starts += 1
-                if self._process is None:
-                    self._process = TrialProcess(self._vocabulary, self._answered, self._died)
+                if self.process is None:
+                    self.process = TrialProcess(self._vocabulary, self._answered, self._died)
                 body = pickle.dumps(trial.source)
-                self._process.send(Frame(trial.number, turn.kind, turn.seconds, body))
+                self.process.send(Frame(trial.number, turn.kind, turn.seconds, body))
 
     def _left(self, trial: _Trial, future: Future[Tried]) -> None:
         """Ends a trial for which no one waits any longer."""
@@ -284,13 +279,13 @@ class Trials:
             if trial.waiting or self._open.get(trial.source) is not trial:
                 return
             del self._open[trial.source]
-            if not trial.turn.remove(trial) and self._process is not None:
-                self._process.send(Frame(trial.number, END))
+            if not trial.turn.remove(trial) and self.process is not None:
+                self.process.send(Frame(trial.number, END))
 
     def _answered(self, process: TrialProcess, frame: Frame) -> None:
         """What came of a trial; in a thread of the process."""
         with self._lock:
-            if process is not self._process:
+            if process is not self.process:
                 return
             self._dead_in_a_row = 0
             running = self._first.running
@@ -341,9 +336,9 @@ class Trials:
     def _died(self, process: TrialProcess) -> None:
         """The process has ended by itself, or could not be started; in a thread of it."""
         with self._lock:
-            if process is not self._process:
+            if process is not self.process:
                 return
-            self._process = None
+            self.process = None
             self._dead_in_a_row += 1
             failed = []
             if self._dead_in_a_row >= _MOST_STARTS:

@@ -305,7 +305,7 @@ def _answer(typed: Typed, answer: Answer) -> dict[str, Any]:
     if isinstance(typed, OpenAIChoice):
         assert isinstance(answer, ChoiceAnswer)
         values = [option.value for option in typed.choices]
-        head["choice"] = values[answer.choice]
+        head["choice"] = values[answer.best]
         head["probabilities"] = [
             {"value": value, "probability": p} for value, p in zip(values, likely, strict=True)
         ]

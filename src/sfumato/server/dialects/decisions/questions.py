@@ -405,7 +405,7 @@ def answer_of(typed: MapQuestion, answer: Answer, levels: Sequence[Any]) -> dict
         names = list(typed.criteria)
         own: dict[str, Any] = {
             "type": "choice",
-            "choice": names[answer.choice],
+            "choice": names[answer.best],
             "probabilities": dict(zip(names, answer.probabilities, strict=True)),
         }
     else:
