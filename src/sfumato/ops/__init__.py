@@ -28,8 +28,13 @@ from sfumato.ops.attention_reference import (
 )
 from sfumato.ops.cpu import kernels, library, torch_steady
 from sfumato.ops.cpu.attention import multiplies_bf16
-from sfumato.ops.cpu.columns import column_bytes, pack_columns, packs_columns
-from sfumato.ops.cpu.panels import ACTIVATIONS, rounding
+from sfumato.ops.cpu.panels import (
+    ACTIVATIONS,
+    column_bytes,
+    pack_columns,
+    packs_columns,
+    rounding,
+)
 from sfumato.ops.online_softmax import Bans, SoftmaxState, update_softmax
 from sfumato.ops.packing import pack, packed_bytes, packs
 from sfumato.ops.reference import (

@@ -9,8 +9,7 @@ from tests.ops.cpu.forced import blocks, compiled, each_isa, forced, normal, rel
 from sfumato import ops
 from sfumato.model.head import VocabularyHead
 from sfumato.ops.cpu import kernels
-from sfumato.ops.cpu.columns import column_bytes, pack_columns, packs_columns
-from sfumato.ops.cpu.panels import pack
+from sfumato.ops.cpu.panels import column_bytes, pack, pack_columns, packs_columns
 from sfumato.weights.formats import of_files
 
 

@@ -122,12 +122,12 @@ def test_what_the_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
 @compiled
 def test_a_refusal_is_an_error() -> None:
     with pytest.raises(ValueError, match="sf_pack: the compiled library refuses"):
-        library.loaded().run("sf_pack", 0, 2, None, 1, 16, 32, None)
+        library.run("sf_pack", 2, None, 1, 16, 32, None)
 
 
 def test_threads_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    code: Any = SimpleNamespace(sf_pack=lambda *given: 0 if given == (1, 2, 7) else -1)
+    code: Any = SimpleNamespace(sf_pack=lambda *given: 0 if given == (0, 1, 2, 7) else -1)
     Kernels(code, "portable").run("sf_pack", 1, 2)
 
 

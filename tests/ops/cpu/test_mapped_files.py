@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.ops.cpu.forced import compiled
 
-from sfumato.ops.cpu import mapped_files
+from sfumato.ops.cpu import library
 from sfumato.weights.files.tensorfile import map_file
 
 SRC = Path(__file__).resolve().parents[3] / "src"
@@ -21,7 +21,7 @@ FAULT = """
 import faulthandler, os, signal, sys
 from pathlib import Path
 import numpy
-from sfumato.ops.cpu.mapped_files import watch
+from sfumato.ops.cpu.library import watch
 from sfumato.weights.files.tensorfile import map_file
 
 model, other, order, broken = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]
@@ -59,7 +59,7 @@ def _fault(
 def test_the_file_is_named_in_one_line(tmp_path: Path, order: str) -> None:
     code, stderr = _fault(tmp_path, order)
     report, line = stderr[: stderr.rfind("sfumato: ")], stderr[stderr.rfind("sfumato: ") :]
-    assert code == mapped_files.EXIT_CODE
+    assert code == library.EXIT_CODE
     assert line.startswith(f"sfumato: error: {tmp_path}/model.gguf: a part of this file cannot be ")
     assert line.endswith("start again\n") and line.count("\n") == 1
     assert ("Fatal Python error: Bus error" in report) == (order == "after")
@@ -87,15 +87,15 @@ def test_a_file_is_watched_for_as_long_as_it_is_mapped(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(bytes(mmap.PAGESIZE))
     for _ in range(3000):
-        assert mapped_files.watch(map_file(path), 4096, 1, path)
+        assert library.watch(map_file(path), 4096, 1, path)
 
 
 def test_without_the_library_nothing_is_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mapped_files.library, "LIBRARY", tmp_path / "none.so")
-    mapped_files._code.cache_clear()
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "none.so")
+    library._code.cache_clear()
     try:
-        assert not mapped_files.watch(object(), 4096, 1, tmp_path)
+        assert not library.watch(object(), 4096, 1, tmp_path)
     finally:
-        mapped_files._code.cache_clear()
+        library._code.cache_clear()

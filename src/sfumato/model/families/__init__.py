@@ -18,7 +18,7 @@ from sfumato.model.families.family import (
     ReadFormat,
     SamplerKeys,
 )
-from sfumato.ops.cpu.mapped_files import watch
+from sfumato.ops.cpu.library import watch
 from sfumato.weights.checkpoint import Checkpoint, open_with
 from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.files.locate import Kind
@@ -41,7 +41,7 @@ FAMILIES: tuple[Family, ...] = (DIFFUSION_GEMMA,)
 
 def open_checkpoint(path: str | Path, families: Sequence[Family] = FAMILIES) -> Checkpoint:
     """Opens the checkpoint at `path`: a .gguf or .safetensors file, an index, or a folder. Where
-    a file is truncated while it is in use, the process ends with its name (`ops.cpu.mapped_files`).
+    a file is truncated while it is in use, the process ends with its name (`ops.cpu.library`).
 
     Raises CheckpointError, naming file and field, if anything in it cannot be used.
     """

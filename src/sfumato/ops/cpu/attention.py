@@ -105,9 +105,8 @@ def attend(
     keys, values = ([_side_by_side(part, q.dtype) for part in parts] for parts in (keys, values))
     rows = _rows(keys, q.dtype), _rows(values, q.dtype)
     window = EVERYTHING if causal is None or causal.window is None else causal.window
-    kernels = library.loaded()
-    kernels.run(
-        *("sf_attention", kernels.level, given.data_ptr(), DTYPES[given.dtype], tokens, heads),
+    library.run(
+        *("sf_attention", given.data_ptr(), DTYPES[given.dtype], tokens, heads),
         *(kv_heads, d, ctypes.addressof(rows[0]), ctypes.addressof(rows[1])),
         *(len(keys), *pointers, window, out.data_ptr(), DTYPES[out.dtype]),
     )
@@ -190,8 +189,7 @@ def attend_shared(
         *(EVERYTHING if causal.window is None else causal.window, out.data_ptr()),
         DTYPES[out.dtype],
     )
-    kernels = library.loaded()
-    kernels.run("sf_shared_attention", kernels.level, ctypes.addressof(call))
+    library.run("sf_shared_attention", ctypes.addressof(call))
     return out.to(q.dtype)
 
 
@@ -244,8 +242,7 @@ def canvas_attention(
         *(stored, size),
         *(x.data_ptr() for x in (*numbers, out)),
     )
-    kernels = library.loaded()
-    kernels.run("sf_canvas_attention", kernels.level, ctypes.addressof(call))
+    library.run("sf_canvas_attention", ctypes.addressof(call))
     return out
 
 

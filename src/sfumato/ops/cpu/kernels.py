@@ -37,12 +37,12 @@ def linear(x: Tensor, weight: PackedTensor, tile: int | None = None) -> Tensor:
     """`x @ weight.T`: x [..., in], weight [out, in] → [..., out] in x's dtype."""
     rows, columns = weight.shape
     assert x.shape[-1] == columns, f"{x.shape} by {weight.shape}"
-    kernels, given = library.loaded(), contiguous(x)
+    given = contiguous(x)
     out = given.new_empty(*x.shape[:-1], rows)
     if x.numel() == 0:
         return out.to(x.dtype)
-    kernels.run(
-        *("sf_linear", kernels.level, weight.mode, weight.kind, weight.data.data_ptr()),
+    library.run(
+        *("sf_linear", weight.mode, weight.kind, weight.data.data_ptr()),
         *(rows, columns, given.data_ptr(), DTYPES[given.dtype], given.numel() // columns),
         *(out.data_ptr(), DTYPES[out.dtype]),
     )
@@ -61,15 +61,15 @@ def experts(
     assert gate_up.shape == (count, 2 * inner, hidden) and x.shape[-1] == hidden
     assert chosen.shape == shares.shape == (len(x), chosen.shape[-1])
     assert chosen.dtype == torch.int64, f"choices are int64, not {chosen.dtype}"
-    kernels, given = library.loaded(), contiguous(x)
+    given = contiguous(x)
     chosen, shares = chosen.contiguous(), shares.float().contiguous()
     out = torch.zeros_like(given)
     if chosen.numel() == 0:
         return out.to(x.dtype)
     # Where the two differ, as with one of them in bfloat16, the more exact serves both.
     mode = max(gate_up.mode, down.mode)
-    kernels.run(
-        *("sf_experts", kernels.level, mode, gate_up.kind, gate_up.data.data_ptr()),
+    library.run(
+        *("sf_experts", mode, gate_up.kind, gate_up.data.data_ptr()),
         *(down.kind, down.data.data_ptr(), count, hidden, inner),
         *(given.data_ptr(), DTYPES[given.dtype], len(given)),
         *(chosen.data_ptr(), shares.data_ptr(), chosen.shape[-1]),
@@ -92,9 +92,8 @@ def dequantize(weight: QuantizedTensor, dtype: torch.dtype, spare: Tensor | None
         out = torch.empty(weight.shape, dtype=dtype if dtype in DTYPES else torch.float32)
     if out.numel() == 0:
         return out.to(dtype)
-    kernels = library.loaded()
-    kernels.run(
-        *("sf_dequantize", kernels.level, weight.format.ggml_type, weight.data.data_ptr()),
+    library.run(
+        *("sf_dequantize", weight.format.ggml_type, weight.data.data_ptr()),
         *(out.numel(), out.data_ptr(), DTYPES[out.dtype]),
     )
     return out.to(dtype)
@@ -120,9 +119,8 @@ def geglu(gate: Tensor, up: Tensor) -> Tensor:
     if out.numel() == 0:
         return out
     gate, up = _rows(gate), _rows(up)
-    kernels = library.loaded()
-    kernels.run(
-        *("sf_geglu", kernels.level, gate.data_ptr(), gate.stride(0)),
+    library.run(
+        *("sf_geglu", gate.data_ptr(), gate.stride(0)),
         *(up.data_ptr(), up.stride(0), DTYPES[gate.dtype], len(gate), columns, out.data_ptr()),
     )
     return out
@@ -145,9 +143,8 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         return out
     weight = weight if weight is None else weight.contiguous()
     scale = (None, 0) if weight is None else (weight.data_ptr(), DTYPES[weight.dtype])
-    kernels = library.loaded()
-    kernels.run(
-        *("sf_rms_norm", kernels.level, x.data_ptr(), DTYPES[x.dtype], x.numel() // columns),
+    library.run(
+        *("sf_rms_norm", x.data_ptr(), DTYPES[x.dtype], x.numel() // columns),
         *(columns, *scale, eps, out.data_ptr()),
     )
     return out
@@ -163,9 +160,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     out = torch.empty_like(x)
     if x.numel() == 0:
         return out
-    kernels = library.loaded()
-    kernels.run(
-        *("sf_rotate", kernels.level, x.data_ptr(), DTYPES[x.dtype], math.prod(tokens), heads),
+    library.run(
+        *("sf_rotate", x.data_ptr(), DTYPES[x.dtype], math.prod(tokens), heads),
         *(half, cos.data_ptr(), sin.data_ptr(), out.data_ptr()),
     )
     return out
@@ -230,6 +226,5 @@ def update_softmax(
         *(state.argmax.data_ptr(), state.top.data_ptr(), state.top_ids.data_ptr()),
         *(fade.data_ptr(), sums.data_ptr(), mass.data_ptr(), DTYPES[dtype]),
     )
-    kernels = library.loaded()
-    kernels.run("sf_softmax_update", kernels.level, ctypes.addressof(call))
+    library.run("sf_softmax_update", ctypes.addressof(call))
     return mass, sums, fade

@@ -7,6 +7,11 @@ the best is a table and never timed, for what is rounded otherwise may become an
 Every call takes as many threads as torch has at that time (`torch.get_num_threads()`), so that one
 setting governs both.  They are the same threads, too: the library is loaded after torch, and finds
 the OpenMP runtime that torch brought.  Knows C types, and neither weights nor operations.
+
+The library also says which mapped file was truncated, in one line in place of a silent death.  A
+page of a mapped file that is not there any more is a fault of the machine (SIGBUS), which no
+exception of Python's can be.  The library handles that signal for the addresses that `watch`
+registers, and passes on others; without it the process ends as the system does it.
 """
 
 from __future__ import annotations
@@ -14,8 +19,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import weakref
 from ctypes import c_char_p, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -114,12 +121,14 @@ class Kernels:
         return self.isa == "amx"
 
     def run(self, name: str, *arguments: int | float | None) -> None:
-        """Calls a function on torch's number of threads, which is its last argument.
+        """Calls a function with the instruction set first, but for `sf_unpack`, which has none, and
+        torch's number of threads last.
 
         Raises ValueError where the library refuses an argument, MemoryError where it finds no
         memory for its buffers.
         """
-        code = getattr(self.code, name)(*arguments, torch.get_num_threads())
+        level = () if name == "sf_unpack" else (self.level,)
+        code = getattr(self.code, name)(*level, *arguments, torch.get_num_threads())
         if code == _NO_MEMORY:
             raise MemoryError(f"{name}: no memory for the buffers of the compiled library")
         if code != 0:
@@ -186,6 +195,11 @@ def loaded() -> Kernels:
     return kernels
 
 
+def run(name: str, *arguments: int | float | None) -> None:
+    """`Kernels.run` of the kernels, where there must be some."""
+    loaded().run(name, *arguments)
+
+
 def refusal(device: torch.device) -> str:
     """Why the kernels serve no operation on a CPU; empty where they do."""
     return "" if kernels is not None else reason
@@ -197,3 +211,28 @@ def describe() -> tuple[str, str]:
         return "torch", reason
     threads = "" if kernels.code.sf_has_threads() else ", without OpenMP: one thread"
     return f"compiled, {kernels.isa}{' with bf16' if kernels.bf16 else ''}{threads}", reason
+
+
+EXIT_CODE = 70
+"""As of a server whose engine has stopped; sysexits.h: internal error."""
+
+
+@cache
+def _code() -> ctypes.CDLL | None:
+    """The library, also where its operations are not chosen."""
+    try:
+        return load(LIBRARY)
+    except OSError:
+        return None
+
+
+def watch(mapping: object, address: int, nbytes: int, path: Path) -> bool:
+    """Registers a mapped file for as long as the `mapping` lives. False where a fault of it would
+    end the process without a line."""
+    code = _code()
+    number = code.sf_watch(address, nbytes, os.fsencode(path), EXIT_CODE) if code else -1
+    if code is None or number < 0:
+        return False
+    # Not at the exit, when threads may still compute.
+    weakref.finalize(mapping, code.sf_unwatch, number).atexit = False
+    return True

@@ -5,6 +5,13 @@ are rounded to float16 where a format's own are products of two numbers, so that
 at most 2⁻¹¹ of its scaled code and of its offset; products beyond float16's range, as only a
 hostile file has them, become its largest number, while infinite ones stay infinite.  The layout is
 the library's (`csrc/sfumato.h`); here panels are bytes.
+
+A matrix may also be in panels by its columns, for sums of its rows, such as the head's soft
+embeddings.  Such a panel holds int8 with a float16 scale for each column of 32 rows, and is
+multiplied by int8 that is never below zero: masses, in blocks of 32 with a float32 scale each.  So
+a processor without products of bfloat16 needs no float32 of the whole vocabulary.  Both are rounded
+by 1/254 of the largest of their 32 at most; the relative L2 error of a sum of many rows is about
+7e-3.
 """
 
 from __future__ import annotations
@@ -28,6 +35,8 @@ ACTIVATIONS = ("int8", "bf16")
 ROUNDING = {"int8": 2.0**-8, "bf16": 2.0**-10}
 """How far activations are off, rounded so, in L2 and relative to their norm: somewhat less than
 that, so that an error under it is hidden. Of normal numbers it is 5e-3 and 1.6e-3."""
+
+COLUMNS = 8  # SF_SIGNED_BYTES of csrc/sfumato.h: the kind of panels by columns
 
 SMALL = 1 << 16  # elements; a smaller bfloat16 matrix is multiplied as quickly by torch
 
@@ -67,7 +76,7 @@ class PackedTensor(Stored):
         out = torch.empty(self.shape)
         if out.numel() == 0:
             return out.to(dtype)
-        library.loaded().run(
+        library.run(
             *("sf_unpack", self.kind, self.data.data_ptr()),
             *(matrices, rows, columns, out.data_ptr()),
         )
@@ -123,9 +132,8 @@ def panels(data: Tensor, format: str, shape: tuple[int, ...], activations: str) 
     matrices, rows, columns = _sizes(shape)
     data = data.contiguous()
     out = torch.empty(*shape[:-2], packed_bytes(format, shape[-2:]), dtype=torch.uint8)
-    kernels = library.loaded()
-    kernels.run(
-        *("sf_pack", kernels.level, FORMATS[format].ggml_type, data.data_ptr()),
+    library.run(
+        *("sf_pack", FORMATS[format].ggml_type, data.data_ptr()),
         *(matrices, rows, columns, out.data_ptr()),
     )
     return PackedTensor(out, _kind(FORMATS[format]), FORMATS[format], shape, activations)
@@ -162,3 +170,35 @@ def _kind(format: Format) -> int:
 def _sizes(shape: tuple[int, ...]) -> tuple[int, int, int]:
     *leading, rows, columns = shape
     return math.prod(leading), rows, columns
+
+
+def packs_columns(weight: Tensor | QuantizedTensor, beside: Weight | None) -> bool:
+    """Whether `pack_columns` packs a matrix that is also multiplied in the form `beside`: blocks on
+    a CPU whose products are of int8, where the processor multiplies no bfloat16."""
+    kernels = library.kernels
+    if kernels is None or kernels.bf16 or not isinstance(weight, QuantizedTensor):
+        return False
+    return isinstance(beside, PackedTensor) and beside.activations == "int8"
+
+
+def column_bytes(shape: tuple[int, int]) -> int:
+    """Bytes of the panels of a matrix [rows, columns]."""
+    rows, columns = shape
+    size: int = library.loaded().code.sf_panel_bytes(COLUMNS, columns, rows)
+    assert size >= 0, f"{shape}: cannot be packed by columns"
+    return size
+
+
+def pack_columns(weight: QuantizedTensor, spare: Tensor | None = None) -> PackedTensor:
+    """The transposed matrix [columns, rows] in panels, for activations that are never below zero;
+    spare: uint8, memory of `column_bytes` at least, that may be taken for it."""
+    rows, columns = weight.shape
+    size = column_bytes((rows, columns))
+    out = torch.empty(size, dtype=torch.uint8) if spare is None else spare[:size]
+    assert out.dtype == torch.uint8 and out.numel() == size and out.is_contiguous()
+    data = weight.data.contiguous()
+    library.run(
+        *("sf_pack_columns", weight.format.ggml_type, data.data_ptr()),
+        *(rows, columns, out.data_ptr()),
+    )
+    return PackedTensor(out, COLUMNS, weight.format, (columns, rows), "int8")

@@ -112,7 +112,7 @@ class TensorFile:
 
 class FileSizes:
     """Mapped files, each for as long as some tensor is a view of it. A page behind the end of a
-    file that was truncated cannot be read: the process that tries ends (`ops.cpu.mapped_files`)."""
+    file that was truncated cannot be read: the process that tries ends (`ops.cpu.library`)."""
 
     def __init__(self, files: Iterable[TensorFile]) -> None:
         self._files = [(file.path, ref(file.mapping)) for file in files]
