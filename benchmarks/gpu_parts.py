@@ -28,7 +28,7 @@ from sfumato.model.placement import pick_device
 from sfumato.ops import triton
 from sfumato.ops.triton import self_test
 from sfumato.ops.triton.kernel import installed
-from sfumato.ops.triton.targets import architecture, own_architecture
+from sfumato.ops.triton.tiles import architecture, own_architecture
 
 CEILINGS = "1-ceilings.json"
 

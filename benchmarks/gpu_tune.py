@@ -31,8 +31,7 @@ from benchmarks.gpu_timing import device_limits
 from sfumato.bench.environment import environment
 from sfumato.model.placement import pick_device
 from sfumato.ops.triton import tiles
-from sfumato.ops.triton.targets import architecture
-from sfumato.ops.triton.tiles import Tile
+from sfumato.ops.triton.tiles import Tile, architecture
 
 FREE = "OUT"
 """The constant in which tiles of one kernel may differ between uses: it changes no sum."""

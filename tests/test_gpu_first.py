@@ -42,8 +42,7 @@ from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.ops import reference
 from sfumato.ops.triton import fill_cache, tiles
 from sfumato.ops.triton.kernel import Kernel
-from sfumato.ops.triton.targets import Target
-from sfumato.ops.triton.tiles import Tile
+from sfumato.ops.triton.tiles import Target, Tile
 
 CPU = torch.device("cpu")
 SIZES = Sizes(

@@ -10,7 +10,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from sfumato.ops.triton.children import Limits, _Child, run_bounded
+from sfumato.ops.triton.ahead_of_time import Limits, _Child, run_bounded
 
 
 def behave(how: str) -> str:

@@ -7,8 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -21,8 +19,6 @@ if installed():
 
 GPU = torch.device("cuda", 0)
 HIDDEN = 2816  # of the 26B-A4B
-TESTS: Any = {name: SimpleNamespace(kernel=name, candidate=0) for name in ("noise", "linear")}
-"""Stand for launches of self-tests."""
 
 SMALL = """
 from sfumato.ops.triton import fill_cache
@@ -41,7 +37,6 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) ->
     monkeypatch.setattr(fill_cache, "interpreting", lambda: False)
     monkeypatch.setattr(fill_cache, "architecture", lambda device: "sm_90")
     monkeypatch.setattr(fill_cache, "own_architecture", lambda device: 90)
-    monkeypatch.setattr(fill_cache, "launches", lambda device, twins: list(twins.values()))
     monkeypatch.setattr(fill_cache, "_serves", lambda job, device: job.candidate == 0)
     monkeypatch.setattr(fill_cache, "usable_cores", lambda: 3)
 
@@ -58,17 +53,15 @@ def test_what_the_cache_lacks_is_compiled(
 
     monkeypatch.setattr(fill_cache, "compile_apart", compiled)
     monkeypatch.setattr(fill_cache, "in_cache", lambda item: item[0].kernel != "linear")
-    fill_cache.fill(GPU, HIDDEN, TESTS)
+    fill_cache.fill(GPU, HIDDEN)
     assert calls == [({"linear"}, 3)]
     assert [each.message.partition(" kernels")[0] for each in caplog.records] == [
-        "compiling 17",
-        "compiled 17",
+        "compiling 16",
+        "compiled 16",
     ]
-    fill_cache.fill(GPU, 64, TESTS)  # a model whose sizes the kernels do not know: tests alone
-    assert calls.pop() == ({"linear"}, 1) and caplog.records.pop().message.startswith("compiled 1 ")
-    caplog.records.pop()
+    fill_cache.fill(GPU, 64)  # a model whose sizes the kernels do not know
     monkeypatch.setattr(fill_cache, "in_cache", lambda item: True)
-    fill_cache.fill(GPU, HIDDEN, TESTS)
+    fill_cache.fill(GPU, HIDDEN)
     assert len(calls) == 1 and len(caplog.records) == 2
 
 
@@ -79,7 +72,7 @@ def test_a_failure_is_one_line(
         raise ImportError("no such function of Triton")
 
     monkeypatch.setattr(fill_cache, "in_cache", fails)
-    fill_cache.fill(GPU, HIDDEN, TESTS)
+    fill_cache.fill(GPU, HIDDEN)
     assert [each.message for each in caplog.records] == [
         "kernels are compiled where they first run (ImportError: no such function of Triton)"
     ]

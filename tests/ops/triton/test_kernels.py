@@ -25,10 +25,10 @@ from sfumato.ops.triton import (
     ahead_of_time,
     prepare,
     self_test,
-    targets,
     twins,
 )
 from sfumato.ops.triton import kernel as kernel_module
+from sfumato.ops.triton import tiles as table_of_tiles
 from sfumato.ops.triton.kernel import (
     FP_FUSION,
     Kernel,
@@ -62,7 +62,7 @@ the scores of the vocabulary in the statistics after the product."""
 def test_every_kernel_has_tiles_for_every_architecture() -> None:
     assert set(table()["kernels"]) == set(all_kernels())
     for kernel in all_kernels():
-        for target in targets.TARGETS:
+        for target in table_of_tiles.TARGETS:
             uses = candidates(kernel, target)
             e4m3 = target in ("sm_89", "sm_90", "sm_100", "sm_120")
             has_none = kernel.endswith("_bytes") if e4m3 else kernel.endswith("_fp8")
@@ -228,7 +228,7 @@ def test_a_kernel_is_loaded_once_before_it_runs(monkeypatch: pytest.MonkeyPatch)
 def test_where_kernels_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_test, "interpreting", lambda: False)
     assert not self_test.usable(CPU)
-    assert targets.architecture(torch.device("meta")) is None
+    assert table_of_tiles.architecture(torch.device("meta")) is None
 
 
 def _items(node: ast.Dict) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -292,8 +292,6 @@ def test_what_is_compiled_ahead_of_time_is_what_is_launched() -> None:
     findings = json.loads(run.stdout)
     assert not findings["missing"], findings
     assert set(findings["names"]) == {k for k in table()["kernels"] if candidates(k, "sm_90")}
-    wide = {"attention_512", "attention_merge", "prefill_512", "read_512"}  # tested on a GPU alone
-    assert set(findings["names"]) - set(findings["tested"]) == wide
 
 
 @pytest.mark.skipif(not installed(), reason="Triton is not installed")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 import triton
 
-from sfumato.ops.triton import fill_cache, passed_tests, self_test
+from sfumato.ops.triton import self_test
 from sfumato.ops.triton.self_test import KernelTwin
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -23,7 +21,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A GPU")
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(passed_tests, "own_architecture", lambda device: 90)
+    monkeypatch.setattr(self_test, "own_architecture", lambda device: 90)
     monkeypatch.setattr(self_test, "slower", lambda operation, device: False)
     return folder
 
@@ -46,18 +44,10 @@ class Start:
 
 
 def test_a_second_start_tests_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And compiles nothing for tests, nor logs that it does."""
     first = Start(monkeypatch)
     assert first.ran == ["linear", "route"] and first.served == {"linear", "route"}
     second = Start(monkeypatch)
     assert second.ran == [] and second.served == first.served
-    noted: list[Any] = []
-    monkeypatch.setattr(fill_cache, "launches", lambda device, twins: noted.append(twins) or [])
-    monkeypatch.setattr(fill_cache, "serving", lambda device, formats: [])
-    monkeypatch.setattr(fill_cache, "own_architecture", lambda device: 90)
-    assert fill_cache._lacking(GPU, 64, second.twins) == [] == noted
-    fill_cache._lacking(GPU, 64, {**second.twins, "new": SimpleNamespace()})  # type: ignore[dict-item]
-    assert [list(each) for each in noted] == [["new"]]
 
 
 def test_what_fails_is_tested_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,14 +72,14 @@ def test_other_circumstances_are_tested(
     elif change == "device":
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Another")
     elif change == "architecture":
-        monkeypatch.setattr(passed_tests, "own_architecture", lambda device: 89)
+        monkeypatch.setattr(self_test, "own_architecture", lambda device: 89)
     elif change == "variable":
         monkeypatch.setenv("DISABLE_LLVM_OPT", "1")
     else:
         folder = tmp_path / "ops" / "triton"
         folder.mkdir(parents=True)
         (folder / "experts.py").write_text("")
-        monkeypatch.setattr(passed_tests, "__file__", str(folder / "passed_tests.py"))
+        monkeypatch.setattr(self_test, "__file__", str(folder / "self_test.py"))
     assert Start(monkeypatch).ran == ["linear", "route"]
 
 
@@ -113,4 +103,4 @@ def test_a_folder_that_takes_no_note_costs_a_test(
 def test_interpreted_kernels_leave_no_note(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_test, "_passed", {})
     self_test.prepare(CPU, {"linear": KernelTwin("linear", max, bool, lambda device: None)})
-    assert not device.exists() and passed_tests.kept(CPU) == frozenset()
+    assert not device.exists() and self_test.kept(CPU) == frozenset()

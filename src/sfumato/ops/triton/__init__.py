@@ -98,7 +98,7 @@ def prepare(
     """Tests the kernels on a device, once; the operations that they serve there from now on.
 
     hidden: size of a hidden state of the model that will be loaded, whose kernels are compiled
-    first, beside those of the tests, where Triton's cache lacks them; 0: none.  formats: of its
+    first, where Triton's cache lacks them; 0: none.  formats: of its
     quantized weights, for which the kernels are tested too.
 
     Call it before the first step on a device, and outside of a graph's capture. Where kernels
@@ -116,7 +116,7 @@ def prepare(
         log.warning("kernels: torch serves on %s, since Triton fails (%s)", device, why)
         return frozenset()
     if self_test.undecided(device, known):
-        import_module(f"{__name__}.fill_cache").fill(device, hidden, known, formats=formats)
+        import_module(f"{__name__}.fill_cache").fill(device, hidden, formats=formats)
     return self_test.prepare(device, known)
 
 

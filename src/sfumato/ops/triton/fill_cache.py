@@ -1,5 +1,4 @@
-"""Compiles into Triton's cache, before a start, the kernels of the 26B-A4B and of the self-tests
-that the cache lacks.
+"""Compiles into Triton's cache, before a start, the kernels of the 26B-A4B that the cache lacks.
 
 A process of its own compiles them, each kernel in a child, on all cores: it has not touched the
 device, and so may be forked and bounded in memory.  What is not compiled when the time is up, or
@@ -22,18 +21,29 @@ from typing import Any
 
 import torch
 
-from sfumato.ops.triton.ahead_of_time import Job, compile_source, jobs, source_of
-from sfumato.ops.triton.children import Limits, Outcome, run_bounded
+from sfumato.ops.triton.ahead_of_time import (
+    Job,
+    Limits,
+    Outcome,
+    compile_source,
+    jobs,
+    run_bounded,
+    source_of,
+)
 from sfumato.ops.triton.kernel import all_kernels, interpreting
-from sfumato.ops.triton.noted import Noted
 from sfumato.ops.triton.planes import LAYOUTS
-from sfumato.ops.triton.self_test import KernelTwin, launches, untested
-from sfumato.ops.triton.targets import TARGETS, Target, architecture, own_architecture
-from sfumato.ops.triton.tiles import candidates, tile_for
+from sfumato.ops.triton.tiles import (
+    TARGETS,
+    Target,
+    architecture,
+    candidates,
+    own_architecture,
+    tile_for,
+)
 
 log = logging.getLogger(__name__)
 
-Item = tuple[Job | Noted, int | str]
+Item = tuple[Job, int | str]
 """A compilation, and the device's own architecture, as Triton names it."""
 
 LIMITS = Limits(90, 16 << 30)
@@ -44,45 +54,22 @@ _MEMORY = 2 << 30  # bytes of the machine's memory for each child, several times
 
 
 def fill(
-    device: torch.device,
-    hidden: int,
-    twins: dict[str, KernelTwin],
-    seconds: float = SECONDS,
-    formats: Collection[str] = (),
+    device: torch.device, hidden: int, seconds: float = SECONDS, formats: Collection[str] = ()
 ) -> None:
     """Compiles what a device's launches would not find in Triton's cache.
 
     hidden: size of a hidden state of the model; where it is another than that of which the kernels
-    know the sizes, only the launches of self-tests are compiled.  twins: those that are tested, by
-    operation.  seconds: of all, at most; then the children are killed.  formats: of the model's
-    quantized weights.  Raises nothing: a failure is one log line.
+    know the sizes, nothing is compiled.  seconds: of all, at most; then the children are killed.
+    formats: of the model's quantized weights.  Raises nothing: a failure is one log line.
     """
     if device.type != "cuda" or interpreting() or architecture(device) is None:
         return
     try:
-        _fill(_lacking(device, hidden, twins, formats), seconds)
+        if all_kernels()["listed_scores"].sizes["HIDDEN"] == hidden:
+            _fill([item for item in serving(device, formats) if not in_cache(item)], seconds)
     except Exception as error:  # Triton's own functions, a system without memory for processes
         why = f"{type(error).__name__}: {error}"
         log.warning("kernels are compiled where they first run (%s)", why)
-
-
-def _lacking(
-    device: torch.device,
-    hidden: int,
-    twins: dict[str, KernelTwin],
-    formats: Collection[str] = (),
-) -> list[Item]:
-    """The compilations that the cache lacks, those of self-tests first: they run first, but where
-    they passed at an earlier start. A cache that lacks none of the model's has those of self-tests
-    from the same start."""
-    known = all_kernels()["listed_scores"].sizes["HIDDEN"] == hidden
-    work = [item for item in serving(device, formats) if not in_cache(item)] if known else []
-    tested = untested(device, twins)
-    if (known and not work) or not tested:
-        return work
-    number = own_architecture(device)
-    tests: list[Item] = [(noted, number) for noted in launches(device, tested)]
-    return [*(item for item in tests if not in_cache(item)), *work]
 
 
 def _fill(work: list[Item], seconds: float) -> None:
@@ -112,8 +99,8 @@ def serving(device: torch.device, formats: Collection[str] = ()) -> list[Item]:
 
 def _wanted(job: Job, formats: Collection[str]) -> bool:
     kernel = all_kernels()[job.kernel]
-    if kernel.format and kernel.format not in formats:
-        return False
+    if kernel.format:
+        return kernel.format in formats
     return not kernel.columns or job.variant.partition(": ")[0] in formats
 
 
@@ -161,8 +148,6 @@ def _parts(item: Item) -> tuple[Any, dict[str, Any], Target]:
     """What Triton compiles, its options, and for what."""
     job, number = item
     target = replace(TARGETS[job.target], number=number)
-    if isinstance(job, Noted):
-        return job.source(), job.options, target
     kernel = all_kernels()[job.kernel].as_variant(job.variant)
     tile = candidates(job.kernel, job.target)[job.use][job.candidate]
     return *source_of(kernel, tile, target), target
@@ -206,16 +191,12 @@ def main() -> None:
         signal.signal(number, lambda number, frame: sys.exit(1))  # ends the children too
     given: dict[str, Any] = json.loads(sys.stdin.read())
     signal.setitimer(signal.ITIMER_REAL, given["seconds"])  # whatever becomes of the parent
-    work = [_item(each, number) for each, number in given["work"]]
+    work: list[Item] = [(Job(**each), number) for each, number in given["work"]]
     failures = []
     for outcome in compile_all(work, given["cores"], LIMITS):
         if outcome.failure:
             failures.append(f"{outcome.item[0]}: {outcome.failure}")
     print(json.dumps(failures))
-
-
-def _item(fields: dict[str, Any], number: int | str) -> Item:
-    return (Noted if "signature" in fields else Job)(**fields), number
 
 
 if __name__ == "__main__":

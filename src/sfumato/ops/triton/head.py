@@ -33,7 +33,6 @@ from sfumato.ops.triton.operands import matrix, multiplied
 from sfumato.ops.triton.planes import PlaneTensor, takes
 from sfumato.ops.triton.self_test import (
     assert_close,
-    check,
     error_bound,
     random_like,
     random_weight,
@@ -345,18 +344,18 @@ def _check_vocabulary(hidden: Tensor, weight: Tensor | PlaneTensor) -> None:
     uniform = torch.tensor([0.4, 0.9, 0.9], dtype=torch.float64, device=device)
     done = torch.arange(3, device=device) == 2
     every = vocabulary_head(hidden, weight, temperature, uniform, 30.0, None, done)
-    check(not every.soft[2].any(), "what is done is not zero")
+    assert not every.soft[2].any(), "what is done is not zero"
     out, hidden, temperature, uniform = every.part(0, 2), hidden[:2], temperature[:2], uniform[:2]
     weight = weight.to(dtype)
     scores = (hidden.double() @ weight.double().T / 30).tanh() * 30 / temperature[:, None]
     share = scores.softmax(dim=1)
     is_argmax = torch.equal(out.argmax, share.argmax(dim=1))
-    check(is_argmax, "another token is the most probable")
+    assert is_argmax, "another token is the most probable"
     drawn = out.drawn.clamp(0, vocab - 1)
     ends = share.cumsum(dim=1)
     low, high = ((ends - at * share).gather(1, drawn[:, None])[:, 0] for at in (1, 0))
     inside = (low - 1e-4 <= uniform) & (uniform <= high + 1e-4) & (drawn == out.drawn)
-    check(bool(inside.all()), "a wrong draw")
+    assert bool(inside.all()), "a wrong draw"
     assert_close(out.entropy, -(share * share.log()).sum(dim=1), 1e-3)
     top = share.topk(TOP, dim=1)[0]
     assert_close(out.top_probs, top, 1e-3)
@@ -372,7 +371,7 @@ def _check_mass(format: str, device: torch.device) -> None:
         scores, peak, total, argmax = vocabulary_mass(hidden, weight, ids, 30.0, 0, None)
         expected = (hidden.double() @ weight.to(hidden.dtype).double().T / 30).tanh() * 30
         is_argmax = torch.equal(argmax, expected.argmax(dim=1))
-        check(is_argmax, "another token is the most probable")
+        assert is_argmax, "another token is the most probable"
         assert_close(scores, expected.gather(1, ids), 1e-4)
         assert_close(peak + total.log(), expected.logsumexp(dim=1), 1e-4)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from sfumato.ops import attention_reference, reference
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.operands import elementwise
-from sfumato.ops.triton.self_test import KernelTwin, check, compare, random_like
+from sfumato.ops.triton.self_test import KernelTwin, compare, random_like
 from sfumato.ops.triton.tiles import tile_for
 
 
@@ -265,7 +265,7 @@ def _check_write(device: torch.device) -> None:
     expected = stored.clone()
     write_cache(stored, new, *numbers)
     attention_reference.write_cache.reference(expected, new, *numbers)
-    check(torch.equal(stored, expected), "the cache differs")
+    assert torch.equal(stored, expected), "the cache differs"
 
 
 TWINS = {

@@ -8,27 +8,32 @@ Where the environment variable TRITON_INTERPRET is 1 before Triton is imported, 
 process are interpreted on a CPU.  The interpreter multiplies the bit patterns of bfloat16 numbers
 and truncates where it stores them, so interpreted kernels get UPCAST = True, by which they
 multiply float32 operands, and tests give them float32 tensors.
+
+The interpreter replaces the operations of `triton.language` by its own before each launch and each
+call of a device function, and that takes longer than the kernel does.  `patch_once` has it do so
+once in a process.  Its matrix products are NumPy's, which on some processors sum in an order that
+depends on the number of rows; summed in float64 and rounded once, they do not show the order.
+Nothing changes where kernels are compiled.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
-from sfumato.ops.triton.interpreter import patch_once
 from sfumato.ops.triton.planes import LAYOUTS
-from sfumato.ops.triton.targets import has_copy_engine
-from sfumato.ops.triton.tiles import Tile
+from sfumato.ops.triton.tiles import Tile, has_copy_engine
 from sfumato.weights.formats import FORMATS
 
 MODULES = (
@@ -99,13 +104,6 @@ class Kernel:
         return bool(self.columns) and (self.as_variant(name).sizes[self.columns] or 0) % block == 0
 
 
-class _Instead(threading.local):
-    """Of each thread, since others may serve meanwhile."""
-
-    call: Callable[[Kernel, dict[str, Any]], None] | None = None
-
-
-_instead = _Instead()
 _kernels: dict[str, Kernel] = {}
 _counters: list[Counter[str]] = []
 _loaded: set[tuple[Any, ...]] = set()
@@ -147,7 +145,6 @@ def launch(
         counter[kernel.name] += 1
     if interpreting():
         patch_once()
-    if interpreting():
         _call(kernel.function[grid], kernel, tile, device, parameters)
         return
     try:
@@ -161,9 +158,7 @@ def load(kernel: Kernel, tile: Tile, device: torch.device, **parameters: Any) ->
     operation that must not end between two launches.  Raises LaunchError as `launch` does."""
     kinds = ((name, getattr(x, "dtype", x)) for name, x in sorted(parameters.items()))
     key = (kernel.name, device, *kinds)
-    if runs_nothing():
-        _call(kernel.function.warmup, kernel, tile, device, parameters)
-    if interpreting() or runs_nothing() or key in _loaded:
+    if interpreting() or key in _loaded:
         return
     warmup = partial(kernel.function.warmup, grid=(1,))
     try:
@@ -182,35 +177,25 @@ def _call(
     device: torch.device,
     parameters: dict[str, Any],
 ) -> Any:
+    with _current(device):
+        return run(**given(kernel, tile, device, parameters))
+
+
+def given(
+    kernel: Kernel, tile: Tile, device: torch.device, parameters: dict[str, Any]
+) -> dict[str, Any]:
+    """All parameters of a launch, and its options."""
     if "DESCRIPTORS" in kernel.function.arg_names:
         parameters = {**parameters, "DESCRIPTORS": has_copy_engine(device)}
-    given = {**parameters, **tile.constants, "UPCAST": interpreting()}
-    given |= {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": FP_FUSION}
-    with _current(device):
-        if _instead.call is not None:
-            return _instead.call(kernel, given)
-        return run(**given)
+    every = {**parameters, **tile.constants, "UPCAST": interpreting()}
+    return every | {
+        "num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": FP_FUSION
+    }  # fmt: skip
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:
     """Triton launches on the current device, whatever the device of the tensors."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def runs_nothing() -> bool:
-    """Whether something else stands in place of this thread's launches."""
-    return _instead.call is not None
-
-
-@contextmanager
-def in_place_of_launches(call: Callable[[Kernel, dict[str, Any]], None]) -> Iterator[None]:
-    """Calls this with each kernel that the thread would launch and with all that it would be given,
-    options included. The results of the launches are undefined."""
-    before, _instead.call = _instead.call, call
-    try:
-        yield
-    finally:
-        _instead.call = before
 
 
 @contextmanager
@@ -222,3 +207,42 @@ def counted_launches() -> Iterator[Counter[str]]:
         yield counter
     finally:
         _counters[:] = [other for other in _counters if other is not counter]
+
+
+class _Kept:
+    """What the interpreter takes for the record of a replacement: there is nothing to restore."""
+
+    def restore(self) -> None:
+        pass
+
+
+@cache
+def patch_once() -> None:
+    """Replaces the operations of the language for good; only where all kernels of the process are
+    interpreted."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patches: Any = interpreter
+    _steady_products(patches)
+    original = getattr(patches, "_patch_lang", None)
+    if original is None:  # another version of Triton: slower, and as right
+        return
+    # Kernels use the first module, and Triton's own device functions the second.
+    original(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    patches._patch_lang = lambda function: _Kept()
+
+
+def _steady_products(interpreter: Any) -> None:
+    """Has products of float32 tiles summed in float64."""
+    builder = interpreter.InterpreterBuilder
+    original = builder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *precision: Any) -> Any:
+        if not a.data.dtype == b.data.dtype == d.data.dtype == np.float32:
+            return original(self, a, b, d, *precision)
+        with np.errstate(invalid="ignore", over="ignore"):  # infinities, as a device takes them
+            product = np.matmul(a.data, b.data, dtype=np.float64).astype(np.float32)
+        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+
+    builder.create_dot = create_dot

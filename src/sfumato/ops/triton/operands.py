@@ -7,7 +7,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sfumato.ops.triton.kernel import interpreting
 from sfumato.ops.triton.planes import ALIGNMENT
-from sfumato.ops.triton.targets import has_copy_engine
+from sfumato.ops.triton.tiles import has_copy_engine
 
 EVERYTHING = 2**30
 """A window that no two positions are apart."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sfumato.ops.registry import PLANES
-from sfumato.ops.triton.targets import architecture
+from sfumato.ops.triton.tiles import architecture
 from sfumato.weights.formats import (
     FORMATS,
     KINDS,

@@ -4,22 +4,31 @@
 switches off, with one log line for each reason, what fails and what the table of tiles says is
 slower than torch.  Before `prepare`, no kernel serves: a test waits for the device, which a
 captured graph and a step must not.  Knows no operation by name.
+
+What has passed on a device is kept from start to start, in a note: a file in the folder of Triton's
+cache, which goes with it.  The note holds for one text of the kernels and of their references, one
+version of Triton, torch and the driver, and one kind of device; where any of these changes, the
+tests run again.  No note is an error: without one the tests run.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import os
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from sfumato.ops.device_check import mapped, tensors_of
-from sfumato.ops.triton import passed_tests
-from sfumato.ops.triton.kernel import installed, interpreting, runs_nothing
+from sfumato.ops.triton.kernel import installed, interpreting
 from sfumato.ops.triton.planes import (
     ALIGNMENT,
     LAYOUTS,
@@ -29,12 +38,8 @@ from sfumato.ops.triton.planes import (
     to_planes,
     twin_name,
 )
-from sfumato.ops.triton.targets import architecture
-from sfumato.ops.triton.tiles import slower
+from sfumato.ops.triton.tiles import architecture, own_architecture, slower
 from sfumato.weights.formats import FORMATS, KINDS, QuantizedTensor, ScaledTensor, round_rows
-
-if TYPE_CHECKING:
-    from sfumato.ops.triton.noted import Noted
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -112,12 +117,12 @@ def switch_off(operation: str, device: torch.device, error: Exception) -> None:
 def prepare(device: torch.device, twins: dict[str, KernelTwin]) -> frozenset[str]:
     """Tests the twins, by operation, on a device, each once; the operations that serve from now on.
 
-    What passed at an earlier start is not tested again: see `passed_tests`. Compiles kernels and
+    What passed at an earlier start is not tested again: see `kept`. Compiles kernels and
     waits for the device: call it before a graph is captured. Gives the memory of the tests back.
     """
     device = _indexed(device)
     if new := undecided(device, twins):
-        before = passed_tests.kept(device)
+        before = kept(device)
         reasons = {name: _why_not(twins[name], device, name not in before) for name in new}
         for reason in dict.fromkeys(filter(None, reasons.values())):
             names = ", ".join(name for name, each in reasons.items() if each == reason)
@@ -134,8 +139,8 @@ def prepare(device: torch.device, twins: dict[str, KernelTwin]) -> frozenset[str
 
 def _keep(device: torch.device) -> None:
     """Notes what passed, here and at earlier starts with weights of other formats."""
-    earlier = passed_tests.kept(device) - _failed.get(device, {}).keys()
-    passed_tests.keep(device, _passed[device] | earlier)
+    earlier = kept(device) - _failed.get(device, {}).keys()
+    keep(device, _passed[device] | earlier)
 
 
 def undecided(device: torch.device, names: Iterable[str]) -> list[str]:
@@ -162,23 +167,6 @@ def refusal(operation: str, device: torch.device) -> str:
     return _failed.get(device, {}).get(operation, "its kernels have not been tested yet")
 
 
-def launches(device: torch.device, twins: dict[str, KernelTwin]) -> list[Noted]:
-    """What the tests of the twins, by operation, would compile on a device: that of their launches
-    up to the first result that stops a test. Runs none."""
-    from sfumato.ops.triton.noted import noted_launches
-
-    device = _indexed(device)
-    with noted_launches(device) as notes:
-        for name, each in twins.items():
-            if slower(name, device):
-                continue
-            try:
-                each.check(device)
-            except Exception as error:  # results are undefined
-                log.debug("%s: its test was noted up to: %s", name, _line(error))
-    return notes
-
-
 def usable(device: torch.device) -> bool:
     """Whether kernels can run on a device at all."""
     if device.type == "cpu":
@@ -193,12 +181,6 @@ def why_unusable(device: torch.device) -> str:
     if architecture(_indexed(device)) is None:
         return "the table of tiles has none for this GPU"
     return ""
-
-
-def untested(device: torch.device, twins: dict[str, KernelTwin]) -> dict[str, KernelTwin]:
-    """Those of the twins, by operation, whose tests a start runs."""
-    kept = passed_tests.kept(_indexed(device))
-    return {name: each for name, each in twins.items() if name not in kept}
 
 
 def _why_not(twin: KernelTwin, device: torch.device, tests: bool) -> str:
@@ -224,17 +206,10 @@ def assert_close(out: Tensor, expected: Tensor, bound: float) -> None:
 
     The norm of a whole tensor shows a wrong tile, and does not trip over single roundings.
     """
-    if runs_nothing():
-        return
     wide, right = out.double(), expected.double()
     assert wide.isfinite().all(), "the result is not finite"
     error = float((wide - right).norm() / right.norm())
     assert error <= bound, f"the relative error is {error:.2e}, and {bound:.0e} is allowed"
-
-
-def check(condition: bool, otherwise: str) -> None:
-    """Raises AssertionError unless a condition holds."""
-    assert condition or runs_nothing(), otherwise
 
 
 def compare(
@@ -253,7 +228,7 @@ def compare(
         if right.is_floating_point():
             assert_close(part(out), part(right), bound or error_bound(out.dtype))
         else:
-            check(torch.equal(part(out), part(right)), "other integers")
+            assert torch.equal(part(out), part(right)), "other integers"
 
 
 def multiplied_dtype(device: torch.device) -> torch.dtype:
@@ -263,10 +238,8 @@ def multiplied_dtype(device: torch.device) -> torch.dtype:
 
 def random_like(device: torch.device, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Tensors of normal numbers in `multiplied_dtype`, the same in every process; torch's own
-    generator keeps its state. Zeros where no kernel runs."""
+    generator keeps its state."""
     dtype = multiplied_dtype(device)
-    if runs_nothing():
-        return tuple(torch.zeros(shape, device=device, dtype=dtype) for shape in shapes)
     random = torch.Generator().manual_seed(len(shapes))
     return tuple(torch.randn(shape, generator=random).to(device, dtype) for shape in shapes)
 
@@ -332,3 +305,79 @@ def _indexed(device: torch.device) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
+
+
+LARGEST = 1 << 16
+"""Bytes of a note that is read."""
+
+
+def kept(device: torch.device) -> frozenset[str]:
+    """The operations that passed at an earlier start; none where that is not known."""
+    if device.type != "cuda":
+        return frozenset()
+    try:
+        with _path(device).open("rb") as file:
+            names = json.loads(file.read(LARGEST))
+    except FileNotFoundError:
+        return frozenset()
+    except Exception as error:  # a text that is no JSON, Triton's own functions, another's folder
+        log.debug("the note of the self-tests of kernels is not read (%s)", error)
+        return frozenset()
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return frozenset(names) if is_list else frozenset()
+
+
+def keep(device: torch.device, operations: Iterable[str]) -> None:
+    """Notes these as all that have passed."""
+    if device.type != "cuda":
+        return
+    try:
+        _write(_path(device), json.dumps(sorted(operations)))
+    except Exception as error:  # a full disk, a folder that may not be written
+        log.debug("the self-tests of kernels are not noted (%s)", error)
+
+
+def _write(path: Path, text: str) -> None:
+    """Another process reads the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(number, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _path(device: torch.device) -> Path:
+    from triton import knobs
+
+    key = hashlib.sha256(json.dumps([_sources(), *_circumstances(device)]).encode()).hexdigest()
+    return Path(knobs.cache.dir) / f"sfumato-self-tests-{key[:32]}.json"
+
+
+def _sources() -> str:
+    """A hash of the kernels, their tiles and tests, and the references."""
+    here = Path(__file__).parent
+    paths = sorted([*here.glob("*.py"), *here.glob("*.toml"), *here.parent.glob("*.py")])
+    text = hashlib.sha256()
+    for path in paths:
+        content = path.read_bytes()
+        text.update(f"{path.name} {len(content)}\n".encode())
+        text.update(content)
+    return text.hexdigest()
+
+
+def _circumstances(device: torch.device) -> list[str]:
+    """What else decides whether a kernel is right."""
+    import triton
+    from triton.compiler import compiler
+
+    variables = compiler.get_cache_invalidating_env_vars()
+    driver = getattr(torch._C, "_cuda_getDriverVersion", int)()  # which builds for CUDA have
+    return [
+        *(triton.__version__, torch.__version__, str(torch.version.cuda), str(torch.version.hip)),
+        *(torch.cuda.get_device_name(device), str(own_architecture(device)), str(driver)),
+        json.dumps(variables, sort_keys=True, default=str),
+    ]
