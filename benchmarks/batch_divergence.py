@@ -19,7 +19,7 @@ import torch
 import sfumato
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.step import denoise_step
+from sfumato.diffusion.step import Denoiser
 from sfumato.train.embedded_data import evaluation_sets
 
 
@@ -36,8 +36,9 @@ def first_canvases(
         noise = Noise(seed, 0)
         rows.append((Canvas(config, noise, network.config.vocab_size, network.device), slot))
     canvases = [canvas for canvas, _ in rows]
+    denoiser = Denoiser(network, len(rows))
     while live := [row for row in rows if not row[0].done]:
-        denoise_step(network, [row[0] for row in live], [row[1] for row in live])
+        denoiser.step([row[0] for row in live], [row[1] for row in live])
     return [{"ids": canvas.argmax.tolist(), "steps": canvas.step} for canvas in canvases]
 
 

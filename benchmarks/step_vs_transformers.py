@@ -100,10 +100,11 @@ def inputs(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 def sfumato_step(folder: Path, soft_skip: float | None = None) -> Callable[[], None]:
     """Runs the second step of a canvas at every call."""
+    from tests.support.denoise import denoise_step
+
     from sfumato.diffusion.canvas import Canvas
     from sfumato.diffusion.noise import Noise
     from sfumato.diffusion.sampler_config import REFERENCE, fixed_steps
-    from sfumato.diffusion.step import denoise_step
     from sfumato.model.families import open_checkpoint
     from sfumato.model.loading import load_network
     from sfumato.model.placement import pick_dtype

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.denoise import denoise_step
 from tests.support.tiny_checkpoint import save_tiny_checkpoint
 
 import sfumato
@@ -14,7 +15,6 @@ from sfumato import Model
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler_config import REFERENCE
-from sfumato.diffusion.step import denoise_step
 
 
 @pytest.fixture(scope="module")

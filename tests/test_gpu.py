@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support import one_row
+from tests.support.denoise import denoise_step
 from tests.support.gguf_files import gguf_config, random_state, write_gguf
 from torch import Tensor
 
@@ -22,7 +23,6 @@ from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler_config import REFERENCE
-from sfumato.diffusion.step import denoise_step
 from sfumato.model.cache import Slot
 from sfumato.model.families import open_checkpoint
 from sfumato.model.layer_devices import Placement

@@ -34,7 +34,7 @@ from sfumato.options import exclusions
 from sfumato.options.limits import MOST_STEPS
 from sfumato.refused import Refused
 from sfumato.tasks.alone import alone
-from sfumato.tasks.fill import FillTask, Ids
+from sfumato.tasks.fill import FillTask, FillText
 from sfumato.tasks.works import Prompt
 from sfumato.text.prompt import empty_thought_ids, prompt_ids
 from sfumato.text.reply import Stop, StopCut, StopGate, StopStrings
@@ -198,7 +198,7 @@ class Cancelled(Exception):
     """The caller has ended a fill, which has no result."""
 
 
-class _Drafts(Ids):
+class _Drafts(FillText):
     """A fill whose drafts have a text."""
 
     def __init__(self, text: TextSide) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Convergence, Draft
 from sfumato.diffusion.constraints.filling import Filled
 from sfumato.diffusion.constraints.read_template import ReadTemplate
-from sfumato.diffusion.limits import Outcome, SettledCanvas, Stats, StopReason
+from sfumato.diffusion.limits import Outcome, ReplyText, SettledCanvas, Stats, StopReason
 from sfumato.model.families import ReadFormat, family_of
 from sfumato.model.model_config import ModelConfig
 from sfumato.refused import Refused
@@ -127,7 +127,7 @@ class Done:
     reply: Reply
 
 
-class Transcript:
+class Transcript(ReplyText):
     """The text of one reply, as its canvases settle."""
 
     def __init__(

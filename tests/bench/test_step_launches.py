@@ -21,7 +21,7 @@ from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.diffusion.step import Denoiser
-from sfumato.diffusion.step.captured import DeviceStep, Forward, ReadKind, ReadRoom, ReadRows
+from sfumato.diffusion.step.captured import DeviceStep, ReadForward
 from sfumato.model.cache import QuestionPool
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.network import Network
@@ -112,9 +112,9 @@ def test_the_launches_are_those_of_real_reads(rows: int, launched: Counter[str])
     config, width = network.config, 16
     (slot,) = network.new_slots(1, 64)
     pool = QuestionPool(config, 64, 64, torch.bfloat16, network.device)
-    kind = ReadKind(rows, width)
-    rows_of = ReadRows(network, pool, kind, ReadRoom(network, 64))
-    forward = Forward(network, slot.pool, rows_of)
+    shape = 64, config.hidden_size
+    shared = tuple(torch.zeros(shape, dtype=network.dtype, device=network.device) for _ in "sh")
+    forward = ReadForward(network, slot.pool, pool, rows, width, shared)
     forward.run()
     launched.clear()
     with _Operations(launched):

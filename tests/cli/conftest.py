@@ -69,7 +69,16 @@ class FakeModel:
 
     def _reply(self, count: int, stop_reason: str) -> Any:
         text = "".join(self.canvases[:count])
-        stats = Stats(3, len(text), count, [2] * count, [self.convergence] * count, 0.1, 0.2, 0.1)
+        stats = Stats(
+            3,
+            len(text),
+            count,
+            [2] * count,
+            [self.convergence] * count,
+            prefill_s=0.1,
+            denoise_s=0.2,
+            commit_s=0.1,
+        )
         return SimpleNamespace(
             text=text + (self.held if stop_reason == "cancelled" else ""),
             thought=None,

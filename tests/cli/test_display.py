@@ -28,7 +28,7 @@ def commit(canvas: int, text: str) -> Settled:
 
 
 def done(text: str, stop_reason: str = "eos") -> Done:
-    stats = Stats(3, 20, 2, [3, 2], ["converged"] * 2, 0.1, 0.2, 0.1)
+    stats = Stats(3, 20, 2, [3, 2], ["converged"] * 2, prefill_s=0.1, denoise_s=0.2, commit_s=0.1)
     reply: Any = SimpleNamespace(text=text, stats=stats, stop_reason=stop_reason)
     return Done(reply)
 

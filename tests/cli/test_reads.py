@@ -5,8 +5,8 @@ from tests.support.scripted_decider import ScriptedDecider
 
 from sfumato.cli.answers import outcomes
 from sfumato.diffusion.constraints.questions import YesNoQuestion
-from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.errors import EngineDead
+from sfumato.engine.request import DecisionRequest
 
 QUESTIONS = {"q": YesNoQuestion("Now?")}
 

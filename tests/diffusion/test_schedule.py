@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from sfumato.diffusion.sampler import MOST, LinearTemperature, SoftTopK
+from sfumato.diffusion.sampler import LinearTemperature, SoftTopK
+from sfumato.options.limits import MOST_COUNTED
 
 
 def test_the_temperature_falls_in_a_line() -> None:
@@ -24,7 +25,9 @@ def test_an_annealed_count_changes_by_a_factor() -> None:
     assert SoftTopK(256, 32).k(1, 1) == 256
 
 
-@pytest.mark.parametrize(("first", "last"), [(256, 32), (1, MOST), (MOST, 1), (7, 7), (3, 2)])
+@pytest.mark.parametrize(
+    ("first", "last"), [(256, 32), (1, MOST_COUNTED), (MOST_COUNTED, 1), (7, 7), (3, 2)]
+)
 @pytest.mark.parametrize("steps", [1, 2, 48, 1000])
 def test_counts_stay_between_their_ends(first: int, last: int, steps: int) -> None:
     counts = [SoftTopK(first, last).k(step, steps) for step in range(1, steps + 1)]
@@ -33,7 +36,7 @@ def test_counts_stay_between_their_ends(first: int, last: int, steps: int) -> No
     assert all(type(count) is int for count in counts)
 
 
-@pytest.mark.parametrize("wrong", [0, -1, MOST + 1, 2.0, "8", True, float("nan")])
+@pytest.mark.parametrize("wrong", [0, -1, MOST_COUNTED + 1, 2.0, "8", True, float("nan")])
 def test_counts_must_be_counts(wrong: Any) -> None:
     for values in ((wrong,), (wrong, 8), (8, wrong)):
         with pytest.raises(ValueError, match=r"soft_top_k: must be whole numbers from 1 to 2048"):

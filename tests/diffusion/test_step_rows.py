@@ -12,6 +12,7 @@ from tests.diffusion.head_only import (
     CPU,
 )
 from tests.diffusion.tiny import calm_oracle
+from tests.support.denoise import denoise_step
 from tests.support.oracle import network_of
 
 from sfumato.diffusion.canvas import Canvas, Draft
@@ -25,7 +26,6 @@ from sfumato.diffusion.sampler import (
     Threshold,
 )
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
-from sfumato.diffusion.step import denoise_step
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
 

@@ -107,7 +107,7 @@ def test_it_is_the_same_alone_and_beside_others(model: Model) -> None:
     for seed, handle in enumerate(handles):
         drafts, outcome = by_itself(model, f"name color {seed}", seed)
         *received, end = handle.events()
-        assert handle.outcome() == outcome and isinstance(end, Completed)
+        assert handle.result() == outcome and isinstance(end, Completed)
         assert all(isinstance(each, Draft) for each in received)
         for one, other in zip(received, drafts, strict=True):
             assert torch.equal(one.token_ids, other.token_ids)
@@ -127,7 +127,7 @@ def test_it_is_the_same_under_recorded_graphs(
         run(serving)
     assert backend.replays and no_slot_is_leaked(serving)
     for seed, handle in enumerate(handles):
-        (ids, scores), outcome = handle.outcome(), by_itself(model, f"name color {seed}", seed)[1]
+        (ids, scores), outcome = handle.result(), by_itself(model, f"name color {seed}", seed)[1]
         assert ids == outcome[0] and scores == pytest.approx(outcome[1], abs=1e-3)
 
 
@@ -153,11 +153,11 @@ def test_a_fault_ends_it_in_words_or_costs_nothing(
     if isinstance(end, Failed):
         assert end.kind == "internal" and end.account is not None
     else:
-        assert handle.outcome() == outcome and not always
+        assert handle.result() == outcome and not always
     monkeypatch.undo()
     handle = serving.run(BetterOfTwo(model, "name color 0", 0))
     run(serving)
-    assert handle.outcome() == outcome and no_slot_is_leaked(serving)
+    assert handle.result() == outcome and no_slot_is_leaked(serving)
 
 
 def failing(patch: pytest.MonkeyPatch, owner: str, name: str, times: int) -> None:
@@ -195,7 +195,7 @@ def test_an_emptied_slot_costs_it_nothing(model: Model, monkeypatch: pytest.Monk
     serving.step()
     twin = serving.run(BetterOfTwo(model, "name color 0", 0))
     run(serving)
-    assert handle.outcome() == twin.outcome() == outcome
+    assert handle.result() == twin.result() == outcome
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
@@ -225,7 +225,7 @@ def test_a_task_that_raises_ends_alone(model: Model) -> None:
     handles, _ = beside_others(model, serving)
     run(serving)
     assert isinstance(broken.terminal, Failed) and broken.terminal.kind == "internal"
-    assert handles[0].outcome() == by_itself(model, "name color 0", 0)[1]
+    assert handles[0].result() == by_itself(model, "name color 0", 0)[1]
 
 
 def test_its_length(model: Model) -> None:

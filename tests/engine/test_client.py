@@ -1,18 +1,10 @@
-"""The engine satisfies the protocol that the HTTP side uses."""
+"""The model that an engine serves, as the HTTP side sees it."""
 
 from __future__ import annotations
 
 from tests.support.scripted_engine import Script, engine
 
-from sfumato.engine import EngineClient, ServedModel
-
-
-def test_the_engine_is_an_engine_client() -> None:
-    serving, _ = engine(Script(40, 5))
-    client: EngineClient = serving  # mypy checks the signatures
-    names = [name for name in vars(EngineClient) if not name.startswith("_")]
-    assert names and all(hasattr(client, name) for name in names)
-    assert client.used_memory()
+from sfumato.engine import ServedModel
 
 
 def test_a_served_model_has_no_network() -> None:

@@ -1,4 +1,4 @@
-"""The application talks to an `EngineClient` and to nothing behind it."""
+"""The application talks to an `Engine` and to nothing behind it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from fastapi.testclient import TestClient
 from tests.support.fake_engine import FakeEngine
 
-from sfumato.engine import EngineClient, Failed
+from sfumato.engine import Engine, Failed
 from sfumato.server.app import create_app
 from sfumato.server.settings import ServerSettings
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
-def client(engine: EngineClient) -> TestClient:
+def client(engine: Engine) -> TestClient:
     return TestClient(create_app(engine, ServerSettings(model_name="fake")))
 
 

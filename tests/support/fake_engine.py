@@ -1,4 +1,4 @@
-"""An `EngineClient` without a network: requests get events that were written beforehand."""
+"""An `Engine` without a network: requests get events that were written beforehand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.engine import (
     Account,
     Decided,
-    DecisionHandle,
     DecisionRequest,
     DecisionSink,
     DecisionUsage,
@@ -36,7 +35,7 @@ from sfumato.engine import (
     Settled,
 )
 from sfumato.engine.circuit import CircuitState
-from sfumato.engine.handle import Sink
+from sfumato.engine.events import Sink
 from sfumato.engine.memory.estimate import Prediction
 from sfumato.engine.memory.guard import MemoryView
 from sfumato.engine.stats import History, SlotState, Speeds, Totals
@@ -48,9 +47,9 @@ TEXTS = ("Hello ", "there.")
 
 def account(request: Request) -> Account:
     return Account(
-        request.id,
-        request.endpoint,
-        request.seed or 0,
+        request_id=request.id,
+        endpoint=request.endpoint,
+        seed=request.seed or 0,
         prompt_tokens=3,
         cached_tokens=0,
         requested_tokens=request.max_tokens,
@@ -130,11 +129,11 @@ class FakeEngine:
             handle.deliver(event)
         return handle
 
-    def decide(self, request: DecisionRequest, sink: DecisionSink | None = None) -> DecisionHandle:
+    def decide(self, request: DecisionRequest, sink: DecisionSink | None = None) -> Handle:
         self.decisions.append(request)
         if self.refusal is not None:
             raise self.refusal
-        handle = DecisionHandle(request.id, sink, lambda: None)
+        handle = Handle(request.id, sink, lambda: None)
         handle.deliver(decided(request) if self._failure is None else self._failure)
         return handle
 

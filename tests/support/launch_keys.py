@@ -27,7 +27,7 @@ from sfumato.bench.random_weights import random_config
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.captured import ReadForwards
-from sfumato.engine.warm_up import warm_up
+from sfumato.engine.runner import warm_up
 from sfumato.model.cache import QuestionPool
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.head import vocabulary_pass

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from tests.support.denoise import DENOISERS
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
@@ -40,7 +41,7 @@ def _expected(canvas: Canvas) -> Tensor:
 def advance(canvas: Canvas, stats: HeadStats) -> Draft:
     """Moves a canvas alone one step on; stats: the statistics of its positions. Raises what
     fails."""
-    if canvas.denoiser is None:
+    if canvas not in DENOISERS:
         vocab, hidden = canvas.vocab_size, stats.soft.shape[1]
         config = SimpleNamespace(canvas_length=canvas.length, vocab_size=vocab, hidden_size=hidden)
         network: Any = SimpleNamespace(
@@ -49,14 +50,15 @@ def advance(canvas: Canvas, stats: HeadStats) -> Draft:
             device=canvas.device,
             dtype=stats.soft.dtype,
         )
-        canvas.denoiser = Denoiser(network, 1)
+        DENOISERS[canvas] = Denoiser(network, 1)
     slot: Any = SimpleNamespace(pool=None, index=0)
-    layout = canvas.denoiser._lay_out([canvas], [slot])
-    (seats,) = canvas.denoiser._seats.values()
-    draws = draw(layout.parts, canvas.vocab_size)
-    evaluated = Evaluated(layout.parts, draws, stats, {0: stats})
+    denoiser = DENOISERS[canvas]
+    layout = denoiser._lay_out([canvas], [slot])
+    (seats,) = denoiser._seats.values()
+    _, _, fresh = draw(layout.parts, canvas.vocab_size)
+    evaluated = Evaluated(layout.parts, fresh, stats, {0: stats})
     result = ForwardResult(evaluated, layout, (canvas,), ((seats, seats.state),))
-    (draft,) = canvas.denoiser.advance(result)
+    (draft,) = denoiser.advance(result)
     if isinstance(draft, Exception):
         raise draft
     return draft

@@ -11,9 +11,8 @@ from typing import Any
 
 from sfumato.decisions import DecisionUsage, ModelIdentity
 from sfumato.diffusion.constraints.questions import Answer, answer_class
-from sfumato.engine.decision import DecisionRequest
-from sfumato.engine.errors import RequestFailed
-from sfumato.engine.events import Decided, Failed
+from sfumato.engine.events import Decided, Failed, RequestFailed
+from sfumato.engine.request import DecisionRequest
 
 MODEL = SimpleNamespace(
     path=Path("scripted.gguf"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.denoise import denoise_step
 
 import sfumato
 from sfumato import Draft, Filled, Hole, Model, SamplerConfig
@@ -24,7 +25,6 @@ from sfumato.diffusion.constraints.filling import (
 from sfumato.diffusion.constraints.read_template import NOISE
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler import Never
-from sfumato.diffusion.step import denoise_step
 from sfumato.fills import Cancelled
 from sfumato.options.limits import TRIALS
 from sfumato.train import sudoku

@@ -14,7 +14,7 @@ from sfumato.diffusion.limits import Limits, ReplyPlan
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import MinTokens
 from sfumato.diffusion.sampler_config import REFERENCE
-from sfumato.tasks.reply import RETRIES, Policies, ReplyTask, ThoughtLimit
+from sfumato.tasks.reply import RETRIES, Policies, ReplyTask
 from sfumato.tasks.works import Prompt
 
 END, CLOSES, LENGTH, PROMPT = 1, 9, 4, 10
@@ -112,7 +112,7 @@ class Cut:
     ],
 )
 def test_a_thought_is_ended_where_an_answer_still_has_room(options: dict) -> None:  # type: ignore[type-arg]
-    thought: ThoughtLimit = Cut()
+    thought = Cut()
     reply = sequence(Policies(thought=thought), **options)
     added = settle(reply, [11, 12, 13, 14])
     if not options:

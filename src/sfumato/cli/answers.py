@@ -19,14 +19,14 @@ from sfumato.decisions.results import Decision, TypedAnswer, shown
 from sfumato.decisions.schema import Choice, YesNo
 from sfumato.diffusion.constraints.decision_plan import DecisionSettings
 from sfumato.diffusion.constraints.questions import Question, ScoreQuestion, YesNoQuestion
-from sfumato.engine.decision import DecisionRequest
-from sfumato.engine.errors import EngineDead, NotReady, RequestFailed
+from sfumato.engine.errors import EngineDead, NotReady
+from sfumato.engine.events import RequestFailed
+from sfumato.engine.request import DecisionRequest
 
 if TYPE_CHECKING:
     from sfumato.api import Model
     from sfumato.engine import Engine
-    from sfumato.engine.events import Decided
-    from sfumato.engine.handle import DecisionHandle
+    from sfumato.engine.events import Decided, Handle
 
 T = TypeVar("T")
 CONTEXT = 4_096  # positions of a slot; a larger one is made for a state that needs it
@@ -189,7 +189,7 @@ def outcomes(
     """Each row's outcome, in order. stopped: when it returns True nothing more comes, and what is
     under way is cancelled. Raises ValueError where the engine does not go on."""
     waiting = iter(rows)
-    under_way: deque[tuple[T, DecisionHandle | str]] = deque()
+    under_way: deque[tuple[T, Handle[Decided] | str]] = deque()
     try:
         while not stopped():
             while len(under_way) < at_a_time and (row := next(waiting, None)) is not None:
@@ -213,7 +213,7 @@ def outcomes(
                 pending.cancel()
 
 
-def _submitted(engine: Engine, request: DecisionRequest) -> DecisionHandle | str:
+def _submitted(engine: Engine, request: DecisionRequest) -> Handle[Decided] | str:
     """The request under way, or why it is refused."""
     try:
         return engine.decide(request)

@@ -175,18 +175,14 @@ class Canvas:
         self.history_rows = min(depth, config.max_steps)
         # A `StepBatch` and a row of it, where the state is; None before a step.
         self.place: tuple[Any, int] | None = None  # where the state is; None before a step
-        self.denoiser: Any = None  # of `denoise_step`
         self._start: RowStart | None = None
         self._soft_top_k: list[int] = []
 
     @classmethod
     def of(cls, plan: CanvasPlan, network: Network) -> Canvas:
         """The canvas of a plan on a network."""
-        vocab, device = network.config.vocab_size, network.device
-        pinned = dict(plan.pinned)
-        start = plan.given, plan.begins
-        before = plan.reply, pinned, *start, plan.bare_pins
-        canvas = cls(plan.config, plan.noise, vocab, device, *before)
+        start = plan.reply, plan.pinned, plan.given, plan.begins, plan.bare_pins
+        canvas = cls(plan.config, plan.noise, network.config.vocab_size, network.device, *start)
         canvas.guidance = plan.guidance
         return canvas
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
-from sfumato.diffusion.canvas import Convergence, GivenCanvas
+from sfumato.diffusion.canvas import Convergence, Draft, GivenCanvas
 from sfumato.diffusion.constraints.constrained_reply import Constraint, ConstraintReport
 from sfumato.diffusion.prediction import Prediction
 from sfumato.diffusion.processors import LogitBias, LogitProcessor, MinTokens
@@ -187,23 +187,29 @@ def check_context(network: Network, prompt: int, config: SamplerConfig, limits: 
     return canvases
 
 
+@dataclass(kw_only=True)
+class Times:
+    """Seconds that a task took, as its driver stamps them; set-up (loading) is not in them."""
+
+    prefill_s: float = 0.0
+    denoise_s: float = 0.0  # draws and scores with it
+    commit_s: float = 0.0
+    first_draft_s: float | None = None  # since the beginning
+    total_s: float = 0.0  # from first to last event, with what the consumer did in between
+
+
 @dataclass
-class Stats:
-    """What a reply took. Times in seconds; set-up (loading) is not in them."""
+class Stats(Times):
+    """What a reply took."""
 
     prompt_tokens: int
     output_tokens: int = 0
     canvases: int = 0
     steps: list[int] = field(default_factory=list)  # denoising forwards of each canvas
     convergence: list[Convergence] = field(default_factory=list)
-    prefill_s: float = 0.0
-    denoise_s: float = 0.0
-    commit_s: float = 0.0
-    first_draft_s: float | None = None
     accepted_prediction: int | None = None  # tokens of it in the reply; None: there was none
     dropped_predictions: int = 0  # canvases that were drawn again without it
     constraint: ConstraintReport | None = None  # None: the reply had no constraint
-    total_s: float = 0.0  # from first to last event, with what the consumer did in between
 
     @property
     def tokens_per_forward(self) -> float:
@@ -230,3 +236,19 @@ class Outcome:
     stop_reason: StopReason
     stats: Stats
     warnings: tuple[str, ...]
+
+
+class ReplyText:
+    """What the caller of a reply reads: by itself, ids."""
+
+    def readable(self, draft: Draft) -> Draft:
+        """The draft with its text."""
+        return draft
+
+    def add(self, settled: SettledCanvas, last: Draft) -> Any:
+        """The event of a settled canvas; last: the draft of its last step."""
+        return settled
+
+    def finish(self, outcome: Outcome) -> Any:
+        """The outcome of the task; called once."""
+        return outcome

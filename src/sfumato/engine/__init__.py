@@ -7,24 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sfumato.decisions.results import DecisionUsage
-    from sfumato.engine.client import EngineClient, ServedModel
-    from sfumato.engine.decision import DecisionRequest
+    from sfumato.engine.client import ServedModel
     from sfumato.engine.engine import Engine
     from sfumato.engine.engine_config import EngineConfig
-    from sfumato.engine.errors import EngineDead, EngineError, NotReady, QueueFull, RequestFailed
+    from sfumato.engine.errors import EngineDead, EngineError, NotReady, QueueFull
     from sfumato.engine.events import (
         Account,
         Completed,
         Decided,
+        DecisionSink,
         Draft,
         Event,
         Failed,
         Finished,
+        Handle,
+        RequestFailed,
         Settled,
         Terminal,
     )
-    from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle
-    from sfumato.engine.request import Request, TaskRequest, new_id
+    from sfumato.engine.request import DecisionRequest, Request, new_id
     from sfumato.engine.stats import EngineState, Health
     from sfumato.refused import TooLarge
     from sfumato.tasks.wants import Pooling, PromptScores, PromptScoring
@@ -32,12 +33,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "TooLarge": "sfumato.refused",
-    "EngineClient": "sfumato.engine.client",
     "ServedModel": "sfumato.engine.client",
     "Decided": "sfumato.engine.events",
-    "DecisionHandle": "sfumato.engine.handle",
-    "DecisionSink": "sfumato.engine.handle",
-    "DecisionRequest": "sfumato.engine.decision",
+    "DecisionSink": "sfumato.engine.events",
+    "DecisionRequest": "sfumato.engine.request",
     "DecisionUsage": "sfumato.decisions.results",
     "Engine": "sfumato.engine.engine",
     "EngineConfig": "sfumato.engine.engine_config",
@@ -45,7 +44,7 @@ _HOMES = {
     "EngineError": "sfumato.engine.errors",
     "NotReady": "sfumato.engine.errors",
     "QueueFull": "sfumato.engine.errors",
-    "RequestFailed": "sfumato.engine.errors",
+    "RequestFailed": "sfumato.engine.events",
     "Account": "sfumato.engine.events",
     "Draft": "sfumato.engine.events",
     "Event": "sfumato.engine.events",
@@ -53,13 +52,12 @@ _HOMES = {
     "Finished": "sfumato.engine.events",
     "Settled": "sfumato.engine.events",
     "Terminal": "sfumato.engine.events",
-    "Handle": "sfumato.engine.handle",
+    "Handle": "sfumato.engine.events",
     "Pooling": "sfumato.tasks.wants",
     "PromptScores": "sfumato.tasks.wants",
     "PromptScoring": "sfumato.tasks.wants",
     "Prompt": "sfumato.tasks.works",
     "Request": "sfumato.engine.request",
-    "TaskRequest": "sfumato.engine.request",
     "Completed": "sfumato.engine.events",
     "new_id": "sfumato.engine.request",
     "EngineState": "sfumato.engine.stats",
@@ -69,13 +67,11 @@ __all__ = [
     "Account",
     "Completed",
     "Decided",
-    "DecisionHandle",
     "DecisionRequest",
     "DecisionSink",
     "DecisionUsage",
     "Draft",
     "Engine",
-    "EngineClient",
     "EngineConfig",
     "EngineDead",
     "EngineError",
@@ -95,7 +91,6 @@ __all__ = [
     "RequestFailed",
     "ServedModel",
     "Settled",
-    "TaskRequest",
     "Terminal",
     "TooLarge",
     "new_id",

@@ -1,44 +1,61 @@
-"""The engine: many requests, one model. `step()` is schedule, run, process outputs."""
+"""The engine: many requests, one model. `step()` is schedule, run, process outputs.
+
+What clients call may be called from any thread: checks, refusals, deadlines and the queue's limit.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from sfumato.api import Model, Reply
 from sfumato.diffusion.constraints.call_grammar import Source
+from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine.circuit import Circuit, FileCheck, probe
 from sfumato.engine.client import ServedModel
-from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.engine_config import TURN, EngineConfig
-from sfumato.engine.errors import EngineDead, QueueFull
-from sfumato.engine.events import Completed, Failed
-from sfumato.engine.failures import late
-from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle, Sink
-from sfumato.engine.job import Job
+from sfumato.engine.errors import REFUSALS, EngineDead, NotReady, QueueFull
+from sfumato.engine.events import (
+    Completed,
+    Decided,
+    DecisionSink,
+    Failed,
+    Handle,
+    Sink,
+    explain,
+    late,
+)
 from sfumato.engine.lifecycle import Inbox, Lifecycle
 from sfumato.engine.memory.device_memory import used_memory
 from sfumato.engine.memory.guard import MemoryGuard
 from sfumato.engine.output_processor import OnFinish, OutputProcessor
+from sfumato.engine.prepare import (
+    Job,
+    check_length,
+    check_timeout,
+    make_prompt,
+    prepare,
+    prepare_decision,
+    snapshot_points_of,
+)
 from sfumato.engine.queue.scheduler import Scheduler
 from sfumato.engine.queue.slots import make_pool
-from sfumato.engine.queue.submission import Submission
-from sfumato.engine.request import AnyRequest, Request, TaskRequest
+from sfumato.engine.request import AnyRequest, DecisionRequest, Request
 from sfumato.engine.row import Row
 from sfumato.engine.runner import Runner
 from sfumato.engine.stats import EngineState, Health, Statistics, slot_states
+from sfumato.refused import Refused, TooLarge
 from sfumato.tasks.works import Prompt, Task
 
 JOIN_S = 30.0  # how long a step under way may hold up `close`
 
 
 class Engine:
-    """Serves requests with one model, whose network no other code may use meanwhile. An
-    `EngineClient` for those who send requests.
+    """Serves requests with one model, whose network no other code may use meanwhile.
 
     Either `start()` gives it a thread, or its owner calls `step()`. Any thread may submit.
     """
@@ -59,6 +76,7 @@ class Engine:
         self._clock, self._began = clock, clock()
         self._guard = MemoryGuard(model.network, self.config)
         self._pool = make_pool(model.network, self.config, self._guard)
+        self._longest, self._snapshot_points = self._pool.longest, snapshot_points_of(model)
         self._statistics, self._inbox = Statistics(clock), Inbox()
         most_read = TURN if model.network.device.type == "cpu" else None
         self._scheduler = Scheduler(self._pool, self.config.prefill_chunk, clock, most_read)
@@ -69,64 +87,96 @@ class Engine:
         )
         self._files = FileCheck(model.network.files, clock)
         self._lifecycle = Lifecycle(self._inbox, self._scheduler, self._outputs)
-        self._submission = Submission(
-            model,
-            self.config,
-            self._inbox,
-            self._scheduler,
-            self._circuit,
-            self._outputs.report,
-            lambda: self._lifecycle.has_died,
-            self._guard.lacks,
-            clock,
-        )
         self._publish()
 
-    # For clients: any thread. `EngineClient` says what each does.
+    # For clients: any thread may call.
 
-    def submit(self, request: Request, sink: Sink | None = None) -> Handle:
-        return self._submission.submit(request, sink)
+    def submit(self, request: Request, sink: Sink | None = None) -> Handle[Reply]:
+        """Queues a request. sink: called with each of its events, in a thread of the engine, and
+        must not block.
 
-    def offer(self, request: Request, sink: Sink | None = None) -> Handle | None:
-        return self._submission.offer(request, sink)
+        Raises ValueError, naming the field, for what cannot be done; TooLarge, a ValueError, for
+        what no slot can ever hold; QueueFull; NotReady; EngineDead.
+        """
+        with self.refusals(request):
+            since = self._ready_since(request)
+            return self._put(request, self._job(request), since, sink)
 
-    def decide(self, request: DecisionRequest, sink: DecisionSink | None = None) -> DecisionHandle:
-        return self._submission.decide(request, sink)
+    def offer(self, request: Request, sink: Sink | None = None) -> Handle[Reply] | None:
+        """Does what `submit` does, but a full queue gives None and counts as no refusal."""
+        with self.refusals(request), suppress(QueueFull):
+            since = self._ready_since(request)
+            return self._put(request, self._job(request), since, sink)
+        return None
+
+    def decide(self, request: DecisionRequest, sink: DecisionSink | None = None) -> Handle[Decided]:
+        """Queues a decision, whose terminal event is a `Decided` or a `Failed` and whose only event
+        it is. Raises what `submit` raises; the fields of a question are named
+        "questions.<id>.<field>"."""
+        with self.refusals(request):
+            since = self._ready_since(request)
+            job = prepare_decision(self.model, request, self._longest)
+            return self._put(request, job, since, sink)
 
     def run(
-        self, task: Task, request: TaskRequest | None = None, sink: Sink | None = None
-    ) -> Handle:
+        self, task: Task, request: AnyRequest | None = None, sink: Sink | None = None
+    ) -> Handle[Any]:
         """Queues a task of any kind, which ends in `Completed` or `Failed`; its other events go to
         the sink as they are. Raises what `submit` raises."""
-        job = Job(task, Completed, wants_drafts=True)
-        return self._submission.run(request or TaskRequest(), job, sink)
+        request = request or AnyRequest()
+        with self.refusals(request):
+            check_timeout(request.timeout_s)
+            since = self._ready_since(request)
+            return self._put(request, Job(task, Completed, wants_drafts=True), since, sink)
 
     def try_grammar(self, source: Source, client: str) -> Future[Any]:
+        """Begins to compile a grammar in another process, within limits, as every grammar of a
+        client has to be before its request is submitted. Clients take turns. Cancelling the future
+        ends it; the future, and this, raise what `submit` raises. May take some milliseconds."""
         cache = self.model.grammars.cache
         cache.guard(QueueFull)
         return cache.tried(source, client)
 
     def check(self, request: Request) -> None:
+        """Raises what `submit` raises for a request that cannot be done."""
         with self.refusals(request):
-            self._submission.job(request)
+            self._check_room(self._job(request))
 
     def drop(self, request: Request, terminal: Failed) -> None:
+        """Reports the end of a request that was checked and then never submitted."""
         self._outputs.report(request, terminal)
 
-    def late(self, request: Request) -> str | None:
-        return self._submission.late(request)
+    def late(self, request: AnyRequest) -> str | None:
+        """Why the deadline ends a request that is not submitted yet; None before its deadline."""
+        return late(request.since, self._limit_s(request), self._clock())
 
-    def refusals(self, request: AnyRequest) -> AbstractContextManager[None]:
-        return self._submission.refusals(request)
+    @contextmanager
+    def refusals(self, request: AnyRequest) -> Iterator[None]:
+        """Reports a refusal of the request that is raised within the context."""
+        try:
+            yield
+        except REFUSALS as error:
+            kind, message = explain(error)
+            if self._lifecycle.has_died and isinstance(error, EngineDead):
+                kind = "internal"  # an error has ended the engine
+            self._outputs.report(request, Failed(kind, message))
+            if isinstance(error, Refused):
+                error.recorded = request.id
+            raise
 
     def prompt(self, request: Request) -> Prompt:
+        """The request's prompt as tokens: for a caller who needs the length, or who submits the
+        prompt several times and then sets `Request.made`. Raises ValueError and TooLarge."""
         with self.refusals(request):
-            return self._submission.prompt(request)
+            return make_prompt(self.model, request, self._longest, self._snapshot_points)
 
     def check_length(self, text: str, field: str) -> None:
-        self._submission.check_length(text, field)
+        """Raises TooLarge, naming the field, for a text that no context here could hold. The text
+        is not tokenized for that."""
+        check_length(self.model, text, self._longest, field)
 
     def now(self) -> float:
+        """The engine's clock in seconds, for `Request.since`."""
         return self._clock()
 
     def generate(self, request: Request) -> Reply:
@@ -138,22 +188,21 @@ class Engine:
 
     @property
     def death(self) -> str | None:
+        """Why the engine has stopped and will not go on by itself; None where it has not."""
         return self._lifecycle.death
 
     def health(self) -> Health:
+        """Whether requests are taken."""
         reason = self.death or self._inbox.closed or self._circuit.reason
-        return Health(
-            reason is None,
-            reason,
-            self._clock() - self._began,
-            self._submission.waiting(),
-            len(self._scheduler.running),
-        )
+        running = len(self._scheduler.running)
+        uptime_s = self._clock() - self._began
+        return Health(reason is None, reason, uptime_s, self._waiting(), running)
 
     def state(self) -> EngineState:
+        """Running requests, slots, totals and speeds, as of about now."""
         now = self._clock()
         return EngineState(
-            self._submission.waiting(),
+            self._waiting(),
             tuple(row.state(now) for row in tuple(self._scheduler.running)),
             self._slots,
             self._statistics.copy(),
@@ -165,10 +214,66 @@ class Engine:
         )
 
     def used_memory(self) -> int | None:
+        """Bytes that the engine's process holds on the model's device; None where unknown."""
         return used_memory(self.model.network.device)
 
     def reset_prefix_cache(self) -> Future[int]:
+        """Empties the free slots before the next step; gives how many held tokens. Raises
+        EngineDead."""
         return self._inbox.put_reset()
+
+    # How requests are taken.
+
+    def _job(self, request: Request) -> Job:
+        """Raises ValueError and TooLarge for a request that cannot be done."""
+        given = self.model, request, self._longest, self._snapshot_points
+        return prepare(*given, self.config.max_steps)
+
+    def _ready_since(self, request: AnyRequest) -> float:
+        """When the waiting time of a request began. Raises NotReady while none is taken."""
+        if self._inbox.closed is None and self._circuit.reason is not None:
+            raise NotReady(self._circuit.reason, self._circuit.retry_s())
+        # Before the prompt is made: the time for that is the client's waiting time too.
+        return self._clock() if request.since is None else request.since
+
+    def _put(
+        self, request: AnyRequest, job: Job, since: float, sink: Callable[[Any], None] | None
+    ) -> Handle[Any]:
+        self._check_room(job)
+        handle: Handle[Any] = Handle(request.id, sink, self._inbox.wake)
+        row = Row(request, job, handle, since, self._limit_s(request))
+        self._inbox.put(row, self._has_room, self.config.queue)
+        return handle
+
+    def _check_room(self, job: Job) -> None:
+        """Raises TooLarge where no slot can ever hold what a task claims, or its questions: a long
+        one takes as much as a larger slot of its length."""
+        claim = job.task.claim
+        try:
+            self._pool.check(claim.positions)
+        except TooLarge as error:
+            error.prompt_tokens = len(claim.prompt.ids)
+            raise
+        longest = claim.beside
+        if longest > PIECE and (lack := self._guard.lacks([longest], None)) is not None:
+            raise TooLarge(
+                "questions",
+                f"the longest has {longest:,} tokens, and what is kept of them {lack}",
+                "shorten it, or lower --slots or --context",
+            )
+
+    def _waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._inbox) + len(self._scheduler.waiting)
+
+    def _has_room(self) -> bool:
+        # Those for whom a slot is free do not wait; the next step takes them.
+        free = max(0, self.config.slots - len(self._scheduler.running))
+        return self._waiting() < self.config.queue + free
+
+    def _limit_s(self, request: AnyRequest) -> float | None:
+        limits = (request.timeout_s, self.config.request_timeout_s)
+        return min((s for s in limits if s is not None), default=None)
 
     # For the owner.
 
@@ -205,13 +310,13 @@ class Engine:
             self._admit()
             pieces = schedule.encode()
             encoded = runner.encode(pieces)
-            outputs.encoded(encoded)
+            outputs.process(encoded)
             canvases = schedule.denoise(self._is_wanted)
-            outputs.denoised(runner.denoise(canvases, encoded.commits))
+            outputs.process(runner.denoise(canvases, encoded.commits))
             rows = schedule.draw(self._is_wanted)
-            outputs.drawn(runner.draw(rows))
+            outputs.process(runner.draw(rows))
             share = schedule.score(self._is_wanted, sum(c.length for _, c in canvases))
-            outputs.scored(runner.score(share))
+            outputs.process(runner.score(share))
             self._publish()
             runner.between_steps()
             return bool(pieces or canvases or rows or share.rows or runner.is_ahead)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sfumato.refused import Refused
-
-if TYPE_CHECKING:
-    from sfumato.engine.events import Failed
 
 
 class EngineError(Refused, RuntimeError):
@@ -43,11 +38,3 @@ class FileTruncated(Stops):
 
 class FailuresLast(Stops):
     """The engine has probed itself as often as it may, and every probe failed."""
-
-
-class RequestFailed(RuntimeError):
-    """A request that ended in `Failed`."""
-
-    def __init__(self, failed: Failed) -> None:
-        super().__init__(f"{failed.kind}: {failed.message}")
-        self.failed = failed

@@ -1,22 +1,36 @@
-"""The events of a request: drafts, settled canvases, and one terminal event."""
+"""The events of a request: drafts, settled canvases, and one terminal event.
+
+A client gets them by a `Handle`, which waits for the result, and cancels the request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from queue import SimpleQueue
+from threading import Event as Flag
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from sfumato.api import Reply, Settled
 from sfumato.diffusion.canvas import Draft
-from sfumato.diffusion.constraints.constrained_reply import ConstraintReport
-from sfumato.refused import Refused
+from sfumato.engine.errors import EngineDead, NotReady, QueueFull
+from sfumato.model.devices import is_out_of_memory
+from sfumato.refused import Refused, TooLarge
 from sfumato.tasks.wants import PromptScores
+from sfumato.tasks.works import Figures
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from sfumato.decisions.results import DecisionUsage
     from sfumato.diffusion.constraints.questions import Answer
+
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 DECIDED = "decided"
 """The outcome of a decision that has answers, among the stop reasons of replies."""
@@ -37,22 +51,15 @@ FailureKind = Literal[
 ]
 
 
-@dataclass(frozen=True)
-class Account:
-    """What a request took. Times in seconds; what is None never happened."""
+@dataclass(frozen=True, kw_only=True)
+class Account(Figures):
+    """What a request took: the figures of its task, and of a decision's reads where it has
+    questions. Times in seconds; what is None never happened."""
 
     request_id: str
     endpoint: str
-    seed: int
     prompt_tokens: int
     cached_tokens: int  # of the prompt, reused from a slot and not encoded again
-    requested_tokens: int
-    output_tokens: int  # visible ones, thoughts included
-    thought_tokens: int
-    canvas_tokens: int  # positions of all canvases that settled, those drawn again included
-    steps: tuple[int, ...]  # denoising forwards of each canvas
-    convergence: tuple[str, ...]
-    retries: int  # canvases drawn again because the answer was empty
     queue_s: float  # from submission to a slot
     slot_wait_s: float  # the part of it as the first in the queue
     prefill_s: float
@@ -64,13 +71,8 @@ class Account:
     slot: int | None
     context: int | None  # positions of the slot
     allocated: bool  # the slot was there already, rather than made for the request
-    step_s: tuple[float, ...] = ()  # seconds of each denoising forward, in order
-    constraint: ConstraintReport | None = None  # of a reply that had one
-    questions: int | None = None  # of a decision, whose denoise_s and step_s are those of reads
+    step_s: tuple[float, ...] = ()  # seconds of each forward that denoised or read, in order
     reads: int | None = None  # canvases that were read
-    # Tokens of a prediction that stand in the reply, and that do not; None: there was none.
-    accepted_prediction: int | None = None
-    rejected_prediction: int | None = None
 
     @property
     def visible_tokens_per_second(self) -> float | None:
@@ -106,6 +108,10 @@ class Finished:
     # The prompt's hidden states as one vector float32 [hidden], where the request wants it.
     vector: Tensor | None = field(default=None, compare=False)
 
+    @property
+    def result(self) -> Reply:
+        return self.reply
+
     def texts(self) -> dict[str, Any]:
         """What it says, as plain values, for the audit."""
         return {"answer": self.reply.text, "thought": self.reply.thought}
@@ -115,7 +121,7 @@ class Finished:
 class Completed:
     """The outcome of a task that its caller has made."""
 
-    outcome: Any
+    result: Any
     account: Account
 
     def texts(self) -> dict[str, Any]:
@@ -130,6 +136,10 @@ class Decided:
     answers: Mapping[str, Answer]
     usage: DecisionUsage
     account: Account
+
+    @property
+    def result(self) -> Decided:
+        return self
 
     def texts(self) -> dict[str, Any]:
         """What it says, as plain values, for the audit."""
@@ -151,6 +161,14 @@ class Failed:
         return {"error": self.message}
 
 
+class RequestFailed(RuntimeError):
+    """A request that ended in `Failed`."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(f"{failed.kind}: {failed.message}")
+        self.failed = failed
+
+
 Terminal = Finished | Decided | Completed | Failed
 
 
@@ -165,3 +183,105 @@ def outcome_of(terminal: Terminal) -> str:
 
 Event = Draft | Settled | Finished | Failed
 """Events of a reply. A decision has its terminal event alone."""
+
+
+_KINDS: dict[type[Exception], FailureKind] = {
+    TooLarge: "too_large",
+    QueueFull: "queue_full",
+    NotReady: "not_ready",
+    EngineDead: "shutdown",
+    ValueError: "invalid",  # of the request, or of a row's own processors and samplers
+    FloatingPointError: "internal",
+}
+"""The failures whose messages are for clients; the first kind that an error is counts."""
+
+
+def explain(error: Exception) -> tuple[FailureKind, str]:
+    """A kind, and a message that reveals nothing of this machine."""
+    for known, kind in _KINDS.items():
+        if isinstance(error, known):
+            return kind, str(error)
+    if is_out_of_memory(error):
+        return "memory", "the memory did not suffice for this request; try again or shorten it"
+    return "internal", f"an internal error ({type(error).__name__}); the log has more"
+
+
+def late(since: float | None, limit_s: float | None, now: float) -> str | None:
+    """The message for a request that has run for longer than its limit; None before that."""
+    if since is None or limit_s is None or now <= since + limit_s:
+        return None
+    return f"the request took longer than its {limit_s:g} s"
+
+
+Sink = Callable[[Event], None]
+DecisionSink = Callable[[Decided | Failed], None]
+
+
+class Handle(Generic[Result]):
+    """A client's end of one request. Delivers its events, and nothing after the terminal one."""
+
+    def __init__(
+        self, request_id: str, sink: Callable[[Any], None] | None, wake: Callable[[], None]
+    ) -> None:
+        """sink: called with each event, in the engine's thread; None keeps them for `events`."""
+        self.id = request_id
+        self.cancelled = False
+        self.terminal: Terminal | None = None
+        self._kept: SimpleQueue[Any] | None = None if sink else SimpleQueue()
+        self._sink, self._wake = sink, wake
+        self._ended, self._lock = Flag(), Lock()
+
+    def cancel(self) -> None:
+        """Ends the request before its next step or chunk; it ends in `Finished`, with the stop
+        reason "cancelled" and what had settled, or, a decision, in `Failed`. Does nothing once it
+        has ended."""
+        self.cancelled = True
+        self._wake()
+
+    def deliver(
+        self, event: Event | Decided | Completed, first: Callable[[], None] | None = None
+    ) -> bool:
+        """False where the request has ended already, and the event goes nowhere. first: called
+        before the client hears of the event, where it does.
+
+        A sink that raises has lost its client: the request is cancelled.
+        """
+        with self._lock:
+            if self.terminal is not None:
+                return False
+            if isinstance(event, Terminal):
+                self.terminal = event
+            if first is not None:
+                first()
+            try:  # within the lock: another thread's terminal event waits until this one is out
+                if self._kept is not None:
+                    self._kept.put(event)
+                elif self._sink is not None:
+                    self._sink(event)
+            except Exception:
+                log.exception("request %s: its sink failed; the request is cancelled", self.id)
+                self.cancelled = True
+            finally:
+                if self.terminal is not None:
+                    self._ended.set()
+            return True
+
+    def events(self) -> Iterator[Event]:
+        """Waits for each event; ends after the terminal one. Only without a sink, and once."""
+        if self._kept is None:
+            raise Refused("sink", "this request's events go there", "submit without one to iterate")
+        while True:
+            event: Event = self._kept.get()
+            yield event
+            if isinstance(event, Terminal):
+                return
+
+    def result(self) -> Result:
+        """Waits for the end: a reply, a `Decided`, or the outcome of a task that the caller has
+        made. Raises RequestFailed where the request failed."""
+        self._ended.wait()
+        if isinstance(self.terminal, Failed):
+            raise RequestFailed(self.terminal)
+        assert self.terminal
+        result: Any = self.terminal.result
+        return cast("Result", result)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import torch
 
@@ -28,12 +27,8 @@ from sfumato.model.devices import is_out_of_memory
 Stamp = torch.cuda.Event | float
 
 
-@dataclass(frozen=True)
-class EncodeTime:
-    """What an encode took, and the rows that had a part in it."""
-
-    rows: tuple[Row, ...]
-    seconds: float
+EncodeTime = tuple[tuple[Row, ...], float]
+"""The rows that had a part in an encode, and the seconds that it took."""
 
 
 class EncodeTimes:
@@ -64,9 +59,9 @@ class EncodeTimes:
                 rows, began, ended = self._launched[0]
                 if isinstance(began, float) or isinstance(ended, float):
                     assert isinstance(began, float) and isinstance(ended, float)
-                    times.append(EncodeTime(rows, ended - began))
+                    times.append((rows, ended - began))
                 elif ended.query():
-                    times.append(EncodeTime(rows, began.elapsed_time(ended) / 1e3))
+                    times.append((rows, began.elapsed_time(ended) / 1e3))
                 else:
                     break
                 del self._launched[0]
@@ -81,30 +76,8 @@ Item = tuple[Row, Canvas]
 Denoised = tuple[Row, Canvas, Draft | Exception]
 
 
-@dataclass(frozen=True)
-class Launched:
-    """Canvases of a step that has been launched, and whose they are."""
-
-    pending: Pending
-    items: tuple[Item, ...]
-    began: float
-
-
-@dataclass(frozen=True)
-class CommitRow:
-    """Tokens of a row's prefix that the step commits."""
-
-    row: Row
-    piece: Piece
-    canvas: Commit
-
-
-@dataclass(frozen=True)
-class Failures:
-    """What failed in a launch, with the errors; the slots of commits that did are empty."""
-
-    items: list[Denoised]
-    commits: dict[Row, Exception]
+CommitRow = tuple[Piece, Commit]
+"""Tokens of a row's prefix that the step commits, and the canvas that stands for them."""
 
 
 class LateSteps:
@@ -116,8 +89,10 @@ class LateSteps:
         """free: gives back unused memory, after an error for want of it."""
         self._denoiser, self._free, self._clock = denoiser, free, clock
         self._batches = BatchRecovery(self._launch, free, lambda item: item[0])
-        self._launched: list[Launched] = []  # in this step
-        self._before: list[Launched] = []  # in the last one, whose results are to be read
+        # Of this step, and of the last one, whose results are to be read: what has been launched,
+        # canvases and whose they are, and when it began.
+        self._launched: list[tuple[Pending, Sequence[Item], float]] = []
+        self._before: list[tuple[Pending, Sequence[Item], float]] = []
         self._last_read = 0.0
 
     @property
@@ -133,18 +108,22 @@ class LateSteps:
         """Whether commits can be rows of the step in which these canvases are denoised."""
         return self._denoiser.served_groups(*_members(items, commits)) is not None
 
-    def launch(self, items: Sequence[Item], commits: Sequence[CommitRow]) -> Failures:
-        """Launches a step of canvases that are prepared, and of commits that it serves."""
+    def launch(
+        self, items: Sequence[Item], commits: Sequence[CommitRow]
+    ) -> tuple[list[Denoised], dict[Row, Exception]]:
+        """Launches a step of canvases that are prepared, and of commits that it serves. Returns
+        what failed, with the errors; the slots of commits that did are empty."""
         going = [(row, canvas) for row, canvas in items if row.may_launch(canvas)]
-        failures = Failures([], {})
+        failed: list[Denoised] = []
+        failed_commits: dict[Row, Exception] = {}
         for group in self._denoiser.groups(*_members(going, commits)):
             members = [going[i] for i in group if i < len(going)]
             own = [commits[i - len(going)] for i in group if i >= len(going)]
-            if own and self._launch_with(members, own, failures.commits):
+            if own and self._launch_with(members, own, failed_commits):
                 continue
             results = self._batches.run(members)
-            failures.items.extend((*item, error) for item, error in results if error is not None)
-        return failures
+            failed.extend((*item, error) for item, error in results if error is not None)
+        return failed, failed_commits
 
     def results(self) -> tuple[list[Denoised], float]:
         """What the step before the last one gave, of canvases that their tasks still denoise; and
@@ -153,10 +132,9 @@ class LateSteps:
         self._launched = []
         denoised: list[Denoised] = []
         began = self._clock()
-        for launched in before:
-            began = min(began, max(launched.began, self._last_read))
-            results = launched.pending.results()
-            for (row, canvas), result in zip(launched.items, results, strict=False):
+        for pending, items, launched in before:
+            began = min(began, max(launched, self._last_read))
+            for (row, canvas), result in zip(items, pending.results(), strict=False):
                 # A row may have ended, or gone on with something else, since the launch.
                 if result is not None and row.lease is not None and canvas in row.unanswered:
                     denoised.append((row, canvas, result))
@@ -177,7 +155,7 @@ class LateSteps:
         if not settled or marked or not fits or count != row.pending:
             return None
         ids = row.prefix[row.encoded : end].tolist()
-        return CommitRow(row, piece, Commit(ids, config, self._denoiser.network))
+        return piece, Commit(ids, config, self._denoiser.network)
 
     def _launch_with(
         self, items: Sequence[Item], commits: Sequence[CommitRow], failed: dict[Row, Exception]
@@ -188,17 +166,17 @@ class LateSteps:
         try:
             self._start(items, commits)
             started = True
-            for commit in commits:
-                _slot(commit.row).advance(commit.canvas.length)
+            for piece, canvas in commits:
+                piece.row.slot.advance(canvas.length)
         except Exception as error:
             if is_out_of_memory(error):
                 self._free(error)
             elif not started:
                 log.exception("a step with %d commits failed; their rows start over", len(commits))
-            for commit in commits:
-                failed[commit.row] = error
+            for piece, _ in commits:
+                failed[piece.row] = error
                 with suppress(Exception):  # a lost device: the host's side is reset first
-                    _slot(commit.row).reset()
+                    piece.row.slot.reset()
         return started
 
     def _launch(self, items: Sequence[Item]) -> list[None]:
@@ -210,16 +188,11 @@ class LateSteps:
         pending = self._denoiser.launch(*_members(items, commits))
         for _, canvas in items:
             canvas.launched += 1
-        self._launched.append(Launched(pending, tuple(items), began))
+        self._launched.append((pending, items, began))
 
 
 def _members(
     items: Sequence[Item], commits: Sequence[CommitRow]
 ) -> tuple[list[Canvas], list[Slot]]:
-    slots = [_slot(row) for row in (*(row for row, _ in items), *(c.row for c in commits))]
-    return [*(canvas for _, canvas in items), *(commit.canvas for commit in commits)], slots
-
-
-def _slot(row: Row) -> Slot:
-    assert row.lease
-    return row.lease.slot
+    canvases = [*(canvas for _, canvas in items), *(canvas for _, canvas in commits)]
+    return canvases, [*(row.slot for row, _ in items), *(piece.row.slot for piece, _ in commits)]

@@ -13,16 +13,16 @@ from typing import Any
 
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.engine.circuit import Circuit
-from sfumato.engine.events import Failed, FailureKind, Terminal, outcome_of
-from sfumato.engine.failures import explain
+from sfumato.engine.events import Failed, FailureKind, Terminal, explain, outcome_of
+from sfumato.engine.late_steps import Denoised
 from sfumato.engine.queue.scheduler import Scheduler
 from sfumato.engine.request import AnyRequest
 from sfumato.engine.row import Row
-from sfumato.engine.runner import DenoiseResults, DrawResults, Encoded, EncodeResults, ScoreResults
+from sfumato.engine.runner import Encoded, Results, Scored
 from sfumato.engine.stats import Statistics
 from sfumato.model.devices import is_out_of_memory
 from sfumato.refused import Refused
-from sfumato.tasks.works import Encode, Unfinished, Work
+from sfumato.tasks.works import Draw, Encode, Unfinished, Work
 
 log = logging.getLogger(__name__)
 
@@ -51,56 +51,52 @@ class OutputProcessor:
         row.run = row.task.run()
         self._resume(row, None)
 
-    def encoded(self, results: EncodeResults) -> None:
-        self._encoded(results.encoded, results.seconds)
+    def process(self, results: Results) -> None:
+        """What follows from a phase."""
+        for rows, seconds in results.times:  # before results that may end their rows
+            self._waited(rows, seconds)
+        self._encoded(results.encoded, results.encode_s)
+        self._drafted(results.drafts, results.began)
+        for scored in results.scored:
+            self._scored(scored, results.score_s)
+        self._statistics.totals.read_s += results.score_s
 
-    def denoised(self, results: DenoiseResults) -> None:
-        for time in results.times:  # before results that may end their rows
-            self._waited(time.rows, time.seconds)
-        self._encoded(results.encoded, 0.0)
+    def _drafted(self, drafts: Sequence[Denoised], began: float) -> None:
+        """Canvases have had a step, or a token was drawn by the head alone."""
         rows: dict[Row, list[tuple[Canvas, Draft | Exception]]] = {}
-        for row, canvas, result in results.denoised:
+        for row, canvas, result in drafts:
             rows.setdefault(row, []).append((canvas, result))
+        seconds, denoised = self._clock() - began, 0
         for row, own in rows.items():
+            is_step = not isinstance(row.work, Draw)
+            denoised += len(own) if is_step else 0
             if row.lease is None:  # its commit failed
                 continue
-            self._stepped(row, self._clock() - results.began)
+            row.times.denoise_s += seconds
+            row.step_s.append(seconds)
             for canvas, result in own:
                 if isinstance(result, Exception):
                     self.end_with(row, result)
                     break
                 row.answer(canvas, result)
-                if canvas.done:
+                if canvas.done and is_step:
                     self._statistics.settled(canvas.length)
             else:
                 self._go_on(row)
-        if rows:
-            self._statistics.stepped(len(results.denoised), self._clock() - results.began)
+        if denoised:
+            self._statistics.stepped(denoised, seconds)
 
-    def drawn(self, results: DrawResults) -> None:
-        for row, result in results.drawn:
-            self._stepped(row, self._clock() - results.began)
-            if isinstance(result, Exception):
-                self.end_with(row, result)
-            else:
-                self._resume(row, result)
-
-    def scored(self, results: ScoreResults) -> None:
-        for time in results.times:
-            self._waited(time.rows, time.seconds)
-        totals = self._statistics.totals
-        totals.read_s += results.seconds
-        for scored in results.scored:
-            row = scored.row
-            totals.read_tokens += scored.tokens
-            row.reads += row.score.collect()
-            row.times.denoise_s += results.seconds
-            if scored.is_read:
-                row.times.step_s.append(results.seconds)
-            if scored.error is not None:
-                self.end_with(row, scored.error)
-            else:
-                self._go_on(row)
+    def _scored(self, scored: Scored, seconds: float) -> None:
+        row = scored.row
+        self._statistics.totals.read_tokens += scored.tokens
+        row.reads += row.score.collect()
+        row.times.denoise_s += seconds
+        if scored.is_read:
+            row.step_s.append(seconds)
+        if scored.error is not None:
+            self.end_with(row, scored.error)
+        else:
+            self._go_on(row)
 
     def _encoded(self, encoded: list[Encoded], seconds: float) -> None:
         totals = self._statistics.totals
@@ -119,11 +115,6 @@ class OutputProcessor:
         for row in rows:
             row.waited(seconds)
         self._statistics.totals.encode_s += seconds
-
-    def _stepped(self, row: Row, seconds: float) -> None:
-        """A row had a part in a forward that was no encode."""
-        row.times.denoise_s += seconds
-        row.times.step_s.append(seconds)
 
     def _go_on(self, row: Row) -> None:
         """Lets the task of a row go on whose work may be done."""
@@ -162,8 +153,8 @@ class OutputProcessor:
             if row.job.wants_drafts:
                 row.handle.deliver(event)
             return
-        if row.times.first_commit_s is None:
-            row.times.first_commit_s = self._clock() - row.submitted
+        if row.first_commit_s is None:
+            row.first_commit_s = self._clock() - row.submitted
         row.handle.deliver(event)
 
     # Ends.
@@ -184,7 +175,6 @@ class OutputProcessor:
         now = self._clock()
         try:
             row.times.total_s = now - row.submitted
-            row.times.write(row.task.stats)
             terminal = row.job.conclude(outcome, row.account_at(now))
         except Exception as error:
             self.end_with(row, error)

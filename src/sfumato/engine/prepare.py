@@ -6,38 +6,42 @@ One function for each kind of request. Knows no slots and no threads.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
 from sfumato.api import Messages, Model, Reply, Transcript
 from sfumato.decisions.results import DecisionUsage
 from sfumato.diffusion.canvas import Canvas
+from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS, is_number, is_whole
 from sfumato.diffusion.constraints.decision_plan import DecisionSettings
 from sfumato.diffusion.limits import Outcome, ReplyPlan, StopReason
-from sfumato.engine.decision import DecisionRequest
-from sfumato.engine.events import Account, Decided, Finished
-from sfumato.engine.job import Job
+from sfumato.diffusion.sampler_config import check_sampler
+from sfumato.engine.events import Account, Decided, Finished, Terminal
 from sfumato.engine.queue.snapshot_points import SnapshotPoints
-from sfumato.engine.request import (
-    Request,
-    check_length,
-    check_request,
-    check_timeout,
-    make_prompt,
-)
+from sfumato.engine.request import DecisionRequest, Request
 from sfumato.options import exclusions
 from sfumato.options.limits import MOST_STEPS
-from sfumato.refused import Refused
+from sfumato.refused import Refused, TooLarge
 from sfumato.tasks.decide import Answers, DecideTask
 from sfumato.tasks.embed import EmbedTask
 from sfumato.tasks.reply import Policies, ReplyTask
 from sfumato.tasks.thinking import ThinkingBudget
-from sfumato.tasks.wants import PooledState, TokenScoring
-from sfumato.tasks.works import Prompt, Want
+from sfumato.tasks.wants import PooledState, Pooling, PromptScoring, TokenScoring
+from sfumato.tasks.works import Prompt, Task, Want
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.reply import parse_reply
+from sfumato.weights.errors import quoted
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request that can be done. `task` is all that the engine knows of the request's kind."""
+
+    task: Task
+    conclude: Callable[[Any, Account], Terminal]  # of the task's outcome
+    wants_drafts: bool = False  # whether Draft events are delivered
 
 
 def snapshot_points_of(model: Model) -> SnapshotPoints:
@@ -239,3 +243,109 @@ def is_empty(transcript: Transcript, ids: list[int]) -> bool:
     one, and text around thoughts does too."""
     parsed = parse_reply(transcript.pieces(ids), transcript.markers)
     return not (parsed.text.strip() or parsed.tool_calls or parsed.warnings)
+
+
+def check_request(request: Request, most_steps: int) -> None:
+    """Raises ValueError for fields that are wrong by themselves."""
+    check_sampler(request.sampler)
+    given = {each.name: getattr(request, each.name) for each in fields(request)}
+    exclusions.check(exclusions.GRAMMAR, given)
+    given = {name: value is not None for name, value in given.items()}
+    exclusions.check(exclusions.REQUEST, given | {"thinking": request.thinking})
+    steps = request.sampler.max_steps if request.sampler else None
+    if steps is not None and steps > most_steps:
+        raise Refused(
+            "max_steps",
+            f"must be at most {most_steps}, got {steps}",
+            "ask for fewer, or raise --max-steps",
+        )
+    if not isinstance(request.continued, str | None):
+        raise Refused("continued", f"must be text, got {request.continued!r}")
+    if not isinstance(request.opening, str | None):
+        raise Refused("opening", f"must be text, got {request.opening!r}")
+    limit = request.max_thinking_tokens
+    if limit is not None and not (is_whole(limit) and 0 <= limit <= MOST_TOKENS):
+        raise Refused(
+            "max_thinking_tokens",
+            f"must be a whole number from 0 to {MOST_TOKENS}, got {quoted(limit)}",
+        )
+    if not isinstance(request.scoring, PromptScoring | None):
+        raise Refused("scoring", f"must be a PromptScoring, got {quoted(request.scoring)}")
+    check_pooling(request)
+    check_timeout(request.timeout_s)
+
+
+def check_pooling(request: Request) -> None:
+    """Raises ValueError where a vector does not go with what else is wanted."""
+    if request.pooling is None:
+        return
+    if not isinstance(request.pooling, Pooling):
+        raise Refused("pooling", f"must be a Pooling, got {quoted(request.pooling)}")
+    if request.max_tokens != 0:
+        raise Refused("pooling", "nothing is written beside a vector", "set max_tokens to 0")
+
+
+def check_timeout(timeout: object) -> None:
+    """Raises ValueError for what is no time limit."""
+    if timeout is not None and not (
+        isinstance(timeout, int | float) and is_number(timeout) and 0 < timeout <= MOST_SECONDS
+    ):
+        raise Refused(
+            "timeout_s",
+            f"must be over 0 and at most {MOST_SECONDS:.0e} seconds, got {quoted(timeout)}",
+        )
+
+
+def make_prompt(model: Model, request: Request, longest: int, points: SnapshotPoints) -> Prompt:
+    """The prompt's tokens. Its text is rendered and tokenized once. Raises as `prepare` does."""
+    given = [x for x in (request.prompt, request.messages, request.ids) if x is not None]
+    if len(given) != 1:
+        raise Refused(("prompt", "messages", "ids"), "give exactly one of them")
+    if request.ids is not None:
+        ids = _checked_ids(model, request.ids)
+        return Prompt(ids, (len(ids),))
+    messages = request.messages
+    if messages is None:
+        messages = [{"role": "user", "content": request.prompt}]
+    ids = prompt_ids(
+        model.template,
+        model.tokenizer,
+        messages,
+        thinking=request.thinking,
+        tools=request.tools,
+        check=lambda text: check_length(model, text, longest, "prompt"),
+    )
+    marks = points.lengths(ids, messages, request.thinking)
+    if request.grammar is not None and not request.thinking and request.opening is None:
+        ids = [*ids, *model.fills.empty_thought]
+    if request.continued is not None:
+        # By itself, as the model wrote it: a cut inside a word stays one, and markers are text.
+        check_length(model, request.continued, longest, "prompt")
+        ids = [*ids, *model.tokenizer.encode(request.continued, special=False)]
+    return Prompt(ids, marks)
+
+
+def check_length(model: Model, text: str, longest: int, field: str) -> None:
+    """Raises TooLarge for a text that has more tokens than `longest` however it is cut. Tokenizing
+    it to count them would take seconds and hundreds of megabytes."""
+    least = -(-len(text) // model.tokenizer.longest_token)
+    if least > longest:
+        hint = "" if longest >= model.config.context_length else ", or change --context or --slots"
+        raise TooLarge(
+            field,
+            f"{len(text):,} characters are {least:,} tokens or more, and the longest "
+            f"context here has {longest:,}",
+            f"shorten it{hint}",
+            least,
+            longest,
+        )
+
+
+def _checked_ids(model: Model, given: Sequence[int]) -> list[int]:
+    ids = list(given)
+    if not ids or not all(is_whole(token) for token in ids):
+        raise Refused("ids", "must be at least one token id, all of them whole numbers")
+    vocabulary = model.config.vocab_size
+    if not 0 <= min(ids) <= max(ids) < vocabulary:
+        raise Refused("ids", f"must lie in 0..{vocabulary - 1}, got {min(ids)}..{max(ids)}")
+    return ids

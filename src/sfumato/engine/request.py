@@ -1,48 +1,58 @@
-"""A request for a reply, or for a text with holes: its fields, their checks, and its prompt's ids.
+"""Requests as clients make them: for a reply, a text with holes, a decision, or a task of any kind.
 
-Knows no slots and no threads.
+Loads no torch, so that those who talk to an engine can make one. Knows no slots and no threads.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
-from sfumato.api import Messages, Model
-from sfumato.diffusion.canvas import GivenCanvas
-from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS, is_number, is_whole
-from sfumato.diffusion.constraints.call_grammar import Source
-from sfumato.diffusion.constraints.hole import Part
-from sfumato.diffusion.prediction import PredictedText
-from sfumato.diffusion.sampler_config import SamplerConfig, check_sampler
-from sfumato.engine.decision import DecisionRequest
-from sfumato.engine.queue.snapshot_points import SnapshotPoints
-from sfumato.options import exclusions
-from sfumato.refused import Refused, TooLarge
-from sfumato.tasks.wants import Pooling, PromptScoring
-from sfumato.tasks.works import Prompt
-from sfumato.text.prompt import prompt_ids
-from sfumato.text.reply import Stop
-from sfumato.weights.errors import quoted
+if TYPE_CHECKING:
+    from sfumato.diffusion.canvas import GivenCanvas
+    from sfumato.diffusion.constraints.grammar_cache import Source
+    from sfumato.diffusion.constraints.hole import Part
+    from sfumato.diffusion.constraints.questions import Question
+    from sfumato.diffusion.prediction import PredictedText
+    from sfumato.diffusion.sampler_config import SamplerConfig
+    from sfumato.tasks.wants import Pooling, PromptScoring
+    from sfumato.tasks.works import Prompt
+    from sfumato.text.reply import Stop
 
 
-def new_id() -> str:
-    return f"req-{secrets.token_hex(8)}"
+def new_id(kind: str = "req") -> str:
+    return f"{kind}-{secrets.token_hex(8)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnyRequest:
+    """What all requests have. By itself, a request for a task that its caller has made."""
+
+    seed: int | None = None  # None: drawn at random; the account has it
+    max_tokens: int = 0
+    timeout_s: float | None = None  # from `since`; None: the engine's own
+    since: float | None = None  # when the client sent it, by `Engine.now`; None: at its submission
+    id: str = field(default_factory=new_id)
+    endpoint: str = "api"  # where it came in, for the audit
+    user: str | None = None  # whose it is, for the audit
+
+    def texts(self) -> dict[str, Any]:
+        """What it asks, as plain values, for the audit; nothing where only the task knows."""
+        return {}
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(AnyRequest):
     """A request for one reply. Exactly one of prompt, messages and ids; `Model.stream` says what
     the fields mean that it has too."""
 
     prompt: str | None = None
-    messages: Messages | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None
     ids: Sequence[int] | None = None  # the prompt's tokens as they are, without a chat template
     made: Prompt | None = None  # from `Engine.prompt`, if it was called
-    max_tokens: int = 256
-    seed: int | None = None  # None: drawn at random; the account has it
     sampler: SamplerConfig | None = None
     thinking: bool = False
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -59,11 +69,7 @@ class Request:
     # Whether the prompt's tokens are scored, in causal mode; max_tokens may then be 0.
     scoring: PromptScoring | None = None
     pooling: Pooling | None = None  # of the prompt's hidden states; max_tokens is then 0
-    timeout_s: float | None = None  # from `since`; None: the engine's own
-    since: float | None = None  # when the client sent it, by `Engine.now`; None: at its submission
-    id: str = field(default_factory=new_id)
-    endpoint: str = "api"  # where it came in, for the audit
-    user: str | None = None  # whose it is, for the audit
+    max_tokens: int = field(default=256, kw_only=True)
 
     def texts(self) -> dict[str, Any]:
         """What it asks, as plain values, for the audit."""
@@ -87,126 +93,21 @@ def _part(part: Part) -> str | dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class TaskRequest:
-    """A request for a task that its caller has made, of any kind."""
+class DecisionRequest(AnyRequest):
+    """Questions about one state; `DecisionSettings` says what the fields mean that it has too."""
 
-    seed: int = 0  # for the audit, as the next four
-    max_tokens: int = 0
-    id: str = field(default_factory=new_id)
-    endpoint: str = "api"
-    user: str | None = None
-    timeout_s: float | None = None  # from `since`; None: the engine's own
-    since: float | None = None  # by `Engine.now`; None: at its submission
+    state: str
+    questions: Mapping[str, Question]  # by id, which never reaches the model
+    samples: int | Literal["auto"] = 1
+    orders: int = 1
+    steps: int = 1
+    joint: bool = False
+    order: Literal["state", "schema"] = "state"
+    label_mass: bool = True
+    seed: int = field(default=0, kw_only=True)
+    id: str = field(default_factory=partial(new_id, "dec"), kw_only=True)
 
     def texts(self) -> dict[str, Any]:
-        """Nothing: the task knows what it asks."""
-        return {}
-
-
-AnyRequest = Request | DecisionRequest | TaskRequest
-
-
-def check_request(request: Request, most_steps: int) -> None:
-    """Raises ValueError for fields that are wrong by themselves."""
-    check_sampler(request.sampler)
-    given = {each.name: getattr(request, each.name) for each in fields(request)}
-    exclusions.check(exclusions.GRAMMAR, given)
-    given = {name: value is not None for name, value in given.items()}
-    exclusions.check(exclusions.REQUEST, given | {"thinking": request.thinking})
-    steps = request.sampler.max_steps if request.sampler else None
-    if steps is not None and steps > most_steps:
-        raise Refused(
-            "max_steps",
-            f"must be at most {most_steps}, got {steps}",
-            "ask for fewer, or raise --max-steps",
-        )
-    if not isinstance(request.continued, str | None):
-        raise Refused("continued", f"must be text, got {request.continued!r}")
-    if not isinstance(request.opening, str | None):
-        raise Refused("opening", f"must be text, got {request.opening!r}")
-    limit = request.max_thinking_tokens
-    if limit is not None and not (is_whole(limit) and 0 <= limit <= MOST_TOKENS):
-        raise Refused(
-            "max_thinking_tokens",
-            f"must be a whole number from 0 to {MOST_TOKENS}, got {quoted(limit)}",
-        )
-    if not isinstance(request.scoring, PromptScoring | None):
-        raise Refused("scoring", f"must be a PromptScoring, got {quoted(request.scoring)}")
-    check_pooling(request)
-    check_timeout(request.timeout_s)
-
-
-def check_pooling(request: Request) -> None:
-    """Raises ValueError where a vector does not go with what else is wanted."""
-    if request.pooling is None:
-        return
-    if not isinstance(request.pooling, Pooling):
-        raise Refused("pooling", f"must be a Pooling, got {quoted(request.pooling)}")
-    if request.max_tokens != 0:
-        raise Refused("pooling", "nothing is written beside a vector", "set max_tokens to 0")
-
-
-def check_timeout(timeout: object) -> None:
-    """Raises ValueError for what is no time limit."""
-    if timeout is not None and not (
-        isinstance(timeout, int | float) and is_number(timeout) and 0 < timeout <= MOST_SECONDS
-    ):
-        raise Refused(
-            "timeout_s",
-            f"must be over 0 and at most {MOST_SECONDS:.0e} seconds, got {quoted(timeout)}",
-        )
-
-
-def make_prompt(model: Model, request: Request, longest: int, points: SnapshotPoints) -> Prompt:
-    """The prompt's tokens. Its text is rendered and tokenized once. Raises as `prepare` does."""
-    given = [x for x in (request.prompt, request.messages, request.ids) if x is not None]
-    if len(given) != 1:
-        raise Refused(("prompt", "messages", "ids"), "give exactly one of them")
-    if request.ids is not None:
-        ids = _checked_ids(model, request.ids)
-        return Prompt(ids, (len(ids),))
-    messages = request.messages
-    if messages is None:
-        messages = [{"role": "user", "content": request.prompt}]
-    ids = prompt_ids(
-        model.template,
-        model.tokenizer,
-        messages,
-        thinking=request.thinking,
-        tools=request.tools,
-        check=lambda text: check_length(model, text, longest, "prompt"),
-    )
-    marks = points.lengths(ids, messages, request.thinking)
-    if request.grammar is not None and not request.thinking and request.opening is None:
-        ids = [*ids, *model.fills.empty_thought]
-    if request.continued is not None:
-        # By itself, as the model wrote it: a cut inside a word stays one, and markers are text.
-        check_length(model, request.continued, longest, "prompt")
-        ids = [*ids, *model.tokenizer.encode(request.continued, special=False)]
-    return Prompt(ids, marks)
-
-
-def check_length(model: Model, text: str, longest: int, field: str) -> None:
-    """Raises TooLarge for a text that has more tokens than `longest` however it is cut. Tokenizing
-    it to count them would take seconds and hundreds of megabytes."""
-    least = -(-len(text) // model.tokenizer.longest_token)
-    if least > longest:
-        hint = "" if longest >= model.config.context_length else ", or change --context or --slots"
-        raise TooLarge(
-            field,
-            f"{len(text):,} characters are {least:,} tokens or more, and the longest "
-            f"context here has {longest:,}",
-            f"shorten it{hint}",
-            least,
-            longest,
-        )
-
-
-def _checked_ids(model: Model, given: Sequence[int]) -> list[int]:
-    ids = list(given)
-    if not ids or not all(is_whole(token) for token in ids):
-        raise Refused("ids", "must be at least one token id, all of them whole numbers")
-    vocabulary = model.config.vocab_size
-    if not 0 <= min(ids) <= max(ids) < vocabulary:
-        raise Refused("ids", f"must lie in 0..{vocabulary - 1}, got {min(ids)}..{max(ids)}")
-    return ids
+        """What it asks, as plain values, for the audit."""
+        questions = {str(name): asdict(each) for name, each in self.questions.items()}
+        return {"state": self.state, "questions": questions}

@@ -11,15 +11,16 @@ from collections.abc import Generator
 from typing import Any
 
 from sfumato.diffusion.canvas import Canvas, Draft
+from sfumato.diffusion.limits import Times
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.engine.events import Account
-from sfumato.engine.handle import AnyHandle
-from sfumato.engine.job import Job
+from sfumato.engine.events import Account, Handle
+from sfumato.engine.prepare import Job
 from sfumato.engine.queue.slots import CacheKey, Lease
 from sfumato.engine.request import AnyRequest
 from sfumato.engine.stats import Phase, RowState
+from sfumato.model.cache import Slot
 from sfumato.tasks.score_progress import ScoreProgress
-from sfumato.tasks.works import Denoise, Draw, Encode, Prompt, Score, Times, Want, Work
+from sfumato.tasks.works import Denoise, Draw, Encode, Prompt, Score, Want, Work
 
 _PHASES: dict[type, Phase] = {Draw: "causal", Denoise: "denoise", Score: "read"}
 
@@ -31,7 +32,7 @@ class Row:
         self,
         request: AnyRequest,
         job: Job,
-        handle: AnyHandle,
+        handle: Handle[Any],
         submitted: float,
         limit_s: float | None,
     ) -> None:
@@ -50,12 +51,14 @@ class Row:
         self.encodes_alone = False  # after its encoding failed together with others
         self.turn = -1  # of the last score that this row had a part in, of all rows' turns
         self.reads = 0  # canvases that were read
-        self.times = Times()
+        self.times = job.task.stats or Times()
+        self.step_s: list[float] = []  # of each forward that denoised or read
+        self.first_commit_s: float | None = None  # since the submission
         self.run: Generator[Any, Any, Any] | None = None  # once it has a slot
         self.work: Work | None = None
         self.last_config: SamplerConfig | None = None  # of the canvas that was denoised last
         self._asked = 0  # tokens that the task has asked to encode
-        self._drafts: dict[Canvas, Draft] = {}  # of the `Denoise` under way
+        self._drafts: dict[Canvas, Draft] = {}  # of the work under way
         self._score: ScoreProgress | None = None
 
     # The queue and the slot.
@@ -77,6 +80,12 @@ class Row:
             fresh = 0 if self.want is None else self.want.least
         ids = self.prefix[: max(0, len(self.prefix) - fresh)] if fresh else self.prefix
         return CacheKey(self.claim.family, self.claim.adapter, ids, media=())
+
+    @property
+    def slot(self) -> Slot:
+        """The leased one."""
+        assert self.lease
+        return self.lease.slot
 
     def leased(self, lease: Lease, now: float) -> None:
         """Takes a slot, which may hold a part of the prefix already. What was gathered from another
@@ -144,7 +153,7 @@ class Row:
         )
 
     def answer(self, canvas: Canvas, draft: Draft) -> None:
-        """Takes the draft of a canvas of the `Denoise` under way."""
+        """Takes the draft of a canvas of the work under way."""
         self._drafts[canvas] = draft
 
     @property
@@ -154,6 +163,8 @@ class Row:
             return not self.pending
         if isinstance(self.work, Denoise):
             return len(self._drafts) == len(self.work.canvases)
+        if isinstance(self.work, Draw):
+            return bool(self._drafts)
         return isinstance(self.work, Score) and self.score.done
 
     @property
@@ -164,6 +175,8 @@ class Row:
             return None if work.want is None else work.want.result()
         if isinstance(work, Denoise):
             return [self._drafts[canvas] for canvas in work.canvases]
+        if isinstance(work, Draw):
+            return self._drafts[work.canvas]
         return self.score.results
 
     # Figures.
@@ -211,33 +224,22 @@ class Row:
         figures, times, lease = self.task.figures, self.times, self.lease
         queue_s, slot_wait_s = self.waits_s(now)
         return Account(
+            **vars(figures),
             request_id=self.request.id,
             endpoint=self.request.endpoint,
-            seed=figures.seed,
             prompt_tokens=self.prompt_tokens + figures.question_tokens,
             cached_tokens=self.cached,
-            requested_tokens=figures.requested_tokens,
-            output_tokens=figures.output_tokens,
-            thought_tokens=figures.thought_tokens,
-            canvas_tokens=figures.canvas_tokens,
-            steps=figures.steps,
-            convergence=figures.convergence,
-            retries=figures.retries,
             queue_s=queue_s,
             slot_wait_s=slot_wait_s,
             prefill_s=times.prefill_s,
             denoise_s=times.denoise_s,
             commit_s=times.commit_s,
             first_draft_s=times.first_draft_s,
-            first_commit_s=times.first_commit_s,
+            first_commit_s=self.first_commit_s,
             total_s=now - self.submitted,
             slot=lease.index if lease else None,
             context=lease.context if lease else None,
             allocated=lease.allocated if lease else False,
-            step_s=tuple(times.step_s),
-            constraint=figures.constraint,
-            questions=figures.questions,
+            step_s=tuple(self.step_s),
             reads=None if figures.questions is None else self.reads,
-            accepted_prediction=figures.accepted_prediction,
-            rejected_prediction=figures.rejected_prediction,
         )

@@ -1,13 +1,16 @@
-"""Runs the phases of a step on the network. Decides nothing, and knows no queue.
+"""Runs the phases of a step on the network, and one step of each kind before the first request.
 
-A row that fails does not disturb the others: see recovery.py.
+A row that fails does not disturb the others: see recovery.py. Scores share a step with canvases
+that denoise, so that a task of a thousand questions must stop none of these, nor another task of
+one question. Knows no queue.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 
 import torch
@@ -15,9 +18,13 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.causal import draw_next
-from sfumato.diffusion.constraints.read import PIECE
+from sfumato.diffusion.constraints.decision_plan import NoiseKey
+from sfumato.diffusion.constraints.read import PIECE, CanvasRow, Turn, read_canvases, take_turns
+from sfumato.diffusion.constraints.read_template import NOISE, ReadCanvas
+from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import Denoiser
+from sfumato.diffusion.step.batch import WIDTHS, Commit
 from sfumato.diffusion.step.captured import ReadForwards
 from sfumato.diffusion.step.graphs import graph_backend
 from sfumato.engine.late_steps import CommitRow, Denoised, EncodeTime, EncodeTimes, Item, LateSteps
@@ -25,12 +32,119 @@ from sfumato.engine.memory.estimate import question_places
 from sfumato.engine.queue.scheduler import Piece, Share
 from sfumato.engine.recovery import BatchRecovery, free_memory
 from sfumato.engine.row import Row
-from sfumato.engine.score_turns import Scored, ScoreTurns
-from sfumato.engine.warm_up import warm_up
 from sfumato.model.cache import QuestionPool, Slot
-from sfumato.model.devices import is_out_of_memory
-from sfumato.model.network import Network
+from sfumato.model.devices import fetch_together, is_out_of_memory
+from sfumato.model.network import PREFILL_CHUNK, Network
+from sfumato.model.segments import Scratch
 from sfumato.tasks.works import Draw
+
+_Owned = tuple[Row, Turn]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a step's scores gave a row: nothing, or an error."""
+
+    row: Row
+    tokens: int  # that went through the network
+    is_read: bool  # whether questions were among what was scored
+    error: Exception | None
+
+
+class ScoreTurns:
+    """Takes the turns of rows.
+
+    A batch of reads that raises is taken again in halves, so that only those rows fail of which one
+    turn raises by itself. Where memory ran out, a turn that is left alone goes through the network
+    in smaller forwards, down to one canvas of one sample, and the steps that follow read half as
+    many tokens, until no row is left.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        free: Callable[[Exception], None],
+        forwards: ReadForwards | None = None,
+    ) -> None:
+        """free: gives back unused memory, after an error for want of it; forwards: of a device that
+        works by itself."""
+        self._network, self._free, self._forwards = network, free, forwards
+        self._turns = 0  # of all rows
+        self._limit: int | None = None  # tokens, after a memory shortage
+
+    def run(self, share: Share) -> list[Scored]:
+        """Scores for the rows whose last turn is longest ago, each an equal share of the tokens or
+        one item."""
+        if not share.sharers:
+            self._limit = None
+        tokens = share.tokens if self._limit is None else min(share.tokens, self._limit)
+        turns: dict[Row, list[Turn]] = {}
+        sizes: dict[Row, int] = {}
+        # One long question is open at a time, since it takes the memory of a slot of its length.
+        has_long = any(row.score.holds_long for row in share.rows)
+        for row in sorted(share.rows, key=lambda row: row.turn):
+            if turns and sum(sizes.values()) >= tokens:
+                break
+            if row.score.begins_long:
+                if has_long:
+                    continue
+                has_long = True
+            turns[row] = row.score.turns(row.slot, tokens // max(1, share.sharers))
+            row.turn, self._turns = self._turns, self._turns + 1
+            sizes[row] = sum(turn.tokens for turn in turns[row]) + row.score.line_tokens
+        errors: dict[Row, Exception] = {}
+        reads = [(row, turn) for row, own in turns.items() for turn in own]
+        if reads:
+            self._take(reads, errors)
+        for row in turns:
+            if row not in errors and (error := self._score_lines(row)) is not None:
+                errors[row] = error
+        return [Scored(row, sizes[row], bool(own), errors.get(row)) for row, own in turns.items()]
+
+    def _score_lines(self, row: Row) -> Exception | None:
+        """Scores the likelihoods of a row's turn; returns what kept it from that."""
+        if not row.score.line_tokens:
+            return None
+        try:
+            row.score.score_lines(self._network, row.slot, row.prefix)
+            self._network.synchronize()
+        except Exception as error:
+            if is_out_of_memory(error):
+                self._free(error)
+            return error
+        return None
+
+    def _take(
+        self,
+        items: Sequence[_Owned],
+        errors: dict[Row, Exception],
+        together: int = PREFILL_CHUNK,
+    ) -> None:
+        """Takes the turns, and adds what one raised by itself to the errors. together: tokens of a
+        forward at most."""
+        total = sum(turn.tokens for _, turn in items)
+        smaller = 0
+        try:
+            take_turns(self._network, [turn for _, turn in items], together, self._forwards)
+            return
+        except Exception as error:
+            if is_out_of_memory(error):
+                self._limit = max(1, total // 2)
+                smaller = min(together, total) // 2
+                self._free(error)
+            elif len(items) > 1:
+                log.exception("%d reads failed together; they are read in halves", len(items))
+            # Of fewer tokens than the narrowest canvas each forward has one canvas already.
+            if len(items) == 1 and smaller < WIDTHS[0]:
+                errors.setdefault(items[0][0], error)
+                return
+        if len(items) == 1:
+            self._take(items, errors, smaller)
+            return
+        half = len(items) // 2
+        for part in (items[:half], items[half:]):
+            self._take([item for item in part if item[0] not in errors], errors)
+
 
 log = logging.getLogger(__name__)
 
@@ -46,40 +160,18 @@ class Segment:
 Encoded = tuple[Segment, Exception | None]
 
 
-@dataclass(frozen=True)
-class EncodeResults:
-    """What the encode phase of a step gave."""
+@dataclass
+class Results:
+    """What a phase of a step gave. Where steps are late, drafts are those of the step before."""
 
-    encoded: list[Encoded]
-    seconds: float  # for which the host waited; 0 where steps are late
-    commits: Sequence[CommitRow] = ()  # that go with the canvases of the step
-
-
-@dataclass(frozen=True)
-class DenoiseResults:
-    """What the denoise phase of a step gave; where steps are late, of the step before."""
-
-    denoised: list[Denoised]
     began: float  # by the clock
-    encoded: list[Encoded]  # the commits that went with it
-    times: list[EncodeTime]  # of encodes of this step or earlier ones
-
-
-@dataclass(frozen=True)
-class DrawResults:
-    """What the draw phase of a step gave."""
-
-    drawn: list[tuple[Row, Draft | Exception]]
-    began: float
-
-
-@dataclass(frozen=True)
-class ScoreResults:
-    """What the score phase of a step gave."""
-
-    scored: list[Scored]
-    seconds: float
-    times: list[EncodeTime]
+    encoded: list[Encoded] = field(default_factory=list)
+    encode_s: float = 0.0  # for which the host waited; 0 where steps are late
+    commits: Sequence[CommitRow] = ()  # that go with the canvases of the step
+    drafts: list[Denoised] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
+    score_s: float = 0.0
+    times: list[EncodeTime] = field(default_factory=list)  # of this step or earlier ones
 
 
 class Runner:
@@ -121,7 +213,7 @@ class Runner:
             if is_out_of_memory(error):
                 self._free(error)
 
-    def encode(self, pieces: Sequence[Piece]) -> EncodeResults:
+    def encode(self, pieces: Sequence[Piece]) -> Results:
         """Encodes each piece, in one go where no mark is on the way. Waits for the device, unless
         steps are late; then commits that may be rows of the step are left to it.
 
@@ -129,12 +221,12 @@ class Runner:
         """
         began = self._clock()
         commits = [] if self._late is None else self._late.commits(pieces)
-        apart = {commit.row for commit in commits}
+        apart = {piece.row for piece, _ in commits}
         encoded = self._encode_pieces([piece for piece in pieces if piece.row not in apart])
         seconds = self._clock() - began if self._late is None else 0.0
-        return EncodeResults(encoded, seconds, commits)
+        return Results(began, encoded, seconds, commits)
 
-    def denoise(self, items: Sequence[Item], commits: Sequence[CommitRow] = ()) -> DenoiseResults:
+    def denoise(self, items: Sequence[Item], commits: Sequence[CommitRow] = ()) -> Results:
         """Moves each canvas a step on: its draft, or why there is none. Canvases left out had no
         room in memory this time and may try again."""
         began = self._clock()
@@ -147,8 +239,8 @@ class Runner:
             encoded, denoised, began = self._launch(self._late, ready, failed, commits)
         # The device encodes before the step whose results were read just now.
         times = self._encode_times.done()
-        began = min(self._clock(), began + sum(time.seconds for time in times))
-        return DenoiseResults(denoised, began, encoded, times)
+        began = min(self._clock(), began + sum(seconds for _, seconds in times))
+        return Results(began, encoded, drafts=denoised, times=times)
 
     def _launch(
         self,
@@ -161,38 +253,37 @@ class Runner:
         time when that began. Commits that cannot be rows of the step are encoded before it."""
         encoded: list[Encoded] = []
         if commits and not late.serves(items, commits):
-            encoded = self._encode_pieces([commit.piece for commit in commits])
+            encoded = self._encode_pieces([piece for piece, _ in commits])
             commits = ()
-        failures = late.launch(items, commits)
-        for commit in commits:
-            (segment,) = _segments(commit.piece)
-            error = failures.commits.get(commit.row)
+        failed_items, failed_commits = late.launch(items, commits)
+        for piece, _ in commits:
+            (segment,) = _segments(piece)
+            error = failed_commits.get(piece.row)
             if error is None:
                 _extend(segment)
             encoded.append((segment, error))
         results, began = late.results()
         # What a canvas's last step gave comes before what ended it in this one.
-        return encoded, [*results, *failed, *failures.items], began
+        return encoded, [*results, *failed, *failed_items], began
 
-    def draw(self, rows: Sequence[Row]) -> DrawResults:
+    def draw(self, rows: Sequence[Row]) -> Results:
         """The next token of each row, as a draft, or why there is none. Rows left out had no room
         in memory this time and may try again."""
         began = self._clock()
         works = [(row, row.work.canvas) for row in rows if isinstance(row.work, Draw)]
         ready, failed = self._prepared(works)
         drawn = self._draws.run(ready)
-        results = [*((row, error) for row, _, error in failed), *((i[0], r) for i, r in drawn)]
-        return DrawResults(results, began)
+        return Results(began, drafts=[*failed, *((*item, result) for item, result in drawn)])
 
-    def score(self, share: Share) -> ScoreResults:
+    def score(self, share: Share) -> Results:
         """Takes scores of the rows that share them."""
         began = self._clock()
         scored = self._scores.run(share)
         seconds, times = self._clock() - began, []
         if scored:  # which have waited for all that was launched before
             times = self._encode_times.done()
-            seconds = max(0.0, seconds - sum(time.seconds for time in times))
-        return ScoreResults(scored, seconds, times)
+            seconds = max(0.0, seconds - sum(encode_s for _, encode_s in times))
+        return Results(began, scored=scored, score_s=seconds, times=times)
 
     def _prepared(self, items: Sequence[Item]) -> tuple[list[Item], list[Denoised]]:
         """The canvases that are ready for a step, and those that are not, with the reason: what
@@ -249,7 +340,7 @@ class Runner:
     def _encode(self, segments: list[Segment]) -> list[Encoded]:
         if not segments:
             return []
-        slots = [_slot(segment.row) for segment in segments]
+        slots = [segment.row.slot for segment in segments]
         try:
             # One forward: the network shares a chunk equally among the rows.
             ids = [torch.tensor(segment.ids) for segment in segments]
@@ -275,7 +366,7 @@ class Runner:
         want, network = segment.row.want, self._network
         if hidden is None or want is None:
             return None
-        start = _slot(segment.row).length - len(hidden)
+        start = segment.row.slot.length - len(hidden)
         try:
             want.add(network.head, start, hidden, network.config.canvas_length)
         except Exception as error:
@@ -286,7 +377,7 @@ class Runner:
 
     def _batch(self, items: Sequence[Item]) -> list[Draft | Exception]:
         canvases = [canvas for _, canvas in items]
-        result = self._denoiser.forward(canvases, [_slot(row) for row, _ in items])
+        result = self._denoiser.forward(canvases, [row.slot for row, _ in items])
         self._network.synchronize()  # up to here nothing has changed, and all may be run again
         return self._denoiser.advance(result)
 
@@ -312,11 +403,6 @@ def _extend(segment: Segment) -> None:
             log.exception("a snapshot of slot %d could not be taken", lease.index)
 
 
-def _slot(row: Row) -> Slot:
-    assert row.lease
-    return row.lease.slot
-
-
 def _segments(piece: Piece) -> list[Segment]:
     """A piece, cut where the slot is to be marked."""
     row = piece.row
@@ -324,3 +410,66 @@ def _segments(piece: Piece) -> list[Segment]:
     start, end = row.encoded, row.encoded + piece.count
     cuts = [start, *(mark for mark in row.lease.marks if start < mark < end), end]
     return [Segment(row, row.prefix[a:b].tolist()) for a, b in pairwise(cuts)]
+
+
+def warm_up(
+    denoiser: Denoiser,
+    slots: Sequence[Slot],
+    config: SamplerConfig,
+    forwards: ReadForwards | None = None,
+) -> None:
+    """Encodes a chunk of a prompt, denoises and commits a canvas with one row and with all of them,
+    and reads a question, as `forwards` has it. slots: of all rows, empty ones; config: of a canvas,
+    complete."""
+    began = time.perf_counter()
+    log.info("one step of each kind is run; kernels that were never compiled take up to minutes")
+    try:
+        _encode(denoiser, slots, config)
+        for rows in sorted({1, len(slots)}):
+            _step(denoiser, slots[:rows], config)
+        _read(denoiser, slots[0], forwards)
+        denoiser.network.synchronize()
+    finally:
+        for slot in slots:
+            slot.reset()
+    log.info("the steps before the first request took %.1f s", time.perf_counter() - began)
+
+
+def _encode(denoiser: Denoiser, slots: Sequence[Slot], config: SamplerConfig) -> None:
+    """A whole chunk, as far as a canvas fits behind it; a token in the other slots."""
+    assert config.canvas_length
+    chunk = max(1, min(PREFILL_CHUNK, slots[0].room() - config.canvas_length))
+    denoiser.network.encode([_ids(chunk)], slots[:1])
+    if slots[1:]:
+        denoiser.network.encode([_ids(1)] * len(slots[1:]), slots[1:])
+
+
+def _step(denoiser: Denoiser, slots: Sequence[Slot], config: SamplerConfig) -> None:
+    """Of as many rows as slots: all of them denoised, then the first committed."""
+    assert config.canvas_length
+    network = denoiser.network
+    size, device = network.config.vocab_size, network.device
+    canvases = [Canvas(config, Noise(row, 0), size, device) for row in range(len(slots))]
+    steps: list[list[Canvas]] = [canvases]
+    if room := min(config.canvas_length, slots[0].room()):
+        steps.append([Commit(_ids(room).tolist(), config, network), *canvases[1:]])
+    for step in steps:
+        for result in denoiser.launch(step, slots).results():
+            if isinstance(result, Exception):
+                raise result
+
+
+def _read(denoiser: Denoiser, slot: Slot, forwards: ReadForwards | None) -> None:
+    """A canvas of one question, whose label mass is wanted."""
+    network, scratch = denoiser.network, Scratch(slot)
+    if forwards is not None:
+        forwards.place(scratch, 1)
+    network.encode_beside([_ids(1)], [scratch])
+    width = min(WIDTHS[0], network.config.canvas_length)
+    canvas = ReadCanvas((NOISE, *([0] * (width - 1))), (0,), ((0, 1),))
+    row = CanvasRow(scratch, canvas, NoiseKey(0, ()), 0, True)
+    fetch_together([read_canvases(network, [row], 1, forwards)])
+
+
+def _ids(count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.int64)

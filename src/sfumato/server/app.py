@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse, Response
 from fastapi.staticfiles import StaticFiles
 
 from sfumato import __version__
-from sfumato.engine import EngineClient
+from sfumato.engine import Engine
 from sfumato.server import info, replay, tokenizing
 from sfumato.server.dialects import DECISIONS, DIALECTS, by_path
 from sfumato.server.dialects.anthropic.forms import CountBody
@@ -41,7 +41,7 @@ _ABOUT = (
 
 
 def create_app(
-    engine: EngineClient,
+    engine: Engine,
     settings: ServerSettings | None = None,
     metrics: Metrics | None = None,
     audit: AuditLine | None = None,

@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 
 from sfumato import __version__
 from sfumato.engine.audit import AuditWriter
-from sfumato.engine.client import EngineClient
+from sfumato.engine.engine import Engine
 from sfumato.engine.events import Terminal, outcome_of
 from sfumato.engine.memory.guard import MemoryView
 from sfumato.engine.request import AnyRequest
@@ -43,7 +43,7 @@ STEPS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 class Metrics:
     """The metrics of one engine. `observe` and `text` may be called from any thread."""
 
-    def __init__(self, engine: EngineClient, audit: AuditWriter | None = None) -> None:
+    def __init__(self, engine: Engine, audit: AuditWriter | None = None) -> None:
         """audit: what writes the audit log, where there is one."""
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
@@ -124,7 +124,7 @@ class Metrics:
 class _EngineCollector(Collector):
     """Reads the engine's state at each scrape."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def describe(self) -> Iterator[Metric]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from weakref import WeakValueDictionary
 
 from sfumato import __version__
-from sfumato.engine import EngineClient, Prompt, Request, ServedModel
+from sfumato.engine import Engine, Prompt, Request, ServedModel
 from sfumato.refused import Refused
 from sfumato.server.http.admission import Admission
 from sfumato.server.http.errors import of_prompt
@@ -22,7 +22,7 @@ FINGERPRINT = f"sfumato-{__version__}"
 
 @dataclass(frozen=True)
 class Service:
-    engine: EngineClient
+    engine: Engine
     settings: ServerSettings
     started: int = field(default_factory=lambda: int(time.time()))
     admission: Admission = field(init=False)

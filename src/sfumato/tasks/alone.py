@@ -16,13 +16,13 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.causal import draw_next
 from sfumato.diffusion.constraints.read import take_turns
-from sfumato.diffusion.limits import Limits, Outcome, SettledCanvas, plan_reply
+from sfumato.diffusion.limits import Limits, Outcome, SettledCanvas, Times, plan_reply
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import Denoiser
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.tasks.reply import Policies, ReplyTask
 from sfumato.tasks.score_progress import ScoreProgress
-from sfumato.tasks.works import Denoise, Draw, Encode, Prompt, Score, Task, Times, Work
+from sfumato.tasks.works import Denoise, Draw, Encode, Prompt, Score, Task, Work
 
 
 def alone(
@@ -55,7 +55,7 @@ class _Alone:
         self._slot = network.new_slot(max(1, task.claim.positions))
         self._prefix: list[int] = []
         self._denoiser: Denoiser | None = None  # made when it is needed
-        self._times = Times()
+        self._times = task.stats or Times()
 
     def run(self) -> Generator[Any, None, Any]:
         start = time.perf_counter()
@@ -77,7 +77,6 @@ class _Alone:
                 outcome = self._task.stopped()
                 break
         self._times.total_s = time.perf_counter() - start
-        self._times.write(self._task.stats)
         return outcome
 
     def _answer(self, work: Work) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from sfumato.diffusion.canvas import Canvas, CanvasPlan, Draft
 from sfumato.diffusion.constraints.filling import (
@@ -46,32 +46,19 @@ class Trial:
     draft: Draft | None = None  # of its last step
 
 
-class FillText(Protocol):
-    """What the caller of a fill reads in place of ids."""
+class FillText:
+    """What the caller of a fill reads: by itself, ids."""
 
     def readable(self, draft: Draft) -> Draft:
         """The draft with its text."""
-        ...
-
-    def settled(self, outcome: FillOutcome) -> Sequence[Any]:
-        """The events of a fill that is done, before its outcome."""
-        ...
-
-    def finish(self, outcome: FillOutcome) -> Any:
-        """The outcome of the task; called once."""
-        ...
-
-
-class Ids:
-    """A fill that is read as ids."""
-
-    def readable(self, draft: Draft) -> Draft:
         return draft
 
     def settled(self, outcome: FillOutcome) -> Sequence[Any]:
+        """The events of a fill that is done, before its outcome."""
         return ()
 
     def finish(self, outcome: FillOutcome) -> Any:
+        """The outcome of the task; called once."""
         return outcome
 
 
@@ -82,7 +69,7 @@ class FillTask:
         self,
         plan: FillPlan,
         make: MakeCanvas,
-        text: FillText = Ids(),  # noqa: B008  (stateless)
+        text: FillText = FillText(),  # noqa: B008  (stateless)
         prompt: Prompt | None = None,
         family: str = "",
     ) -> None:

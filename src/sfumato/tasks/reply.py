@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -19,11 +19,20 @@ from sfumato.diffusion.constraints.constrained_reply import (
     ConstrainedReply,
     written_draft,
 )
-from sfumato.diffusion.limits import Limits, Outcome, ReplyPlan, SettledCanvas, Stats, StopReason
+from sfumato.diffusion.limits import (
+    Limits,
+    Outcome,
+    ReplyPlan,
+    ReplyText,
+    SettledCanvas,
+    Stats,
+    StopReason,
+)
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.prediction import predicted_steps
 from sfumato.diffusion.processors import MinTokens
 from sfumato.diffusion.sampler_config import SamplerConfig
+from sfumato.tasks.thinking import ThinkingBudget
 from sfumato.tasks.wants import LastState, NextScores, Together
 from sfumato.tasks.works import (
     Claim,
@@ -60,58 +69,11 @@ RETRIES = 2
 """Times that an empty answer is drawn again; the last time it may not end where it did."""
 
 
-class ThoughtLimit(Protocol):
-    """Where a thought is ended, so that an answer has room."""
-
-    @property
-    def closes(self) -> int | None:
-        """The token that ends a thought; None: there are no thoughts."""
-        ...
-
-    def cut(self, reply: list[int], added: list[int]) -> int | None:
-        """How many tokens of a settled canvas stay before its thought is closed; None where the
-        canvas stays as it is."""
-        ...
-
-    def count(self, ids: Sequence[int]) -> int:
-        """The tokens of a reply that are thought."""
-        ...
-
-
-class ReplyText(Protocol):
-    """What the caller of a reply reads in place of ids."""
-
-    def readable(self, draft: Draft) -> Draft:
-        """The draft with its text."""
-        ...
-
-    def add(self, settled: SettledCanvas, last: Draft) -> Any:
-        """The event of a settled canvas; last: the draft of its last step."""
-        ...
-
-    def finish(self, outcome: Outcome) -> Any:
-        """The outcome of the task; called once."""
-        ...
-
-
-class Ids:
-    """A reply that is read as ids."""
-
-    def readable(self, draft: Draft) -> Draft:
-        return draft
-
-    def add(self, settled: SettledCanvas, last: Draft) -> SettledCanvas:
-        return settled
-
-    def finish(self, outcome: Outcome) -> Outcome:
-        return outcome
-
-
 @dataclass(frozen=True)
 class Policies:
     """Rules of a reply that need to know what its tokens mean. None: there is no such rule."""
 
-    thought: ThoughtLimit | None = None
+    thought: ThinkingBudget | None = None
     is_empty: Callable[[list[int]], bool] | None = None  # whether a reply has no answer in it
 
 
@@ -158,7 +120,7 @@ class ReplyTask:
         make: MakeCanvas,
         policies: Policies = Policies(),
         opening: Sequence[int] = (),
-        text: ReplyText = Ids(),  # noqa: B008  (stateless)
+        text: ReplyText = ReplyText(),  # noqa: B008  (stateless)
         want: Want | None = None,
         family: str = "",
     ) -> None:

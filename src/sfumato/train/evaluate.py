@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from sfumato.api import Model, load
+from sfumato.api import Model, Reply, load
 from sfumato.diffusion.constraints.decision_plan import DecisionSettings
 from sfumato.diffusion.constraints.grammar import schema_source
 from sfumato.diffusion.constraints.hole import Hole
@@ -132,7 +132,7 @@ def _replies(
         request_timeout_s=None,
     )
     engine = Engine(model, limits)
-    waiting, running = deque(enumerate(requests)), list[tuple[int, Handle]]()
+    waiting, running = deque(enumerate(requests)), list[tuple[int, Handle[Reply]]]()
     results: dict[int, tuple[str, Account]] = {}
     while waiting or running:
         while waiting and len(running) < ROWS:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.support.denoise import denoise_step
 from tests.support.random_model import random_model
 
 from sfumato.api import Model
@@ -15,7 +16,6 @@ from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import FixedCount, Never, Threshold
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.diffusion.step import denoise_step
 
 STEPS, TOGETHER = 2, 250
 SAMPLERS = (

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.diffusion.tiny import calm_oracle
+from tests.support.denoise import denoise_step
 from tests.support.fake_device import Trace
 from tests.support.oracle import network_of
 from torch import Tensor
@@ -22,7 +23,7 @@ from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import Never, SoftTopK, StepView
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
-from sfumato.diffusion.step import Denoiser, denoise_step
+from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.batch import StepBatch, width_for
 from sfumato.engine.recovery import BatchRecovery
 from sfumato.model.cache import Slot

@@ -9,11 +9,12 @@ import pytest
 import torch
 from tests.diffusion.step.test_batch import begin
 from tests.diffusion.tiny import calm_oracle
+from tests.support.denoise import denoise_step
 from tests.support.oracle import network_of
 from torch import Tensor
 
 from sfumato.diffusion.sampler import Never
-from sfumato.diffusion.step import Denoiser, denoise_step
+from sfumato.diffusion.step import Denoiser
 from sfumato.model.head import VocabularyPass
 
 

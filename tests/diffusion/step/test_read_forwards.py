@@ -17,12 +17,11 @@ from sfumato import ops
 from sfumato.diffusion.step.batch import WIDTHS
 from sfumato.diffusion.step.captured import (
     Forward,
+    ReadForward,
     ReadForwards,
     ReadGroup,
-    ReadKind,
-    ReadRoom,
-    ReadRows,
     most_rows,
+    read_rows,
 )
 from sfumato.diffusion.step.graphs import READS, StepGraphs
 from sfumato.model.cache import QuestionPool, Slot
@@ -110,12 +109,12 @@ def test_one_graph_serves_reads_of_a_shape(network: Network) -> None:
 def test_kinds_are_few() -> None:
     """Of 32 × 5 numbers of rows and widths."""
     kinds = {
-        ReadKind.of(rows, width, most)
+        (read_rows(rows, most), width)
         for width in WIDTHS
         for most in [most_rows(512, width, 64, frozenset())]
         for rows in range(1, most + 1)
     }
-    assert len(kinds) == READS and max(kind.rows * kind.width for kind in kinds) == 512
+    assert len(kinds) == READS and max(rows * width for rows, width in kinds) == 512
 
 
 def test_a_read_chooses_its_path_by_itself(network: Network) -> None:
@@ -227,10 +226,10 @@ def test_a_forward_never_waits_for_the_device() -> None:
         network = fake_network(config_from_hf(tiny_config(canvas_length=32).to_dict()))
         slots = network.new_slots(8, 64)
         pool = QuestionPool(network.config, 64, 64, torch.bfloat16, DEVICE)
-        room = ReadRoom(network, 256)
+        shape = 256, network.config.hidden_size
+        shared = tuple(torch.zeros(shape, dtype=network.dtype, device=DEVICE) for _ in range(2))
         for rows in (1, 8):
-            kind = ReadKind(rows, 16)
-            forward = Forward(network, slots[0].pool, ReadRows(network, pool, kind, room))
+            forward = ReadForward(network, slots[0].pool, pool, rows, 16, shared)
             with Trace() as trace:
                 forward.run()
             counts.append(trace.count)

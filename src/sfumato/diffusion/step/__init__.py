@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sfumato.diffusion.step.denoiser import Denoiser, denoise_step
+from sfumato.diffusion.step.denoiser import Denoiser
 
-__all__ = ["Denoiser", "denoise_step"]
+__all__ = ["Denoiser"]

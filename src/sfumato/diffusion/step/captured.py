@@ -19,7 +19,6 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -64,94 +63,82 @@ class StepKind:
         return cls(len(canvases), commits, bans, tuple(StaticRules.kinds_of(rules)))
 
 
-class Forward:
-    """The forward alone of rows of one width whose slots are of one pool: of steps whose scores or
-    rules no graph can hold, and of reads. Moves no row on."""
-
-    def __init__(self, network: Network, pool: KVPool, inputs: ForwardInputs) -> None:
-        self.network, self.inputs = network, inputs
-        self.rows, self.width, self.room = inputs.rows, inputs.width, inputs.room
-        self._pool = weakref.ref(pool)
-
-    def is_in(self, pool: KVPool) -> bool:
-        """Whether its rows' slots are of this pool. False where that is gone."""
-        return self._pool() is pool
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether its rows and their pool still exist."""
-        return self._pool() is not None and self.inputs.is_alive
-
-    @torch.no_grad()
-    def run(self) -> None:
-        """Leaves the hidden states [rows · width, hidden] in `inputs.hidden`."""
-        pool = self._pool()
-        assert pool is not None
-        tokens, soft, part = self.inputs.of(pool)
-        self.inputs.hidden.copy_(self.network.denoise_batch(tokens, soft, PartRows([part])))
-
-
-class ForwardInputs(Protocol):
-    """What a forward reads and where it leaves its results, at fixed addresses."""
-
-    rows: int
-    width: int
-    room: Room
-    hidden: Tensor  # [rows · width, hidden]
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether its rows still exist."""
-        ...
-
-    def of(self, pool: KVPool) -> tuple[Tensor, Tensor, RowPart]:
-        """Tokens int64 [rows · width], their soft embeddings [rows · width, hidden], and what the
-        rows see."""
-        ...
-
-
-class BatchRows:
-    """The first rows of a batch, as a forward reads them."""
+class PoolRows:
+    """Rows of one width whose slots are of one pool, for a function that a graph can hold."""
 
     room: Room = "steps"
 
     def __init__(
-        self, network: Network, batch: StepBatch, rows: int, hidden: Tensor | None
+        self, network: Network, pool: KVPool, rows: int, width: int, batch: StepBatch | None = None
+    ) -> None:
+        """batch: whose first rows these are, if they are of a batch."""
+        self.network, self.rows, self.width = network, rows, width
+        self._pool = weakref.ref(pool)
+        self._batch = None if batch is None else weakref.ref(batch)
+
+    @property
+    def pool(self) -> KVPool | None:
+        """None where it is gone."""
+        return self._pool()
+
+    def is_of(self, batch: StepBatch) -> bool:
+        """Whether the rows are those of this batch, rather than of one that was outgrown."""
+        return self._batch is not None and self._batch() is batch
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the rows and their pool still exist."""
+        return self.pool is not None and (self._batch is None or self._batch() is not None)
+
+
+class Forward(PoolRows):
+    """The forward alone: of steps whose scores or rules no graph can hold, and of reads. Moves no
+    row on."""
+
+    hidden: Tensor  # [rows · width, hidden]: what it leaves
+
+    def inputs(self, pool: KVPool) -> tuple[Tensor, Tensor, RowPart]:
+        """Tokens int64 [rows · width], their soft embeddings [rows · width, hidden], and what the
+        rows see; all at fixed addresses."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Leaves the hidden states in `hidden`."""
+        pool = self.pool
+        assert pool is not None
+        tokens, soft, part = self.inputs(pool)
+        self.hidden.copy_(self.network.denoise_batch(tokens, soft, PartRows([part])))
+
+
+class BatchForward(Forward):
+    """The forward of the first rows of a batch."""
+
+    def __init__(
+        self, network: Network, pool: KVPool, batch: StepBatch, rows: int, hidden: Tensor | None
     ) -> None:
         """hidden [positions of the whole batch, hidden]: that of another forward of the batch,
         which this one will overwrite."""
-        self._batch = weakref.ref(batch)
+        super().__init__(network, pool, rows, batch.width, batch)
         self._first = batch.first(rows)
-        self.rows, self.width = rows, batch.width
         if hidden is None:
             size = batch.rows * batch.width, network.config.hidden_size
             hidden = torch.zeros(size, dtype=network.dtype, device=network.device)
         self.batch_hidden = hidden
         self.hidden = hidden[: rows * batch.width]
 
-    @property
-    def is_alive(self) -> bool:
-        return self._batch() is not None
-
-    def is_of(self, batch: StepBatch) -> bool:
-        """Whether its rows are those of this batch."""
-        return self._batch() is batch
-
-    def of(self, pool: KVPool) -> tuple[Tensor, Tensor, RowPart]:
+    def inputs(self, pool: KVPool) -> tuple[Tensor, Tensor, RowPart]:
         rows = self._first
         part = RowPart(pool, rows.slots, self.width, rows.length)
         return rows.tokens.flatten(), rows.soft.flatten(0, 1), part
 
 
-class DeviceStep:
-    """The step of the first rows of a batch, whose slots are of one pool."""
-
-    room: Room = "steps"
+class DeviceStep(PoolRows):
+    """The step of the first rows of a batch."""
 
     def __init__(self, network: Network, batch: StepBatch, pool: KVPool, kind: StepKind) -> None:
-        self.network, self.kind = network, kind
-        self.rows, self.width = kind.rows, batch.width
-        self._pool, self._batch = weakref.ref(pool), weakref.ref(batch)
+        super().__init__(network, pool, kind.rows, batch.width, batch)
+        self.kind = kind
         rows = batch.first(kind.rows)
         device, width = network.device, batch.width
         self._rules = StaticRules(kind.rules, kind.rows, device)
@@ -168,19 +155,10 @@ class DeviceStep:
         mine = self.kind
         return (
             self.is_of(batch)
-            and self._pool() is pool
+            and self.pool is pool
             and (mine.rows, mine.commits, mine.bans) == (kind.rows, kind.commits, kind.bans)
             and self._rules.serves(kind.rules)
         )
-
-    def is_of(self, batch: StepBatch) -> bool:
-        """Whether its rows are those of this batch, rather than of one that was outgrown."""
-        return self._batch() is batch
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether its batch and its pool still exist."""
-        return self._batch() is not None and self._pool() is not None
 
     def prepare_for_replay(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> None:
         """Writes what the rows' canvases ask for; canvases in the order of their rows, slots
@@ -198,7 +176,7 @@ class DeviceStep:
     def run(self) -> None:
         """The step: moves the rows on and leaves the packed words in `words`. Reads nothing on the
         host. Where it raises, no row has moved on."""
-        batch, pool = self._part.batch, self._pool()
+        batch, pool = self._part.batch, self.pool
         assert pool is not None
         commits = batch.commits if self.kind.commits else None
         seen = RowPart(pool, batch.slots, batch.width, batch.length, commits=commits)
@@ -208,7 +186,7 @@ class DeviceStep:
         # Rows that commit are done too: the step writes nothing of them.
         done = batch.done[:, None].expand(-1, batch.width).flatten()
         evaluated = evaluate(self.network, (self._part,), scoring, PartRows([seen]), done=done)
-        move_rows(batch, self._rules, evaluated.stats, evaluated.draws.fresh[0], self.words)
+        move_rows(batch, self._rules, evaluated.stats, evaluated.fresh[0], self.words)
 
 
 class DeviceSteps:
@@ -242,17 +220,16 @@ class DeviceSteps:
         """The hidden states of a batch's first rows, whose slots and lengths it notes, by a forward
         that is captured by itself. They are overwritten by the next such forward."""
         batch_hidden: Tensor | None = None
-        for step in self.graphs.kept(Forward):
-            inputs = step.inputs
-            if isinstance(inputs, BatchRows) and inputs.is_of(batch):
-                batch_hidden = inputs.batch_hidden
-                if step.is_in(pool) and inputs.rows == rows:
+        for step in self.graphs.kept(BatchForward):
+            if step.is_of(batch):
+                batch_hidden = step.batch_hidden
+                if step.pool is pool and step.rows == rows:
                     break
         else:
-            step = Forward(self._network, pool, BatchRows(self._network, batch, rows, batch_hidden))
+            step = BatchForward(self._network, pool, batch, rows, batch_hidden)
             self.graphs.add(step)
         self.graphs.run(step)
-        return step.inputs.hidden
+        return step.hidden
 
     def forget(self) -> None:
         """What was written for the last steps may have been overwritten."""
@@ -300,52 +277,32 @@ class DeviceSteps:
         return None
 
 
-@dataclass(frozen=True)
-class ReadKind:
-    """What the function depends on, beside its addresses."""
-
-    rows: int
-    width: int
-
-    @classmethod
-    def of(cls, rows: int, width: int, most: int) -> ReadKind:
-        """The kind in which so many rows are read, of which there are `most` in a forward: the next
-        power of two, so that a graph serves any number below it, too, and few kinds are all."""
-        assert 0 < rows <= most
-        return cls(min(most, 1 << (rows - 1).bit_length()), width)
-
-
-class ReadRoom:
-    """What all forwards of a network share: each overwrites what the one before has left."""
-
-    def __init__(self, network: Network, tokens: int) -> None:
-        """tokens: of one forward at most."""
-        self.tokens = tokens
-        size, kind = (tokens, network.config.hidden_size), network.dtype
-        self.soft, self.hidden = (
-            torch.zeros(size, dtype=kind, device=network.device) for _ in range(2)
-        )
-
-
-class ReadRows:
-    """Rows of reads, as a forward reads them; their questions have places in a pool."""
+class ReadForward(Forward):
+    """The forward of rows of reads, whose questions have places in a pool."""
 
     room: Room = "reads"
-    is_alive = True
 
     def __init__(
-        self, network: Network, questions: QuestionPool, kind: ReadKind, shared: ReadRoom
+        self,
+        network: Network,
+        pool: KVPool,
+        questions: QuestionPool,
+        rows: int,
+        width: int,
+        shared: tuple[Tensor, Tensor],
     ) -> None:
-        self.kind, self._questions = kind, questions
-        self.rows, self.width = kind.rows, kind.width
-        tokens = kind.rows * kind.width
-        sizes = [tokens, 1, *[kind.rows] * 3]
+        """shared: soft embeddings and hidden states [tokens, hidden] of all forwards of a network:
+        each overwrites what the one before has left."""
+        super().__init__(network, pool, rows, width)
+        self._questions = questions
+        tokens = rows * width
+        sizes = [tokens, 1, *[rows] * 3]
         numbers = torch.zeros(sum(sizes), dtype=torch.int64, device=network.device)
         self._ids, self._used, self._slots, self._starts, self._counts = numbers.split(sizes)
         self._numbers = numbers[tokens:]  # what the host writes
-        self._soft, self.hidden = shared.soft[:tokens], shared.hidden[:tokens]
+        self._soft, self.hidden = (each[:tokens] for each in shared)
 
-    def of(self, pool: KVPool) -> tuple[Tensor, Tensor, RowPart]:
+    def inputs(self, pool: KVPool) -> tuple[Tensor, Tensor, RowPart]:
         beside = Beside(self._questions, self._starts, self._counts, self._used)
         return self._ids, self._soft, RowPart(pool, self._slots, self.width, beside=beside)
 
@@ -401,7 +358,10 @@ class ReadForwards:
 
     def __init__(self, network: Network, graphs: StepGraphs, questions: QuestionPool) -> None:
         self._network, self._graphs, self._questions = network, graphs, questions
-        self._room = ReadRoom(network, room_tokens(network.config.canvas_length))
+        self._tokens = room_tokens(network.config.canvas_length)  # of one forward at most
+        size, kind = (self._tokens, network.config.hidden_size), network.dtype
+        soft, hidden = (torch.zeros(size, dtype=kind, device=network.device) for _ in range(2))
+        self._shared = soft, hidden
 
     def place(self, scratch: Scratch, tokens: int) -> None:
         """Gives a question of so many tokens places, unless it is long: in the pool, or in one of
@@ -451,7 +411,7 @@ class ReadForwards:
             return None
         network = self._network
         kernels = serving_kernels(network.device, network.dtype, network.cache_dtype)
-        return most_rows(self._room.tokens, group.width, len(group.pool), kernels)
+        return most_rows(self._tokens, group.width, len(group.pool), kernels)
 
     def _forward(self, group: ReadGroup, rows: Sequence[_Row], most: int) -> Tensor:
         """The hidden states of the wanted tokens of rows of a group, which no later call
@@ -462,9 +422,8 @@ class ReadForwards:
         soft = torch.cat(softs) if softs else None
         if group.questions is None or group.pool is None or group.width is None:
             return self._network.denoise_beside(ids, scratches, wanted, soft)
-        kind = ReadKind.of(len(rows), group.width, most)
-        step, inputs = self._step(group.questions, group.pool, kind)
-        inputs.write(to_device(torch.cat(ids), self._network.device), scratches, soft)
+        step = self._step(group.questions, group.pool, read_rows(len(rows), most), group.width)
+        step.write(to_device(torch.cat(ids), self._network.device), scratches, soft)
         if group.questions is self._questions:
             self._graphs.run(step)
         else:
@@ -472,22 +431,25 @@ class ReadForwards:
         starts = range(0, len(rows) * group.width, group.width)
         pairs = zip(starts, wanted, strict=True)
         only = list(chain.from_iterable((first + at for at in own) for first, own in pairs))
-        return inputs.hidden.index_select(0, to_device(torch.tensor(only), self._network.device))
+        return step.hidden.index_select(0, to_device(torch.tensor(only), self._network.device))
 
-    def _step(
-        self, questions: QuestionPool, pool: KVPool, kind: ReadKind
-    ) -> tuple[Forward, ReadRows]:
+    def _step(self, questions: QuestionPool, pool: KVPool, rows: int, width: int) -> ReadForward:
         """One that is kept, where the questions stand in the pool that is."""
-        if questions is self._questions:
-            for step in self._graphs.kept(Forward):
-                inputs = step.inputs
-                if isinstance(inputs, ReadRows) and inputs.kind == kind and step.is_in(pool):
-                    return step, inputs
-        inputs = ReadRows(self._network, questions, kind, self._room)
-        step = Forward(self._network, pool, inputs)
-        if questions is self._questions:
+        is_kept = questions is self._questions
+        for step in self._graphs.kept(ReadForward) if is_kept else ():
+            if (step.rows, step.width) == (rows, width) and step.pool is pool:
+                return step
+        step = ReadForward(self._network, pool, questions, rows, width, self._shared)
+        if is_kept:
             self._graphs.add(step)
-        return step, inputs
+        return step
+
+
+def read_rows(rows: int, most: int) -> int:
+    """In how many rows so many are read, of which there are `most` in a forward: the next power of
+    two, so that a graph serves any number below it, too, and few kinds are all."""
+    assert 0 < rows <= most
+    return min(most, 1 << (rows - 1).bit_length())
 
 
 def room_tokens(canvas_length: int) -> int:

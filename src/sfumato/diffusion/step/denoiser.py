@@ -39,6 +39,7 @@ from sfumato.model.devices import to_host
 from sfumato.model.head import HeadStats
 from sfumato.model.network import Network
 from sfumato.model.segments import PartRows
+from sfumato.ops.online_softmax import TOP
 
 Result = Draft | Exception | None
 """None: the row was done before the step, which changed nothing in it."""
@@ -57,6 +58,7 @@ class HostCopy:
     shapes: tuple[tuple[int, int], ...]  # rows and width of each part
     errors: tuple[dict[int, Exception], ...]  # of each part, by row: what its rules raised
     extra: dict[int, Top]  # by row in the layout's order: of rows that asked for more tokens
+    top: int  # most probable tokens of each position
     words: Tensor  # of all parts, on the host
     copied: torch.Event | None  # None: `words` can be read at once
 
@@ -70,6 +72,7 @@ class HostCopy:
             tuple((part.batch.rows, part.batch.width) for part in layout.parts),
             tuple(new.errors for new in updates),
             {row: _top_of(own) for row, own in result.evaluated.extra.items()},
+            updates[0].top_ids.shape[-1],
             *to_host(words),
         )
 
@@ -78,8 +81,7 @@ class HostCopy:
         if self.copied is not None:
             self.copied.synchronize()
         results: list[Result] = [None] * len(self.order)
-        top = _top(self.shapes, len(self.words))
-        sizes = [rows * row_words(width, top) for rows, width in self.shapes]
+        sizes = [rows * row_words(width, self.top) for rows, width in self.shapes]
         at = 0
         for shape, errors, words in zip(
             self.shapes, self.errors, self.words.split(sizes), strict=True
@@ -124,13 +126,6 @@ def _top_of(stats: HeadStats) -> Top:
     """On the host."""
     named = None if stats.named is None else stats.named.cpu()
     return stats.top_ids.cpu(), stats.top_probs.cpu(), named
-
-
-def _top(shapes: Sequence[tuple[int, int]], words: int) -> int:
-    """How many most probable tokens of each position the words of all parts hold."""
-    without = sum(rows * row_words(width, 0) for rows, width in shapes)
-    with_one = sum(rows * row_words(width, 1) for rows, width in shapes)
-    return (words - without) // (with_one - without)
 
 
 def _result(
@@ -293,7 +288,8 @@ class Denoiser:
         step = self.device_steps.run(seats, seated, [slots[place] for place in order])
         seats.steps += 1
         shape = step.kind.rows, step.width
-        copy = HostCopy(seated, order, (shape,), ({},), {}, step.words.flatten(), None)
+        top = min(TOP, self.network.config.vocab_size)
+        copy = HostCopy(seated, order, (shape,), ({},), {}, top, step.words.flatten(), None)
         error = None
         try:
             # The next step writes over its words; on a CPU they would be the host's own.
@@ -356,19 +352,3 @@ class Denoiser:
             hidden = network.config.hidden_size
             self._seats[key] = Seats(key, self._rows, hidden, network.dtype, network.device)
         return self._seats[key]
-
-
-def denoise_step(
-    network: Network, canvases: Sequence[Canvas], slots: Sequence[Slot]
-) -> list[Draft]:
-    """Moves each canvas one step on; canvases[i] follows the prefix that slots[i] holds. Raises
-    what fails in one of them.
-
-    Canvases stay with the denoiser of their first step, so that their state stays where it is."""
-    known = (canvas.denoiser for canvas in canvases)
-    denoiser = next((d for d in known if d is not None and d.network is network), None)
-    if denoiser is None:
-        denoiser = Denoiser(network, len(canvases))
-    for canvas in canvases:
-        canvas.denoiser = denoiser
-    return denoiser.step(canvases, slots)

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -280,18 +280,6 @@ class Decision:
     errors: dict[int, Exception]  # by row: what its rules raised
 
 
-class Rules(Protocol):
-    """The rules of all rows of a batch."""
-
-    def decide(self, view: StepView, extra: Mapping[int, HeadStats]) -> Decision:
-        """Applies the rules. Raises where memory runs out.
-
-        view: of all rows, each tensor with a leading axis [R]; its max_steps does not count.
-        extra: of rows whose statistics hold more than the batch's (scores, more than TOP tokens),
-        their own."""
-        ...
-
-
 @dataclass(frozen=True)
 class GroupedRules:
     """Rules of rows whatever they are; those of rows with statistics of their own are called row by
@@ -300,7 +288,11 @@ class GroupedRules:
     groups: tuple[RuleGroup, ...]
 
     def decide(self, view: StepView, extra: Mapping[int, HeadStats]) -> Decision:
-        """See `Rules`."""
+        """Applies the rules. Raises where memory runs out.
+
+        view: of all rows, each tensor with a leading axis [R]; its max_steps does not count.
+        extra: of rows whose statistics hold more than the batch's (scores, more than TOP tokens),
+        their own."""
         rows, width = view.pinned.shape
         if len(self.groups) == 1 and rows > 1 and not extra and self.groups[0].length == width:
             results = _lifted(self.groups[0], view)

@@ -25,7 +25,7 @@ from sfumato.diffusion.noise import step_noise
 from sfumato.diffusion.sampler import StepView
 from sfumato.diffusion.scoring import Scoring, score
 from sfumato.diffusion.step.batch import StepBatch
-from sfumato.diffusion.step.rules import GroupedRules, LiftProbe, RuleGroup, Rules, StaticRules
+from sfumato.diffusion.step.rules import GroupedRules, LiftProbe, RuleGroup, StaticRules
 from sfumato.model.cache import KVPool, Slot
 from sfumato.model.head import PLAIN, HeadStats
 from sfumato.model.network import Network
@@ -41,7 +41,7 @@ class Part:
     batch: StepBatch  # views of those rows
     lengths: tuple[int, ...]  # of each row's canvas
     packed: Tensor | None  # int64 [positions]: places in [R · W] that are read; None: all
-    rules: Rules
+    rules: GroupedRules | StaticRules
 
     @property
     def spans(self) -> list[int]:
@@ -137,20 +137,11 @@ def _packed(lengths: Sequence[int], width: int, device: torch.device) -> Tensor 
 
 
 @dataclass(frozen=True)
-class Draws:
-    """What a step is drawn with."""
-
-    temperature: Tensor  # float32 [positions], packed
-    uniforms: Tensor  # float64 [positions], packed
-    fresh: tuple[Tensor, ...] = ()  # int64 [R, W] of each part
-
-
-@dataclass(frozen=True)
 class Evaluated:
     """What draw, forward and score give, before any row is moved on."""
 
     parts: tuple[Part, ...]
-    draws: Draws
+    fresh: tuple[Tensor, ...]  # int64 [R, W] of each part: new tokens
     stats: HeadStats  # of all packed positions
     extra: dict[int, HeadStats]  # by row of all parts: see `score`
 
@@ -165,14 +156,14 @@ def evaluate(
 ) -> Evaluated:
     """The first three parts of a step. attend: what the rows see, or the hidden states of the
     forward where that has been run; canvases and done: see `score`."""
-    draws = draw(parts, network.config.vocab_size)
+    temperature, uniforms, fresh = draw(parts, network.config.vocab_size)
     hidden = attend if isinstance(attend, Tensor) else forward(network, parts, attend)
     expected = None  # of rows of fixed shape, none leaves out what their most probable tokens hold
     if canvases:
         expected = _joined([part.pack(part.batch.expected) for part in parts]) > 0
-    inputs = draws.temperature, draws.uniforms
-    stats, extra = score(network.head, hidden, *inputs, scoring, canvases, expected, done)
-    return Evaluated(tuple(parts), draws, stats, extra)
+    inputs = hidden, temperature, uniforms
+    stats, extra = score(network.head, *inputs, scoring, canvases, expected, done)
+    return Evaluated(tuple(parts), fresh, stats, extra)
 
 
 def move(evaluated: Evaluated) -> tuple[list[Update], Tensor]:
@@ -180,7 +171,7 @@ def move(evaluated: Evaluated) -> tuple[list[Update], Tensor]:
     parts, stats = evaluated.parts, evaluated.stats
     updates = []
     row = position = 0
-    for part, fresh in zip(parts, evaluated.draws.fresh, strict=True):
+    for part, fresh in zip(parts, evaluated.fresh, strict=True):
         rows, positions = len(part.lengths), sum(part.spans)
         part_stats = stats if len(parts) == 1 else stats[position : position + positions]
         extra = {i - row: e for i, e in evaluated.extra.items() if row <= i < row + rows}
@@ -210,8 +201,9 @@ def move_rows(
     write([part], [new])
 
 
-def draw(parts: Sequence[Part], vocab_size: int) -> Draws:
-    """Temperatures and random numbers of the step to come."""
+def draw(parts: Sequence[Part], vocab_size: int) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """What the step to come is drawn with: temperatures float32 and uniforms float64 [positions],
+    packed, and of each part new tokens int64 [R, W]."""
     temperatures, uniforms, fresh = [], [], []
     for part in parts:
         batch = part.batch
@@ -222,7 +214,7 @@ def draw(parts: Sequence[Part], vocab_size: int) -> Draws:
         temperatures.append(part.pack(temperature))
         uniforms.append(part.pack(uniform))
         fresh.append(tokens)
-    return Draws(_joined(temperatures), _joined(uniforms), tuple(fresh))
+    return _joined(temperatures), _joined(uniforms), tuple(fresh)
 
 
 def forward(network: Network, parts: Sequence[Part], attend: PlacedAttend) -> Tensor:
@@ -259,7 +251,7 @@ class Update:
 
 
 def update(part: Part, stats: HeadStats, fresh: Tensor, extra: Mapping[int, HeadStats]) -> Update:
-    """What the rules make of a part's packed statistics; extra: see `Rules`."""
+    """What the rules make of a part's packed statistics; extra: see `GroupedRules`."""
     batch, suffices = part.batch, stats.top_suffices
     stats = HeadStats(*(part.unpack(getattr(stats, name)) for name in PLAIN))
     pinned = batch.pinned >= 0

@@ -17,8 +17,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.datastructures import Headers
 from fastapi.responses import Response
 
-from sfumato.engine import Decided, DecisionRequest, EngineClient, Failed
-from sfumato.engine.handle import DecisionHandle
+from sfumato.engine import Decided, DecisionRequest, Engine, Failed, Handle
 from sfumato.refused import Refused
 from sfumato.server.dialects.decisions.questions import DecisionBody
 from sfumato.server.http import inflight, request_body
@@ -60,9 +59,9 @@ class DecisionDialect(Generic[B]):
 class PendingDecision:
     """A request that the engine has, or is being given."""
 
-    def __init__(self, engine: EngineClient, request: DecisionRequest) -> None:
+    def __init__(self, engine: Engine, request: DecisionRequest) -> None:
         self._engine, self._request = engine, request
-        self._handle: DecisionHandle | None = None
+        self._handle: Handle[Decided] | None = None
         self._cancelled = False
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[Decided | Failed] = self._loop.create_future()

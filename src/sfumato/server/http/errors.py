@@ -204,7 +204,7 @@ def of_prompt(refused: Refused, request: EngineRequest | DecisionRequest) -> Ref
 
 
 def from_refusal(error: Exception, request: EngineRequest | DecisionRequest) -> ApiError:
-    """The answer to an error of `EngineClient.submit` or `decide`. Raises the error again where
+    """The answer to an error of `Engine.submit` or `decide`. Raises the error again where
     these do not promise it."""
     if isinstance(error, ValueError):
         refused = copy(error) if isinstance(error, Refused) else Refused(None, str(error))

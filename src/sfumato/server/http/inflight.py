@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 
-from sfumato.engine import Draft, EngineClient, Event, Failed, Finished, Handle, Request, Settled
+from sfumato.api import Reply
+from sfumato.engine import Draft, Engine, Event, Failed, Finished, Handle, Request, Settled
 from sfumato.engine.errors import REFUSALS
-from sfumato.engine.failures import explain
+from sfumato.engine.events import explain
 from sfumato.server.http import grammar_threads
 from sfumato.server.http.errors import CLIENT_GONE, ApiError, from_failed, from_refusal
 from sfumato.server.http.security import OWNER
@@ -59,7 +60,7 @@ class InFlight:
     """The requests of one HTTP call, and their events in order of arrival."""
 
     def __init__(
-        self, engine: EngineClient, requests: Sequence[Request], writing_s: float | None = None
+        self, engine: Engine, requests: Sequence[Request], writing_s: float | None = None
     ) -> None:
         """writing_s: of `WritingLimit`."""
         self._engine = engine
@@ -75,7 +76,7 @@ class InFlight:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[int, Event]] = deque()
         self._arrived, self._moved = asyncio.Event(), asyncio.Event()
-        self._handles: list[Handle] = []  # of the first ones; the others are yet to be submitted
+        self._handles: list[Handle[Reply]] = []  # of those that were submitted
         self._feeder: asyncio.Task[None] | None = None
         self._limit = None if writing_s is None else WritingLimit(writing_s, self._cancel)
 
@@ -187,7 +188,7 @@ class InFlight:
             self._add(handle)
         return handle is not None
 
-    def _add(self, handle: Handle) -> None:
+    def _add(self, handle: Handle[Reply]) -> None:
         self._handles.append(handle)
         is_late = self._limit is not None and self._limit.is_over(len(self._handles) - 1)
         if self._cancelled or is_late:  # in the meantime
@@ -252,7 +253,7 @@ class InFlight:
 
 
 async def start(
-    engine: EngineClient,
+    engine: Engine,
     requests: Sequence[Request],
     http: HttpRequest,
     writing_s: float | None = None,
