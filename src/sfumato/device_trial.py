@@ -43,8 +43,8 @@ def try_device(device: torch.device, small: Path) -> dict[str, str]:
     if device.type not in _tried:
         start = time.perf_counter()
         _tried[device.type] = check(device, [*_calls(small), *_dequantizations()])
-        took = time.perf_counter() - start
-        log.info("operations on %s: checked against a CPU in %.1f s", device, took)
+        seconds = time.perf_counter() - start
+        log.info("operations on %s: checked against a CPU in %.1f s", device, seconds)
     return _tried[device.type]
 
 

@@ -41,7 +41,7 @@ class _Rule:
     """What this module has set in this process."""
 
     def __init__(self) -> None:
-        self._before: int | None = None  # the number that one thread took the place of
+        self._before: int | None = None  # the number that one thread replaced
         self._large: WeakSet[object] = WeakSet()
 
     def suit(self, network: object, hidden_size: int) -> None:

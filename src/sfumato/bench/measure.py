@@ -316,7 +316,7 @@ def where_it_goes(subject: Subject, ids: Tensor, config: SamplerConfig, seed: in
 
 @contextmanager
 def _module_timers(network: Network) -> Iterator[dict[str, float]]:
-    """The milliseconds that modules took since the mapping was last cleared, by metric."""
+    """The milliseconds that modules needed since the mapping was last cleared, by metric."""
     spent: dict[str, float] = defaultdict(float)
     began: list[float] = []
 

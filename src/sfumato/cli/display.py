@@ -56,7 +56,8 @@ def progress(canvas: int, step: int, max_steps: int, share: float) -> list[str]:
 
 
 def summary(stats: Any) -> list[str]:
-    """What a finished reply took, from its Stats; loading and drawing are not in it."""
+    """Tokens, steps and times of a finished reply, from its Stats; loading and drawing are not in
+    them."""
     steps, canvases = sum(stats.steps), stats.canvases
     if not steps:
         return []

@@ -13,7 +13,7 @@ _LONGEST = 28  # cells of an option's name beside its bar
 
 @dataclass(frozen=True)
 class DecisionUsage:
-    """What a decision took, in tokens and reads."""
+    """Tokens and reads of a decision."""
 
     input_tokens: int  # of the state, and of each question as often as it was encoded
     cached_tokens: int  # of the state, reused from a slot and not encoded again

@@ -189,7 +189,7 @@ def check_context(network: Network, prompt: int, config: SamplerConfig, limits: 
 
 @dataclass(kw_only=True)
 class Times:
-    """Seconds that a task took, as its driver stamps them; set-up (loading) is not in them."""
+    """Seconds of a task, as its driver stamps them; set-up (loading) is not in them."""
 
     prefill_s: float = 0.0
     denoise_s: float = 0.0  # draws and scores with it
@@ -200,7 +200,7 @@ class Times:
 
 @dataclass
 class Stats(Times):
-    """What a reply took."""
+    """Tokens, steps and times of a reply."""
 
     prompt_tokens: int
     output_tokens: int = 0

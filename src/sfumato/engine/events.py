@@ -53,7 +53,7 @@ FailureKind = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Account(Figures):
-    """What a request took: the figures of its task, and of a decision's reads where it has
+    """The account of a request: the figures of its task, and of a decision's reads where it has
     questions. Times in seconds; what is None never happened."""
 
     request_id: str

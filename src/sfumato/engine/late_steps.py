@@ -28,7 +28,7 @@ Stamp = torch.cuda.Event | float
 
 
 EncodeTime = tuple[tuple[Row, ...], float]
-"""The rows that had a part in an encode, and the seconds that it took."""
+"""The rows that had a part in an encode, and its seconds."""
 
 
 class EncodeTimes:

@@ -102,7 +102,7 @@ class OutputProcessor:
         totals = self._statistics.totals
         for segment, error in encoded:
             if error is None:
-                segment.row.took(len(segment.ids))
+                segment.row.advance(len(segment.ids))
                 totals.encoded_tokens += len(segment.ids)
         self._waited(tuple({segment.row: None for segment, _ in encoded}), seconds)
         for row, reason in _recover_encoding(self._scheduler, encoded):

@@ -124,8 +124,8 @@ class Row:
         """What gathers hidden states of the tokens that are encoded now."""
         return self.work.want if isinstance(self.work, Encode) else None
 
-    def took(self, tokens: int) -> None:
-        """Tokens of the prefix have been encoded."""
+    def advance(self, tokens: int) -> None:
+        """Counts tokens of the prefix that have been encoded."""
         self.encoded += tokens
         self.encodes_alone = self.encodes_alone and self.pending > 0
 
@@ -182,7 +182,7 @@ class Row:
     # Figures.
 
     def waited(self, seconds: float) -> None:
-        """A step's encode work took so long, some of this row's in it."""
+        """Adds the time of a step's encode work, which had some of this row's in it."""
         if self.encoded <= self.prompt_tokens:
             self.times.prefill_s += seconds
         else:

@@ -149,7 +149,7 @@ def _median(work: Callable[[], object], device: torch.device, clock: Clock) -> f
         work()
         if device.type not in ("cpu", "meta"):
             torch.accelerator.synchronize(device)
-        took = clock() - began
+        seconds = clock() - began
         if number:
-            taken.append(took)
+            taken.append(seconds)
     return statistics.median(taken)

@@ -137,9 +137,9 @@ def _medians(
             torch.mm(x, weight)
             if device.type != "cpu":
                 torch.accelerator.synchronize(device)
-            took = clock() - began
+            elapsed = clock() - began
             if number:  # the first product loads code
-                taken.append(took)
+                taken.append(elapsed)
     return statistics.median(seconds[0]), statistics.median(seconds[1])
 
 

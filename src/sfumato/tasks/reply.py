@@ -362,7 +362,7 @@ class ReplyTask:
         if warning:
             self.warnings.append(f"canvas {number}: {warning}")
         if self.constrained is not None:
-            self.constrained.took(added)
+            self.constrained.commit(added)
         self.reply += added
         if reason == "stop":  # a stop string may begin in an earlier canvas
             self.reply = self.reply[: limits.cut(self.reply, [])]

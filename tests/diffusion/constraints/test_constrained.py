@@ -176,7 +176,7 @@ def test_the_grammar_goes_from_canvas_to_canvas() -> None:
     held = ConstrainedReply(constraint(PERSON))
     first, second = ids('{"name": '), [*ids('"Ann", "age": 7}'), END]
     assert held.stopped(first, 500, len(first)) == first
-    held.took(first)
+    held.commit(first)
     assert held.stopped(second, 490, len(second)) == second
     other = ConstrainedReply(constraint(PERSON))
     assert other.stopped(second, 500, len(second)) is None

@@ -171,7 +171,7 @@ class ShortCompletion:
 
     @property
     def used(self) -> int:
-        """Choices that the last search took."""
+        """Choices that the last search used."""
         return self._most - max(0, self._left)
 
     def find(self, reply: GrammarReply, room: int, choices: int = MOST_CHOICES) -> list[int] | None:
@@ -444,7 +444,7 @@ _STEPS_BACK = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 @dataclass
 class ConstraintReport:
-    """What a constraint took, of one reply."""
+    """The effort for the constraint of one reply."""
 
     steps: int = 0  # denoising steps that the grammar guided
     repairs: int = 0  # canvases whose rest was denoised again
@@ -521,8 +521,8 @@ class ConstrainedReply:
         self.report.closing_tokens += writing.closing
         return writing.result
 
-    def took(self, added: list[int]) -> None:
-        """A settled canvas has added these tokens to the reply."""
+    def commit(self, added: list[int]) -> None:
+        """Takes the tokens that a settled canvas adds to the reply."""
         self._reply.take(added)
         self._kept, self._repairs = None, 0
 

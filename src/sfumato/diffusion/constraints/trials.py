@@ -85,7 +85,7 @@ class Frame:
 
     number: int  # of the trial
     kind: int
-    seconds: float = 0.0  # of the processor's time: those it may take, or those it took
+    seconds: float = 0.0  # of the processor's time: those it may use, or those it has used
     body: bytes = b""
 
     def packed(self) -> bytes:

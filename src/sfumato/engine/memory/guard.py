@@ -38,7 +38,7 @@ class MemoryView:
     """Prediction and budget of an engine, as `state` gives them."""
 
     prediction: Prediction
-    budget: Budget | None  # on the model's device, before the engine took its share
+    budget: Budget | None  # on the model's device, before the engine had its share
     spare: int | None  # bytes for larger slots
     baseline: int | None = None  # bytes that the process held before, the weights with it
 

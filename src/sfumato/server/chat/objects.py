@@ -129,7 +129,7 @@ def timings(account: Account) -> dict[str, Any]:
 
 
 def _constraint(account: Account) -> dict[str, Any]:
-    """What a schema or grammar took, of a reply that had one."""
+    """The effort for a schema or grammar, of a reply that had one."""
     return {} if account.constraint is None else {"constraint": asdict(account.constraint)}
 
 

@@ -195,8 +195,8 @@ class InFlight:
             handle.cancel()
 
     async def _feed(self) -> None:
-        """Submits the remaining requests one by one, as the queue takes them. Ends those that it
-        never took."""
+        """Submits the remaining requests one by one, as the queue accepts them. Ends those that it
+        never accepted."""
         ending, cause = _NOT_BEGUN, None
         try:
             while len(self._handles) < len(self._requests) and not self._cancelled:
