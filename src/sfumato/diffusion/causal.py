@@ -252,8 +252,8 @@ class Window:
 
 
 def windows(count: int, room: int, stride: int, first: int) -> Iterator[Window]:
-    """Those of a text of `count` tokens. room: tokens of it in a window; first: how many of its
-    first tokens have nothing before them, and are not scored."""
+    """The windows of a text of `count` tokens. room: tokens of it in a window; first: how many of
+    its first tokens have nothing before them, and are not scored."""
     stop = min(room, count)
     yield Window(0, first, stop)
     while stop < count:
@@ -269,9 +269,10 @@ def perplexity(
     stride: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Perplexity:
-    """Of a text's tokens, 1 at least. begin: the token that stands before each window; None: there
-    is none, and the first token of the text is not scored. context: tokens of a window, `begin`
-    included; stride: from 1 to less than that. progress: called with the scored tokens and all.
+    """The perplexity of a text's tokens, 1 at least. begin: the token that stands before each
+    window; None: there is none, and the first token of the text is not scored. context: tokens of a
+    window, `begin` included; stride: from 1 to less than that. progress: called with the scored
+    tokens and all.
 
     Raises ValueError for other numbers, ids out of range, or a text without a token to score;
     FloatingPointError where the model's scores are no numbers.

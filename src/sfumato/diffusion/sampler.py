@@ -165,7 +165,7 @@ class StableAndConfident:
 
 @dataclass(frozen=True)
 class SettledToEnd(StableAndConfident):
-    """As `StableAndConfident`, but of the positions up to the first end token that has settled
+    """The rule of `StableAndConfident` for the positions up to the first end token that has settled
     alone; of all of them where none has.
 
     Such an end token is the argmax of a position that is not pinned, was so in the last `stability`

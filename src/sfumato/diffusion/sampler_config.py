@@ -29,7 +29,7 @@ _METHODS = {
     "stopping": ("done", "StableAndConfident()"),
     "soft_top_k": ("k", "SoftTopK(256, 32), or a whole number"),
 }
-"""Of each part: the method that makes it one, and an example."""
+"""For each part the method that makes it one, and an example."""
 
 
 _OF_STEPS = (
@@ -177,7 +177,7 @@ class SamplerConfig:
         }
 
     def over(self, defaults: SamplerConfig) -> SamplerConfig:
-        """This config with its Nones filled from `defaults`."""
+        """A config with this one's Nones filled from `defaults`."""
         own = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
         return replace(defaults, **own)
 

@@ -35,9 +35,10 @@ from sfumato.model.truncate import cutoffs
 from sfumato.ops.online_softmax import TOP, Bans
 
 LATE_AT_MOST = 0.125
-"""Of a row's positions: where not more are to be summed in full, they wait for the end of the pass.
-A sweep of their own then costs less than their part in the pass's second product does, whose time
-hardly falls with the number of positions; more of them are summed in it, and none is left out."""
+"""Share of a row's positions: where not more are to be summed in full, they wait for the end of the
+pass. A sweep of their own then costs less than their part in the pass's second product does, whose
+time hardly falls with the number of positions; more of them are summed in it, and none is left
+out."""
 
 
 def reads_soft(canvas: Canvas) -> bool:
@@ -52,8 +53,9 @@ def reads_soft(canvas: Canvas) -> bool:
 
 
 def embedded(canvases: Sequence[Canvas], device: torch.device) -> bool | Tensor:
-    """Of which packed positions a pass gives soft embeddings: True for all, False for none, or bool
-    [positions]. Elsewhere than on a CPU a kernel does the whole pass, whatever is read of it."""
+    """The packed positions of which a pass gives soft embeddings: True for all, False for none, or
+    bool [positions]. Elsewhere than on a CPU a kernel does the whole pass, whatever is read of
+    it."""
     reading = [device.type != "cpu" or reads_soft(canvas) for canvas in canvases]
     if all(reading) or not any(reading):
         return all(reading)
@@ -345,14 +347,14 @@ def _bans(canvas: Canvas) -> list[Banned] | None:
 
 
 def _all_bans(canvases: Sequence[Canvas], vocab_size: int, device: torch.device) -> Bans | None:
-    """Those of all rows; None where no row bans a token."""
+    """The bans of all rows; None where no row bans a token."""
     limits = ban_limits(canvases, vocab_size)
     lengths = [canvas.length for canvas in canvases]
     return Bans.of(limits, lengths, device) if any(limits) else None
 
 
 def ban_limits(canvases: Sequence[Canvas], vocab_size: int) -> list[dict[int, int]]:
-    """Of each row, whose processors do nothing but ban, the number of first positions at which an
+    """For each row, whose processors do nothing but ban, the number of first positions at which an
     id is banned, by id."""
     limits: list[dict[int, int]] = []
     for canvas in canvases:
@@ -547,7 +549,8 @@ def _left(canvas: Canvas, scores: Tensor) -> Tensor:
 def _statistics(
     head: VocabularyHead, over: Tensor, uniforms: Tensor, top: int, dtype: torch.dtype
 ) -> HeadStats:
-    """Of scores over temperature, float32 [n, vocabulary], -inf where a token is banned."""
+    """Statistics of scores over temperature, float32 [n, vocabulary], -inf where a token is
+    banned."""
     logs = over.log_softmax(dim=1)
     probs = logs.exp()
     entropy = -(probs * logs.masked_fill(probs == 0, 0)).sum(dim=1)

@@ -179,9 +179,9 @@ def statistics(
     kept: list[Tensor],
     vocab: int,
 ) -> HeadStats:
-    """Those of a pass that has ended: drawn int64 [positions]; soft float32 [positions, hidden]:
-    Σ mass · embedding, relative to the peak; dtype: that of the soft embedding; kept: the chunks of
-    the logits."""
+    """The statistics of a pass that has ended: drawn int64 [positions]; soft float32 [positions,
+    hidden]: Σ mass · embedding, relative to the peak; dtype: that of the soft embedding; kept: the
+    chunks of the logits."""
     logits = torch.cat(kept, 1) if kept else None
     entropy = (state.sum_exp.log() - state.sum_shifted / state.sum_exp).clamp(min=0)
     soft = (soft / state.sum_exp[:, None] * soft.shape[1] ** 0.5).to(dtype)
@@ -406,7 +406,7 @@ class VocabularyPass:
 
 
 def _kept(keep_logits: bool | Tensor) -> Tensor | slice | None:
-    """Of which positions the scores are kept, as an index; None for none."""
+    """The positions of which the scores are kept, as an index; None for none."""
     if isinstance(keep_logits, bool):
         return slice(None) if keep_logits else None
     which = keep_logits.nonzero()[:, 0]

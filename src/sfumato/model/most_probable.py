@@ -102,7 +102,7 @@ class MostProbable:
 
     @classmethod
     def of(cls, count: Tensor | None, chunk: int, vocab_size: int) -> MostProbable | None:
-        """As the constructor, where any position asks for fewer tokens than all."""
+        """Constructs one where any position asks for fewer tokens than all."""
         if count is None:
             return None
         count = count.masked_fill(count >= vocab_size, 0)

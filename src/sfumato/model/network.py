@@ -117,8 +117,9 @@ class Network:
 
     @torch.no_grad()
     def encode_hidden(self, rows: Sequence[Tensor], slots: Sequence[Slot]) -> list[Tensor]:
-        """As `encode`, in one forward, of rows of one token at least; returns each row's hidden
-        states [n, hidden], whose scores in the vocabulary head are those of the next token."""
+        """Encodes as `encode` does, in one forward, rows of one token at least; returns each row's
+        hidden states [n, hidden], whose scores in the vocabulary head are those of the next
+        token."""
         hidden = self._encode_chunk(self._checked(rows, slots), slots)
         return list(hidden.split([len(ids) for ids in rows]))
 
@@ -199,7 +200,8 @@ class Network:
     def encode_beside_hidden(
         self, rows: Sequence[Tensor], scratches: Sequence[Scratch]
     ) -> list[Tensor]:
-        """As `encode_beside`; returns each row's hidden states [n, hidden], as `encode_hidden`."""
+        """Encodes as `encode_beside` does; returns each row's hidden states [n, hidden], as
+        `encode_hidden`."""
         attend = PackedRows(scratches, [len(row) for row in rows], "scratches")
         ids = torch.cat([row.to(self.device) for row in rows])
         hidden = self.transformer.encode(ids, attend.positions(self.device), attend, self.dtype)

@@ -20,7 +20,7 @@ from sfumato.weights.formats import QuantizedTensor, Weight
 CHUNK = 4096  # vocabulary rows at a time: with their scores, about what a CPU's caches hold
 
 ROWS_AT_A_TIME = 512
-"""Of the embedding that are measured: some megabytes in float32."""
+"""Rows of the embedding that are measured together: some megabytes in float32."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class OutputEmbedding:
         return [(a, min(a + self.chunk, size)) for a in range(0, size, self.chunk)]
 
     def own_scores(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Of each position its own ids' softcapped logits: hidden [n, hidden], ids int64 [n, m],
+        """The softcapped logits of each position's own ids: hidden [n, hidden], ids int64 [n, m],
         of which those past the vocabulary stand for its last → float32 [n, m]."""
         ids = ids.clamp(max=self.vocab_size - 1)
         return self.capped(ops.own_scores(hidden, self.embedding, ids))

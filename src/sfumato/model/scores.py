@@ -54,7 +54,7 @@ def label_scores(
 
 @dataclass(frozen=True)
 class VocabularyMass:
-    """Of each position: the probability of its labels together, and the most probable token."""
+    """The probability of each position's labels together, and the most probable token."""
 
     labels: list[float]
     argmax: list[int]
@@ -161,7 +161,7 @@ class TokenScores:
     ranks: Tensor  # int64 [n]: 1 for the most probable token; 0 where ranks are not asked for
 
     def __getitem__(self, positions: slice) -> TokenScores:
-        """Of some of the positions."""
+        """The scores of some of the positions."""
         return TokenScores(*(column[positions] for column in self._columns()))
 
     def to(self, device: torch.device | str) -> TokenScores:
@@ -186,10 +186,10 @@ def token_scores(
     ranks: bool = False,
     together: int = TOGETHER,
 ) -> TokenScores:
-    """Of hidden states [n, hidden] and the token that stands at each position, int64 [n]. top: how
-    many of the most probable tokens are wanted; ranks: whether the rank of each token is wanted,
-    which takes a second pass; together: positions of a pass. No position's results depend on the
-    others, on a CPU to the bit."""
+    """Scores of the token that stands at each position, int64 [n], of hidden states [n, hidden].
+    top: how many of the most probable tokens are wanted; ranks: whether the rank of each token is
+    wanted, which takes a second pass; together: positions of a pass. No position's results depend
+    on the others, on a CPU to the bit."""
     pairs = zip(hidden.split(together), ids.split(together), strict=True)
     return TokenScores.joined([_scores(head, *pair, top, ranks) for pair in pairs])
 

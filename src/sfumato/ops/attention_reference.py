@@ -98,7 +98,7 @@ class SharedCausal:
 
     @cached_property
     def rows(self) -> list[Causal]:
-        """Of each row by itself."""
+        """The segments of each row by itself."""
         both = zip(self.queries, self.own, strict=True)
         return [Causal(q, torch.cat((self.shared, own)), self.window) for q, own in both]
 
@@ -294,7 +294,7 @@ class Prefixes:
     slots: Tensor  # int64 [rows]
     first: Tensor  # int64 [rows]: how many positions each slot holds
     window: int | None
-    """Of what comes before a canvas it sees the last `window - 1` positions; None: all."""
+    """A canvas sees the last `window - 1` positions of what comes before it; None: all."""
 
 
 @dataclass(frozen=True)

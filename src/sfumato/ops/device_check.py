@@ -23,10 +23,11 @@ log = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
 
 LARGEST_ERROR = 32
-"""Of a result's norm, in units of its dtype's rounding (at least float32's): other orders of a sum
-stay well below, and a wrong result far above."""
+"""The largest error that passes, of a result's norm, in units of its dtype's rounding (at least
+float32's): other orders of a sum stay well below, and a wrong result far above."""
 WRONG_INTEGERS = 0.02
-"""Of the integers of a result: where two numbers are nearly equal, their order may differ."""
+"""Share of the integers of a result that may differ: where two numbers are nearly equal, their
+order may differ."""
 
 
 @dataclass(frozen=True)

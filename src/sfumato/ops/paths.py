@@ -42,7 +42,8 @@ def paths(device: torch.device) -> list[Path]:
 
 
 def _planes_path(operation: str, device: torch.device) -> Path | None:
-    """Of an operation with weights in planes; None where none of them has passed a test."""
+    """The path of an operation with weights in planes; None where none of them has passed a
+    test."""
     names = [format for format in FORMATS_OF[operation] if format in LAYOUTS]
     passed = [each for each in names if self_test.serves(twin_name(operation, each), device)]
     if not passed or registry.is_off(operation) or registry.kind_of(device) != gpu.KIND:

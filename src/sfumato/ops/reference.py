@@ -147,7 +147,7 @@ def _grouped_product(x: Tensor, offsets: Tensor, weight: Weight) -> Tensor:
 
 
 def _product_of_groups(x: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
-    """As `_grouped_product`, of a float weight."""
+    """Computes `_grouped_product` of a float weight."""
     aligned = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
     if aligned and x.dtype in (torch.bfloat16, torch.float16, torch.float32):
         return F.grouped_mm(x, weight.transpose(1, 2), offs=offsets.int())

@@ -317,8 +317,8 @@ def reference_only() -> Iterator[None]:
 
 @contextmanager
 def differentiable(functions: Mapping[str, Function]) -> Iterator[None]:
-    """These functions, by operation, serve in place of the references where a gradient is asked
-    for, in every thread. For training."""
+    """Lets functions, by operation, serve in place of the references where a gradient is asked for,
+    in every thread. For training."""
     before = dict(_differentiable)
     _differentiable.update(functions)
     try:

@@ -52,7 +52,7 @@ class Rows(Protocol):
 
 
 class Statistics(Protocol):
-    """Of each of R · W positions; see `HeadStats`."""
+    """Statistics of each of R · W positions; see `HeadStats`."""
 
     @property
     def argmax(self) -> Tensor: ...
@@ -75,7 +75,7 @@ class Statistics(Protocol):
 
 @dataclass(frozen=True)
 class Settings:
-    """Of each row, those of the rules `EntropyBound` and `StableAndConfident`."""
+    """Settings of each row for the rules `EntropyBound` and `StableAndConfident`."""
 
     bound: Tensor  # float32 [R]
     stability: Tensor  # int64 [R]

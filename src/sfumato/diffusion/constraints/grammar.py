@@ -315,7 +315,7 @@ def _held_text(
 
 
 def schema_source(schema: Mapping[str, Any] | bool, field: str = "schema") -> GrammarSource:
-    """Of a JSON schema as plain data. Raises ValueError."""
+    """The source of a JSON schema as plain data. Raises ValueError."""
     if not isinstance(schema, Mapping | bool):
         raise Refused(field, f"must be a JSON schema, an object, got {quoted(schema)}")
     if schema is False:
@@ -334,7 +334,7 @@ def schema_of_type(schema: Any) -> Any:
 
 
 def choice_source(choices: Sequence[str], field: str = "choice") -> GrammarSource:
-    """Of texts of which the reply is to be one. Raises ValueError."""
+    """The source of texts of which the reply is to be one. Raises ValueError."""
     if not 0 < len(choices) <= MOST_CHOICES or not all(
         isinstance(text, str) and text for text in choices
     ):
@@ -413,7 +413,7 @@ class Grammar:
 
 
 def compiled_grammar(compiled: str, field: str, tokens: GrammarTokens) -> Grammar:
-    """Of a grammar as llguidance takes it. Raises ValueError."""
+    """Compiles a grammar as llguidance takes it. Raises ValueError."""
     library = llguidance()
     limits = library.LLParserLimits(**_LIMITS)
     matcher = library.LLMatcher(tokens.tokenizer, compiled, log_level=0, limits=limits)

@@ -21,7 +21,7 @@ from sfumato.diffusion.constraints.schema_limits import References
 from sfumato.weights.errors import quoted
 
 MOST_BRANCHES = 64
-"""Of one `oneOf`, with those that stand within its branches."""
+"""Branches of one `oneOf` at most, with those that stand within its branches."""
 MOST_PARTS = 32
 """Schemas that one branch is made of."""
 MOST_WORK = 50_000

@@ -208,7 +208,8 @@ def _deepest(brackets: Iterable[str]) -> int:
 
 
 MOST_MULTIPLES = 10_000
-"""Of `multipleOf` as a whole number (0.25 is 25); its grammar has as many states: 0.05 s of CPU."""
+"""The largest `multipleOf` as a whole number (0.25 is 25); its grammar has as many states: 0.05 s
+of CPU."""
 MOST_MULTIPLES_IN_ALL = 50_000
 """The sum over a schema, or over the schemas of all tools: 0.4 s."""
 MOST_OPTIONAL = 400

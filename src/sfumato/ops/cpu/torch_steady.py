@@ -34,7 +34,7 @@ LARGE = 1 << 20
 """Elements from which a weight is large: time goes into reading it, rather than into calls."""
 
 QUERIES = 64
-"""Of one call of torch's causal attention; its keys come in multiples of KEYS."""
+"""Queries of one call of torch's causal attention; its keys come in multiples of KEYS."""
 
 GATHERED = 512
 """Rows of the embedding that `own_scores` gathers at a time: a core's second cache holds them, and

@@ -76,8 +76,9 @@ def store_blocks(
     block_max: tl.tensor, block_sum: tl.tensor, block_shifted: tl.tensor, block_best: tl.tensor,
     TILE: tl.constexpr, POSITIONS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Of each BLOCK scores, of [TILE, POSITIONS] from block `first` on: the highest, Σ e^(s - max),
-    Σ e^(s - max) · (s - max), and the place of the highest, the lowest of equal ones."""
+    """Stores figures of each BLOCK scores, of [TILE, POSITIONS] from block `first` on: the highest,
+    Σ e^(s - max), Σ e^(s - max) · (s - max), and the place of the highest, the lowest of equal
+    ones."""
     COUNT: tl.constexpr = TILE // BLOCK
     parted = tl.reshape(scores, (COUNT, BLOCK, POSITIONS))
     best, place = tl.max(parted, axis=1, return_indices=True, return_indices_tie_break_left=True)

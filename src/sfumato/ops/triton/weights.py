@@ -149,7 +149,8 @@ def _float_rows(
     weight: tl.tensor, at: tl.tensor, known: tl.tensor, column: tl.tensor, rows: tl.tensor,
     COLUMNS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """As `plane_rows`, of codes of e2m1 with a scale of e4m3 for 16 of them and one of the row."""
+    """Unpacks as `plane_rows` does, codes of e2m1 with a scale of e4m3 for 16 of them and one of
+    the row."""
     many = tl.cast(rows, tl.int64)
     low = _plane(weight, at, known, column // 2, COLUMNS // 2, IN // 2, tl.uint8)
     value = _e2m1_value(_parted(low, 4, OUT, IN))
@@ -223,8 +224,8 @@ def _small(
     plane: tl.tensor, at: tl.tensor, known: tl.tensor, first: tl.tensor, WIDTH: tl.constexpr,
     COUNT: tl.constexpr, BITS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """As `_plane`, of rows of WIDTH numbers of BITS bits, the lowest bits first: int32. They need
-    not begin with a byte."""
+    """Reads as `_plane` does, rows of WIDTH numbers of BITS bits, the lowest bits first: int32.
+    Rows need not begin with a byte."""
     place = first + tl.arange(0, COUNT)
     EACH: tl.constexpr = 8 // BITS
     source = plane.to(tl.pointer_type(tl.uint8)) + at[:, None] * (WIDTH // EACH)
@@ -454,7 +455,7 @@ _ROUNDER = tl.constexpr(1.5 * 2**23)
 """Added to and taken from a float32 number below 2²², it leaves the nearest integer, ties to even:
 the compiler contracts and reorders nothing; see `kernel.FP_FUSION`."""
 _FINE_ROUNDER = tl.constexpr(1.5 * 2**14)
-"""As _ROUNDER, to multiples of 2⁻⁹."""
+"""Rounds as _ROUNDER does, to multiples of 2⁻⁹."""
 
 
 @triton.jit

@@ -23,22 +23,22 @@ _FLOAT, _INT, _LONG = 4, 4, 8  # bytes of float32, int32 and int64
 def attention_bytes(
     rows: int, length: int, heads: int, d: int, size: int, device: torch.device
 ) -> int:
-    """Of `canvas_attention` and `phase_attention` of queries [rows, length, heads, d] over slots of
-    `size` positions: the parts of a long prefix, in float32."""
+    """Bytes of `canvas_attention` and `phase_attention` of queries [rows, length, heads, d] over
+    slots of `size` positions: the parts of a long prefix, in float32."""
     split = tile_for(attention_kernel(d), device)["SPLIT"]
     pieces = rounded_up(size, split) // split
     return 0 if pieces <= 1 else rows * pieces * length * heads * (d + 2) * _FLOAT
 
 
 def read_bytes(tokens: int, heads: int, d: int, size: int, device: torch.device) -> int:
-    """As `attention_bytes`, of `read_attention` of so many tokens in rows of any length."""
+    """Bytes, as `attention_bytes`, of `read_attention` of so many tokens in rows of any length."""
     split = tile_for(read_kernel(d), device)["SPLIT"]
     pieces = rounded_up(size, split) // split
     return 0 if pieces <= 1 else pieces * tokens * heads * (d + 2) * _FLOAT
 
 
 def prefill_bytes(keys: int, kv_heads: int, d: int, itemsize: int, device: torch.device) -> int:
-    """Of `attend` over so many keys: keys and values, joined, and their positions."""
+    """Bytes of `attend` over so many keys: keys and values, joined, and their positions."""
     held = rounded_up(keys, tile_for(prefill_kernel(d), device)["KEYS"])
     return held * (2 * kv_heads * d * itemsize + _LONG)
 
@@ -46,16 +46,16 @@ def prefill_bytes(keys: int, kv_heads: int, d: int, itemsize: int, device: torch
 def expert_bytes(
     tokens: int, chosen: int, experts: int, inner: int, hidden: int, itemsize: int
 ) -> int:
-    """Of `experts` where each token chooses so many: the order of the assignments, their activated
-    products, and their parts of the result."""
+    """Bytes of `experts` where each token chooses so many: the order of the assignments, their
+    activated products, and their parts of the result."""
     assignments = tokens * chosen
     order = (assignments + experts + 1) * _INT
     return order + assignments * (inner + hidden) * itemsize
 
 
 def head_bytes(positions: int, vocab: int, hidden: int, itemsize: int, device: torch.device) -> int:
-    """Of `vocabulary_pass`: the scores and masses of a chunk, the statistics of all blocks of ids,
-    the parts of the soft embedding, and the most probable tokens."""
+    """Bytes of `vocabulary_pass`: the scores and masses of a chunk, the statistics of all blocks of
+    ids, the parts of the soft embedding, and the most probable tokens."""
     count = min(positions, GROUP)
     chunk = head_chunk(vocab)
     blocks = rounded_up(vocab, BLOCK) // BLOCK
@@ -70,7 +70,7 @@ def head_bytes(positions: int, vocab: int, hidden: int, itemsize: int, device: t
 
 
 def route_bytes(tokens: int, experts: int) -> int:
-    """Of `route`: the scores."""
+    """Bytes of `route`: the scores."""
     return tokens * experts * _FLOAT
 
 
