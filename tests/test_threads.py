@@ -74,8 +74,8 @@ def test_the_command_line_follows_the_same_rule(options: str, count: int) -> Non
     code = (
         "import json, torch\n"
         "from sfumato.cli import generation\n"
-        "from sfumato.cli.arguments import build_parser\n"
-        f"args = build_parser().parse_args('run Hi {options}'.split())\n"
+        "from sfumato.cli.arguments import CommandLine\n"
+        f"args = CommandLine().parse_args('run Hi {options}'.split())\n"
         "generation.load(args)\n"
         "print(json.dumps([torch.get_num_threads()]))"
     )

@@ -13,7 +13,7 @@ from tests.cli.conftest import FakeEngine, Terminal
 
 from sfumato import Model, Request
 from sfumato.cli import generation, terminal
-from sfumato.cli.arguments import build_parser
+from sfumato.cli.arguments import CommandLine
 from sfumato.cli.display import Silent
 from sfumato.diffusion import sampler
 from sfumato.model import quantization
@@ -27,7 +27,7 @@ def test_what_is_written_out_for_a_quick_help_is_the_truth() -> None:
     """The parser may not import torch, and so names what it cannot look up."""
     assert tuple(sampler.SAMPLERS) == SAMPLERS
     assert quantization.ON_LOAD == ON_LOAD
-    args = build_parser().parse_args(["run", "Hi"])
+    args = CommandLine().parse_args(["run", "Hi"])
     parameters = inspect.signature(Model.stream).parameters
     assert args.max_tokens == parameters["max_tokens"].default
     assert args.seed == parameters["seed"].default
@@ -90,7 +90,7 @@ def test_quantize_reaches_the_loader(
     model = SimpleNamespace(config=SimpleNamespace(hidden_size=2816))
     monkeypatch.setattr("sfumato.load", lambda path, **how: calls.append(how) or model)
     more = ["--quantize", quantize] if quantize else []
-    generation.load(build_parser().parse_args([*command, *more]))
+    generation.load(CommandLine().parse_args([*command, *more]))
     assert [how["quantize"] for how in calls] == [quantize]
 
 

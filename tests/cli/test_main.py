@@ -15,7 +15,7 @@ from tests.cli.conftest import Terminal
 from sfumato import __version__
 from sfumato.api import EMBEDDED
 from sfumato.cli import generation, main
-from sfumato.cli.arguments import build_parser
+from sfumato.cli.arguments import CommandLine
 
 
 def test_version(cli: Any) -> None:
@@ -166,7 +166,7 @@ def test_threads_have_a_limit(cli: Any, command: tuple[str, ...]) -> None:
         done = cli(*command, "--threads", count)
         assert (done.code, done.out) == (2, "")
         assert f"--threads: '{count}' is not a whole number from 1 to 1024" in done.err
-    assert build_parser().parse_args([*command, "--threads", "1024"]).threads in (1024, [1024])
+    assert CommandLine().parse_args([*command, "--threads", "1024"]).threads in (1024, [1024])
 
 
 @pytest.mark.parametrize(("unbuffered", "code"), [("", 141), ("1", 0)])
@@ -210,7 +210,7 @@ def test_an_empty_path_is_refused_by_name(cli: Any, argv: tuple[str, ...], argum
 @pytest.mark.parametrize("command", ["run", "chat", "demo", "train", "eval"])
 def test_seeds_have_64_bits(cli: Any, command: str) -> None:
     out = ("--out", "x") if command == "train" else ()
-    assert build_parser().parse_args([command, *out, f"--seed={2**64 - 1}"]).seed == 2**64 - 1
+    assert CommandLine().parse_args([command, *out, f"--seed={2**64 - 1}"]).seed == 2**64 - 1
     for seed in (-1, 2**64):
         done = cli(command, *out, f"--seed={seed}")
         assert (done.code, done.out) == (2, "")

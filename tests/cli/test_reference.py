@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sfumato.cli import reference
-from sfumato.cli.arguments import build_parser
+from sfumato.cli.arguments import CommandLine
 from sfumato.options.table import OPTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "options.md"
@@ -21,7 +21,7 @@ def test_the_page_of_exclusions_is_up_to_date() -> None:
 def test_its_example_is_a_file_of_options(tmp_path: Path) -> None:
     example = reference.page().split("```toml\n")[1].split("```")[0]
     (tmp_path / "sfumato.toml").write_text(example, encoding="utf-8")
-    args = build_parser().parse_args(["serve", "--config", str(tmp_path / "sfumato.toml")], {})
+    args = CommandLine().parse_args(["serve", "--config", str(tmp_path / "sfumato.toml")], {})
     assert (args.threads, args.max_body, len(args.cors_origin)) == (8, 16 * 2**20, 2)
 
 

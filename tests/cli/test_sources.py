@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from sfumato.cli.arguments import LARGEST, build_parser, label, suspicious
+from sfumato.cli.arguments import LARGEST, CommandLine, in_options, origin_of, suspicious
 from sfumato.cli.serve import _api_keys
 from sfumato.options.table import OPTIONS, Option
+from sfumato.refused import Refused
 from sfumato.values import Choice, Each, Flag, Number, Text, Whole
 
 
@@ -21,7 +22,7 @@ from sfumato.values import Choice, Each, Flag, Number, Text, Whole
 def parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Namespace]:
     """parse("serve", …, file="port = 1", SFUMATO_PORT="2"); the file is sfumato.toml."""
     monkeypatch.chdir(tmp_path)
-    line = build_parser()
+    line = CommandLine()
 
     def run(*argv: str, file: str | None = None, **variables: str) -> Namespace:
         if file is not None:
@@ -48,12 +49,16 @@ def test_precedence(parse: Any) -> None:
     file = "port = 1\nslots = 11\ndrain = 3\n[serve]\nslots = 2\n[run]\nmax-tokens = 7\n"
     args = parse("serve", file=file)
     assert (args.port, args.slots, args.drain, args.max_tokens) == (1, 2, 3.0, 4096)
-    assert label(args, "port") == "port in sfumato.toml"
-    assert label(args, "slots") == "slots in [serve] of sfumato.toml"
+    assert origin_of(args, "port").label == "port in sfumato.toml"
+    assert origin_of(args, "slots").label == "slots in [serve] of sfumato.toml"
     args = parse("serve", file=file, SFUMATO_PORT="4", SFUMATO_SLOTS="")
-    assert (args.port, args.slots, label(args, "port")) == (4, 2, "SFUMATO_PORT")
+    assert (args.port, args.slots, origin_of(args, "port").label) == (4, 2, "SFUMATO_PORT")
     args = parse("serve", "--port", "5", file=file, SFUMATO_PORT="4")
-    assert (args.port, label(args, "port"), label(args, "queue")) == (5, "--port", "--queue")
+    assert (args.port, origin_of(args, "port").label, origin_of(args, "queue").label) == (
+        5,
+        "--port",
+        "--queue",
+    )
 
 
 def test_the_file_may_be_named_by_a_variable(parse: Any, tmp_path: Path) -> None:
@@ -189,10 +194,14 @@ def test_of_a_key_and_a_file_with_a_key_the_stronger_source_counts(
     assert _api_keys(parse(*several)) == ("a", "b")
     assert _api_keys(parse("serve", SFUMATO_API_KEY="a, b")) == ("a", "b")
     (tmp_path / "key").write_text("\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"^--api-key-file: key has no key"):
-        _api_keys(parse(*by_file))
-    with pytest.raises(ValueError, match=r"^SFUMATO_API_KEY, SFUMATO_API_KEY_FILE: give one of"):
-        _api_keys(parse("serve", SFUMATO_API_KEY="told", SFUMATO_API_KEY_FILE="key"))
+    both = parse("serve", SFUMATO_API_KEY="told", SFUMATO_API_KEY_FILE="key")
+    for args, message in (
+        (parse(*by_file), "--api-key-file: key has no key"),
+        (both, "SFUMATO_API_KEY, SFUMATO_API_KEY_FILE: give one of them"),
+    ):
+        with pytest.raises(Refused) as refused:
+            _api_keys(args)
+        assert str(in_options(args, refused.value)) == message
 
 
 def test_a_file_that_is_not_there_is_one_line(cli: Any) -> None:

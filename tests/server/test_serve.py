@@ -22,7 +22,7 @@ import httpx
 import pytest
 from tests.support.preloaded import preloaded
 
-from sfumato.cli.arguments import build_parser
+from sfumato.cli.arguments import CommandLine
 from sfumato.engine import EngineConfig
 from sfumato.engine.audit import MAX_BYTES
 from sfumato.options.limits import MOST_STEPS
@@ -303,7 +303,7 @@ def test_wrong_starts_are_one_clear_line(command: list[str], tmp_path: Path) -> 
 
 
 def test_defaults_are_those_of_the_settings() -> None:
-    args = build_parser().parse_args(["serve"])
+    args = CommandLine().parse_args(["serve"])
     config, settings = EngineConfig(), ServerSettings()
     assert (args.slots, args.queue, args.snapshot_memory) == (
         config.slots,
@@ -326,7 +326,7 @@ def test_defaults_are_those_of_the_settings() -> None:
 
 @pytest.mark.parametrize(("text", "size"), [("4096", 4096), ("2K", 2048), ("8m", 8 << 20)])
 def test_sizes(text: str, size: int) -> None:
-    assert build_parser().parse_args(["serve", "--max-body", text]).max_body == size
+    assert CommandLine().parse_args(["serve", "--max-body", text]).max_body == size
 
 
 @pytest.mark.parametrize("insists", [False, True])

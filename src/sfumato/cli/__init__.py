@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from sfumato.cli.arguments import build_parser, in_options, suspicious
+from sfumato.cli.arguments import CommandLine, in_options, suspicious
 from sfumato.cli.terminal import loading, print_message, stand_in
 from sfumato.refused import Refused
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    line = build_parser()
+    line = CommandLine()
     try:
         args = line.parse_args(argv)
     except SystemExit as stop:  # after --help, --version or a complaint

@@ -1,11 +1,16 @@
-"""The command line, built from the table of options. Knows no option and no command by name."""
+"""The command line: its commands, built from the table of options, and where values come from.
+
+The command line comes before the environment, that before the file, and the file before the
+default. Every value keeps its origin, so that a message can name it. Imports no command, so that
+`sfumato --help` stays quick.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -22,171 +27,12 @@ _EPILOG = (
 )
 
 
-class _Commands(argparse.HelpFormatter):
-    """Widens the column of command names, which argparse computes without their indent."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog)
-        self._action_max_length = 4 + max(len(command.name) for command in COMMANDS)
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports errors as every other part of the command line does."""
-
-    def error(self, message: str) -> NoReturn:
-        terminal.print_message("error", f"{message} (see {self.prog} --help)")
-        self.exit(2)
-
-
-class CommandLine:
-    """The parser of every command.
-
-    Options that are not given are not in what it parses: their values come from elsewhere.
-    """
-
-    def __init__(self) -> None:
-        self.parser = _Parser(
-            prog="sfumato",
-            description="Run, inspect and tune block-diffusion language models.",
-            formatter_class=_Commands,
-            epilog="sfumato COMMAND --help says more about a command. " + _EPILOG,
-        )
-        self.parser.add_argument("--version", action="version", version=f"sfumato {__version__}")
-        added = self.parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-        self.commands: dict[str, argparse.ArgumentParser] = {}
-        self.actions: list[tuple[argparse.Action, Kind]] = []  # each with the kind of its values
-        for command in COMMANDS:
-            parser = added.add_parser(
-                command.name,
-                help=command.help,
-                description=command.help[0].upper() + command.help[1:] + ".",
-                epilog=_EPILOG if options_of(command.name) else None,
-            )
-            parser.set_defaults(module=command.module or command.name)
-            self.actions += _add(parser, command)
-            self.commands[command.name] = parser
-
-    def parse_args(
-        self, argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ
-    ) -> argparse.Namespace:
-        """The chosen command's options from all sources; their origins are in `args.origins`.
-
-        Without a command `args.command` is None, and `args` has nothing else. Raises SystemExit
-        after --help and after an error, OSError where a file of options cannot be read.
-        """
-        words = sys.argv[1:] if argv is None else argv
-        self._refuse_option_first(words)
-        args, rest = self.parser.parse_known_args(words)
-        if args.command is None:
-            if rest:
-                self.parser.error(f"unrecognized arguments: {' '.join(rest)}")
-            return args
-        parser = self.commands[args.command]
-        _take_words(args, rest, parser)
-        try:
-            values, origins = resolve(args.command, vars(args), environment)
-        except ValueError as error:
-            parser.error(str(error))
-        return argparse.Namespace(**vars(args) | values, origins=origins)
-
-    def _refuse_option_first(self, words: Sequence[str]) -> None:
-        """An option of a command before the command, or without any: says where it belongs."""
-        first = words[0].partition("=")[0] if words else ""
-        commands = [
-            name
-            for option in OPTIONS
-            if first in (option.flag, option.off, option.short and f"-{option.short}")
-            for name in option.commands
-        ]
-        if first and commands:
-            owner = next(command.name for command in COMMANDS if command.name in commands)
-            self.parser.error(f"{first} belongs to a command: sfumato {owner} {first} …")
-
-
-def build_parser() -> CommandLine:
-    """The parser of every command; the chosen one's module name is in `args.module`."""
-    return CommandLine()
-
-
-def label(args: argparse.Namespace, key: str) -> str:
-    """Where an option's value comes from, for a message: "--port", "SFUMATO_PORT" …"""
-    origin: Origin | None = getattr(args, "origins", {}).get(key)
-    return origin.label if origin else f"--{key.replace('_', '-')}"
-
-
-def in_options(args: argparse.Namespace, error: Refused) -> Refused:
-    """The error with the names of options, where its fields are what an option of the command
-    sets."""
-    names = {option.key: label(args, option.key) for option in options_of(args.command)}
-    keys = {each.name: each.option.replace("-", "_") for each in SETTINGS if each.option}
-    return error.renamed(names | {name: names[key] for name, key in keys.items() if key in names})
-
-
-def rank(args: argparse.Namespace, key: str) -> int:
-    """How strong the source of an option's value is; 0 for a default."""
-    origin: Origin | None = getattr(args, "origins", {}).get(key)
-    return origin.rank if origin else 0
-
-
-def _take_words(args: argparse.Namespace, rest: list[str], parser: argparse.ArgumentParser) -> None:
-    """Adds the words after an option to those before the option, for a command that takes any
-    number of words: argparse takes only the first run of words."""
-    many = [one.name for one in command_of(args.command).arguments if one.count == "*"]
-    if rest and (not many or any(word.startswith("-") for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    for name in many:
-        setattr(args, name, [*getattr(args, name), *rest])
-
-
-def _add(
-    parser: argparse.ArgumentParser, command: Command
-) -> Iterator[tuple[argparse.Action, Kind]]:
-    for argument in command.arguments:
-        how: dict[str, Any] = {"nargs": argument.count} if argument.count else {}
-        how |= {"help": argument.help, "metavar": argument.name} | _reading(argument.kind)
-        yield parser.add_argument(argument.name, **how), argument.kind
-    groups: dict[str, argparse._ActionsContainer] = {"": parser}
-    for option in options_of(command.name):
-        if option.group not in groups:
-            note = GROUP_NOTES.get(option.group)
-            title = f"{option.group} ({note})" if note else option.group
-            groups[option.group] = parser.add_argument_group(title)
-        yield _add_option(groups[option.group], option), option.kind
-
-
-def _add_option(group: argparse._ActionsContainer, option: Option) -> argparse.Action:
-    names = [f"-{option.short}"] * bool(option.short) + [option.flag]
-    how: dict[str, Any] = {"dest": option.key, "default": argparse.SUPPRESS}
-    if isinstance(option.kind, Flag):
-        # Turns off what a variable or a file has turned on; --help does not list it.
-        group.add_argument(option.off, action="store_false", help=argparse.SUPPRESS, **how)
-    text = option.help + (f" ({option.shown_default})" if option.shown_default else "")
-    how["help"] = text.replace("%", "%%")
-    if isinstance(option.kind, Flag):
-        return group.add_argument(*names, action="store_true", **how)
-    if option.metavar:
-        how["metavar"] = option.metavar
-    if isinstance(option.kind, Each):
-        return group.add_argument(*names, action="append", **how, **_reading(option.kind.item))
-    return group.add_argument(*names, **how, **_reading(option.kind))
-
-
-def _reading(kind: Kind) -> dict[str, Any]:
-    if isinstance(kind, Choice):
-        return {"choices": kind.names}
-    return {"type": _typed(kind)}
-
-
-def _typed(kind: Kind) -> Callable[[str], Any]:
-    def parse(text: str) -> Any:
-        try:
-            return kind.parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return parse
-
-
+LARGEST = 1 << 20  # bytes of a file
+# No options; the modules that need them read them.
+OTHER_VARIABLES = (f"{PREFIX}ISA", f"{PREFIX}DEBUG", f"{PREFIX}OFF")
+FILE, ENVIRONMENT, COMMAND_LINE = 1, 2, 3  # ranks of sources; a default has rank 0
+_ALIKE = 0.85  # names that differ in a letter or two
+_COMMANDS = sorted({name for option in OPTIONS for name in option.commands})
 SHELLS = ("bash", "zsh", "fish")
 _CHECKPOINT = "a GGUF file, or a file or folder of safetensors"
 
@@ -276,24 +122,159 @@ COMMANDS = (
         "completion",
         "print what makes a shell complete commands and options",
         (Argument("shell", "bash, zsh or fish", Choice(SHELLS)),),
+        module="reference",
     ),
 )
 
 
-def command_of(name: str) -> Command:
-    """The command of that name, which there is."""
-    return next(command for command in COMMANDS if command.name == name)
+class _Commands(argparse.HelpFormatter):
+    """Widens the column of command names, which argparse computes without their indent."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog)
+        self._action_max_length = 4 + max(len(command.name) for command in COMMANDS)
 
 
-LARGEST = 1 << 20  # bytes of a file
-OTHER_VARIABLES = (
-    f"{PREFIX}ISA",
-    f"{PREFIX}DEBUG",
-    f"{PREFIX}OFF",
-)  # no options; the modules that need them read them
-FILE, ENVIRONMENT, COMMAND_LINE = 1, 2, 3  # ranks of sources; a default has rank 0
-_ALIKE = 0.85  # names that differ in a letter or two
-_COMMANDS = sorted({name for option in OPTIONS for name in option.commands})
+class _Parser(argparse.ArgumentParser):
+    """Reports errors as every other part of the command line does."""
+
+    def error(self, message: str) -> NoReturn:
+        terminal.print_message("error", f"{message} (see {self.prog} --help)")
+        self.exit(2)
+
+
+class CommandLine:
+    """The parser of every command.
+
+    Options that are not given are not in what it parses: their values come from elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self.parser = _Parser(
+            prog="sfumato",
+            description="Run, inspect and tune block-diffusion language models.",
+            formatter_class=_Commands,
+            epilog="sfumato COMMAND --help says more about a command. " + _EPILOG,
+        )
+        self.parser.add_argument("--version", action="version", version=f"sfumato {__version__}")
+        added = self.parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+        self.commands: dict[str, argparse.ArgumentParser] = {}
+        self.actions: list[tuple[argparse.Action, Kind]] = []  # each with the kind of its values
+        for command in COMMANDS:
+            parser = added.add_parser(
+                command.name,
+                help=command.help,
+                description=command.help[0].upper() + command.help[1:] + ".",
+                epilog=_EPILOG if options_of(command.name) else None,
+            )
+            parser.set_defaults(module=command.module or command.name)
+            self.actions += _add(parser, command)
+            self.commands[command.name] = parser
+
+    def parse_args(
+        self, argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ
+    ) -> argparse.Namespace:
+        """The chosen command's options from all sources; their origins are in `args.origins`.
+
+        Without a command `args.command` is None, and `args` has nothing else. Raises SystemExit
+        after --help and after an error, OSError where a file of options cannot be read.
+        """
+        words = sys.argv[1:] if argv is None else argv
+        self._refuse_option_first(words)
+        args, rest = self.parser.parse_known_args(words)
+        if args.command is None:
+            if rest:
+                self.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+            return args
+        parser = self.commands[args.command]
+        _take_words(args, rest, parser)
+        try:
+            values, origins = resolve(args.command, vars(args), environment)
+        except ValueError as error:
+            parser.error(str(error))
+        return argparse.Namespace(**vars(args) | values, origins=origins)
+
+    def _refuse_option_first(self, words: Sequence[str]) -> None:
+        """An option of a command before the command, or without any: says where it belongs."""
+        first = words[0].partition("=")[0] if words else ""
+        commands = [
+            name
+            for option in OPTIONS
+            if first in (option.flag, option.off, option.short and f"-{option.short}")
+            for name in option.commands
+        ]
+        if first and commands:
+            owner = next(command.name for command in COMMANDS if command.name in commands)
+            self.parser.error(f"{first} belongs to a command: sfumato {owner} {first} …")
+
+
+def origin_of(args: argparse.Namespace, key: str) -> Origin:
+    """Where an option's value comes from."""
+    default = Origin(0, f"--{key.replace('_', '-')}")
+    origin: Origin = getattr(args, "origins", {}).get(key, default)
+    return origin
+
+
+def in_options(args: argparse.Namespace, error: Refused) -> Refused:
+    """The error with the names of options, where its fields are what an option of the command
+    sets."""
+    names = {option.key: origin_of(args, option.key).label for option in options_of(args.command)}
+    keys = {each.name: each.option.replace("-", "_") for each in SETTINGS if each.option}
+    return error.renamed(names | {name: names[key] for name, key in keys.items() if key in names})
+
+
+def _take_words(args: argparse.Namespace, rest: list[str], parser: argparse.ArgumentParser) -> None:
+    """Adds the words after an option to those before the option, for a command that takes any
+    number of words: argparse takes only the first run of words."""
+    command = next(each for each in COMMANDS if each.name == args.command)
+    many = [one.name for one in command.arguments if one.count == "*"]
+    if rest and (not many or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    for name in many:
+        setattr(args, name, [*getattr(args, name), *rest])
+
+
+def _add(
+    parser: argparse.ArgumentParser, command: Command
+) -> Iterator[tuple[argparse.Action, Kind]]:
+    for argument in command.arguments:
+        how: dict[str, Any] = {"nargs": argument.count} if argument.count else {}
+        how |= {"help": argument.help, "metavar": argument.name} | _reading(argument.kind)
+        yield parser.add_argument(argument.name, **how), argument.kind
+    groups: dict[str, argparse._ActionsContainer] = {"": parser}
+    for option in options_of(command.name):
+        if option.group not in groups:
+            note = GROUP_NOTES.get(option.group)
+            title = f"{option.group} ({note})" if note else option.group
+            groups[option.group] = parser.add_argument_group(title)
+        yield _add_option(groups[option.group], option), option.kind
+
+
+def _add_option(group: argparse._ActionsContainer, option: Option) -> argparse.Action:
+    names = [f"-{option.short}"] * bool(option.short) + [option.flag]
+    how: dict[str, Any] = {"dest": option.key, "default": argparse.SUPPRESS}
+    if isinstance(option.kind, Flag):
+        # Turns off what a variable or a file has turned on; --help does not list it.
+        group.add_argument(option.off, action="store_false", help=argparse.SUPPRESS, **how)
+    text = option.help + (f" ({option.shown_default})" if option.shown_default else "")
+    how["help"] = text.replace("%", "%%")
+    if isinstance(option.kind, Flag):
+        return group.add_argument(*names, action="store_true", **how)
+    if option.metavar:
+        how["metavar"] = option.metavar
+    if isinstance(option.kind, Each):
+        return group.add_argument(*names, action="append", **how, **_reading(option.kind.item))
+    return group.add_argument(*names, **how, **_reading(option.kind))
+
+
+def _reading(kind: Kind) -> dict[str, Any]:
+    def parse(text: str) -> Any:
+        try:
+            return kind.parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return {"choices": kind.names} if isinstance(kind, Choice) else {"type": parse}
 
 
 @dataclass(frozen=True)
@@ -304,27 +285,19 @@ class Origin:
     label: str
 
 
-@dataclass(frozen=True)
-class ConfigFile:
-    """A file of options: keys for all commands, and a table of keys for each."""
+Entries = dict[str, tuple[Any, Origin]]
+"""What a file says, by the names of options."""
 
-    path: str
-    common: Mapping[str, Any]
-    tables: Mapping[str, Mapping[str, Any]]
 
-    def find(self, command: str, option: Option) -> tuple[Any, Origin] | None:
-        """The value of a command's option and its origin; the command's table comes first.
+def _entry(
+    file: Mapping[str, Entries], command: str, option: Option
+) -> tuple[Any, Origin] | tuple[()]:
+    """The value of a command's option in a file, and its origin; the command's table comes first.
 
-        A common key whose value this command refuses belongs to a command that takes the value:
-        `json` is a path for bench, and true or false elsewhere.
-        """
-        own = self.tables.get(command, {})
-        if option.name in own:
-            label = f"{option.name} in [{command}] of {self.path}"
-            return own[option.name], Origin(FILE, label)
-        if option.name in self.common and _takes(option, self.common[option.name]):
-            return self.common[option.name], Origin(FILE, f"{option.name} in {self.path}")
-        return None
+    A common key whose value this command refuses belongs to a command that takes the value: `json`
+    is a path for bench, and true or false elsewhere."""
+    own, common = (file.get(table, {}).get(option.name, ()) for table in (command, ""))
+    return own or (common if common and _takes(option, common[0]) else ())
 
 
 def resolve(
@@ -337,7 +310,7 @@ def resolve(
     """
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
-    file: ConfigFile | None = None
+    file: Mapping[str, Entries] = {}
     for option in sorted(options_of(command), key=lambda option: option.name != "config"):
         key = option.key
         if key in given:
@@ -345,9 +318,9 @@ def resolve(
         elif text := environment.get(option.variable):
             origins[key] = Origin(ENVIRONMENT, option.variable)
             values[key] = _read(option, origins[key], text, from_text=True)
-        elif file is not None and (entry := file.find(command, option)):
-            origins[key] = entry[1]
-            values[key] = _read(option, origins[key], entry[0])
+        elif entry := _entry(file, command, option):
+            given_there, origins[key] = entry
+            values[key] = _read(option, origins[key], given_there)
         elif option.required:
             raise ValueError(
                 f"{option.flag} is required (or {option.variable}, or a --config file)"
@@ -373,8 +346,9 @@ def _read(option: Option, origin: Origin, given: Any, from_text: bool = False) -
         raise ValueError(f"{origin.label}: {why}") from None
 
 
-def read_file(path: str) -> ConfigFile:
-    """A TOML file with every key and every value checked. Raises ValueError or OSError."""
+def read_file(path: str) -> dict[str, Entries]:
+    """The tables of a TOML file by command, and under "" the keys of all commands, with every key
+    and every value checked. Raises ValueError or OSError."""
     import tomllib  # here: `sfumato --help` needs none
 
     with open(path, "rb") as file:
@@ -390,18 +364,14 @@ def read_file(path: str) -> ConfigFile:
         if name not in _COMMANDS:
             raise ValueError(f"{path}: unknown table [{name}]; {_nearest(name, _COMMANDS)}")
     common = {name: value for name, value in raw.items() if name not in tables}
-    return ConfigFile(
-        path,
-        _keys(path, None, common),
-        {name: _keys(path, name, table) for name, table in tables.items()},
-    )
+    return {name: _entries(path, name, table) for name, table in {"": common, **tables}.items()}
 
 
-def _keys(path: str, command: str | None, raw: Mapping[str, Any]) -> dict[str, Any]:
+def _entries(path: str, command: str, raw: Mapping[str, Any]) -> Entries:
     """The keys of a command's table, or the common ones, under the options' names."""
-    keys: dict[str, Any] = {}
+    entries: Entries = {}
     where = f"[{command}] of {path}" if command else path
-    known = [option for option in OPTIONS if command is None or command in option.commands]
+    known = [option for option in OPTIONS if not command or command in option.commands]
     for written, value in raw.items():
         name = written.replace("_", "-")
         rows = [option for option in known if option.name == name]
@@ -409,12 +379,13 @@ def _keys(path: str, command: str | None, raw: Mapping[str, Any]) -> dict[str, A
             raise ValueError(f"config in {where}: a file cannot name another file")
         if not rows:
             raise ValueError(f"{where}: unknown key {written!r}; {_elsewhere(name, known)}")
-        if name in keys:
+        if name in entries:
             raise ValueError(f"{where}: {name!r} is given twice, with - and with _")
+        origin = Origin(FILE, f"{name} in {where}")
         if not any(_takes(option, value) for option in rows):
-            _read(rows[0], Origin(FILE, f"{name} in {where}"), value)
-        keys[name] = value
-    return keys
+            _read(rows[0], origin, value)
+        entries[name] = value, origin
+    return entries
 
 
 def _takes(option: Option, value: Any) -> bool:

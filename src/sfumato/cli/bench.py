@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sfumato.bench.workload import QUESTIONS, Prompt, Work, cases, conversation, read_prompts
 from sfumato.cli import files
-from sfumato.cli.arguments import COMMAND_LINE, rank, request_fields, sampler_options
+from sfumato.cli.arguments import COMMAND_LINE, origin_of, request_fields, sampler_options
 from sfumato.options import LAST_SEED, exclusions
 from sfumato.options.table import options_of
 from sfumato.refused import Refused
@@ -107,10 +107,13 @@ def _leave_out(args: argparse.Namespace) -> None:
     or a file may set them for other commands and other runs."""
     defaults = {option.key: option.default for option in options_of("bench")}
     for name in _REMOTE if args.url is None else _LOCAL:
-        if rank(args, name) < COMMAND_LINE:
+        if origin_of(args, name).rank < COMMAND_LINE:
             setattr(args, name, defaults[name])
     for one, other in _EITHER:
-        if getattr(args, one) is not None and rank(args, other) < rank(args, one):
+        if (
+            getattr(args, one) is not None
+            and origin_of(args, other).rank < origin_of(args, one).rank
+        ):
             setattr(args, other, None)
 
 

@@ -1,7 +1,14 @@
-"""Short measurements of a machine: how fast are the operations that a denoising step consists of.
+"""Short measurements of a machine: how fast are the operations that a denoising step consists of,
+and what a step of DiffusionGemma 26B-A4B would take.
 
 Each probe runs in turn with all others, several times over, and the median counts. How much of the
-time a thread had for itself shows whether other programs use the machine. Knows no checkpoints.
+time a thread had for itself shows whether other programs use the machine.
+
+What a step computes is the step model's (`bench/step_cost.py`). So many positions reach nearly
+every expert, so that a step reads all weights once. Compiled operations multiply the blocks; only
+the soft embedding dequantizes, and multiplies floats. Without them all that a step reaches is
+dequantized: the layers once, the embedding up to three times: for the cutoffs of top-k and top-p,
+the statistics, the draw.
 """
 
 from __future__ import annotations
@@ -36,6 +43,12 @@ CALM = 0.8  # the share of its time that a thread has on an idle machine, at lea
 LOADED = 0.75  # processes that want to run, for each core: less is an idle machine
 TOGETHER = 0.9  # of their speed alone, what several threads have together
 READERS = 4  # threads that take all of the memory's bandwidth
+
+LAYER_EXTRA = 1.5
+"""What else a layer does (attention, norms, rounding activations), over its products alone, as
+`bench --where` finds for layers of the real size; between 1.4 and 1.7 on two machines."""
+
+_BASE = {"Q4_K_M": "Q4_K", "Q5_K_M": "Q5_K", "safetensors": "BF16"}
 
 Speed = dict[str, float]
 """By the probe's name: operations, bytes or weights a second."""
@@ -173,13 +186,6 @@ def quantized_dtype(device: str) -> torch.dtype:
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-LAYER_EXTRA = 1.5
-"""What else a layer does (attention, norms, rounding activations), over its products alone, as
-`bench --where` finds for layers of the real size; between 1.4 and 1.7 on two machines."""
-
-_BASE = {"Q4_K_M": "Q4_K", "Q5_K_M": "Q5_K", "safetensors": "BF16"}
 
 
 @dataclass(frozen=True)

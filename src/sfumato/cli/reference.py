@@ -1,18 +1,17 @@
-"""docs/options.md and docs/exclusions.md, made of the tables of options: `make options`.
-
-A test holds that the files are up to date."""
+"""What is made of the tables of options: docs/options.md, docs/exclusions.md (`make options`), and
+the script of `sfumato completion`. A test holds that the files are up to date.
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
 
-from sfumato.cli.arguments import COMMANDS
-from sfumato.cli.chat import COMMANDS as CHAT_COMMANDS
-from sfumato.cli.chat import USAGES
+from sfumato.cli.arguments import COMMANDS, CommandLine
 from sfumato.options import SETTINGS, Setting
 from sfumato.options.exclusions import EXCLUSIONS, Exclusion
 from sfumato.options.table import OPTIONS, Option
-from sfumato.values import Flag
+from sfumato.values import Flag, Path
 
 _INTRODUCTION = """\
 # Options
@@ -142,17 +141,31 @@ otherwise have the name of its body.
 """
 
 
+def main(args: argparse.Namespace) -> int:
+    """Print a script for bash, zsh or fish, made from the parser by shtab."""
+    import shtab
+
+    line = CommandLine()
+    for action, kind in line.actions:
+        if isinstance(kind, Path):
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+    print(shtab.complete(line.parser, args.shell))
+    return 0
+
+
 def page() -> str:
     """The whole of docs/options.md."""
+    from sfumato.cli import chat  # loads torch, which `completion` does not need
+
     lines = ["| Option | Values | Default | Commands | |", "|---|---|---|---|---|"]
     lines += [_row(option) for option in sorted(OPTIONS, key=lambda option: option.name)]
     settings = "\n".join(map(_setting, SETTINGS)) + "\n"
     options = "## All options\n\n" + "\n".join(lines) + "\n"
-    chat = [_cells(f"`{USAGES[name]}`", does) for name, (_, does) in CHAT_COMMANDS.items()]
+    slashed = [_cells(f"`{chat.USAGES[name]}`", does) for name, (_, does) in chat.COMMANDS.items()]
     return "".join(
         (
             *(_INTRODUCTION, options, _FILES, _SETTINGS, settings, _CHAT),
-            *("\n".join(chat), "\n", _CHAT_NOTES, _COMPLETION),
+            *("\n".join(slashed), "\n", _CHAT_NOTES, _COMPLETION),
         )
     )
 

@@ -1,6 +1,9 @@
-"""Reads a table row by row: CSV, TSV or JSON Lines. Holds one row in memory, whatever the file has.
+"""Tables of states and of answers, row by row: CSV, TSV or JSON Lines. Holds one row in memory,
+whatever the file has.
 
-Every refusal names the file and the line. Knows no questions.
+Every refusal of a row names the file and the line. Beside a table of answers stands a file of JSON
+that says how the table was made; a run that would make it otherwise is refused. Knows no questions
+and no model.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ from typing import Any, BinaryIO, NoReturn
 
 MOST_ROW = 4 << 20  # bytes of a row
 MOST_COLUMNS = 4_096
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
-SUFFIXES = (*DELIMITERS, ".jsonl")
+DELIMITERS = {".csv": ",", ".tsv": "\t", ".jsonl": None}
+# What a row of the largest table of answers may become: quotation marks twice, and answers.
+MOST_OWN_ROW, MOST_OWN_COLUMNS = 8 * MOST_ROW, 4 * MOST_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,7 @@ class Source:
         """most_row: bytes. Raises ValueError for a name that says no format, and OSError where
         there is no file."""
         self.path, self._most_row, self._most_columns = Path(path), most_row, most_columns
-        check_suffix(self.path)
-        self._delimiter = DELIMITERS.get(self.path.suffix.lower())
+        self._delimiter = delimiter_of(self.path)
         with self.path.open("rb"):  # whether it is there, and readable
             pass
 
@@ -98,20 +101,28 @@ class Source:
     def _csv(self, file: BinaryIO) -> Iterator[Row]:
         assert self._delimiter
         csv.field_size_limit(self._most_row)  # Python's own is smaller, and for the whole process
-        records = _Records(self._lines(file), self._most_row)
-        reader = csv.reader(records, delimiter=self._delimiter, strict=True)
+        start = size = 0  # the line in which a row begins, and its characters
+
+        def lines() -> Iterator[str]:
+            nonlocal size
+            for line in self._lines(file):
+                size += len(line)
+                if size > self._most_row:
+                    most = f"{self._most_row >> 20} MiB"
+                    why = f"the row has more than {most}; is a quotation mark left open?"
+                    self._refuse(start, why)
+                yield line
+
+        reader = csv.reader(lines(), delimiter=self._delimiter, strict=True)
         header: list[str] | None = None
         while True:
-            start = records.begin()
+            start, size = reader.line_num + 1, 0
             try:
                 cells = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
                 self._refuse(start, f"is not CSV: {error}")
-            except _TooLong:
-                most = f"{self._most_row >> 20} MiB"
-                self._refuse(start, f"the row has more than {most}; is a quotation mark left open?")
             if not cells:
                 continue
             if header is None:
@@ -141,37 +152,13 @@ def _other_delimiter(header: list[str]) -> str:
     return f"; columns seem to be divided by {mark!r}: use commas, or tabs in a .tsv file"
 
 
-class _TooLong(Exception):
-    """A row of too many bytes."""
-
-
-class _Records:
-    """Lines for a reader of CSV; counts those of a record, since a quoted cell may have several."""
-
-    def __init__(self, lines: Iterator[str], most: int) -> None:
-        """most: bytes of a record."""
-        self._lines, self._most, self._number, self._size = lines, most, 0, 0
-
-    def begin(self) -> int:
-        """The number of the line in which the next record begins."""
-        self._size = 0
-        return self._number + 1
-
-    def __iter__(self) -> _Records:
-        return self
-
-    def __next__(self) -> str:
-        line = next(self._lines)
-        self._number, self._size = self._number + 1, self._size + len(line)
-        if self._size > self._most:
-            raise _TooLong
-        return line
-
-
-def check_suffix(path: Path) -> None:
-    """Raises ValueError for a name that says no format."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{path}: must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+def delimiter_of(path: Path) -> str | None:
+    """What divides the cells of a table; None for JSON Lines. Raises ValueError for a name that
+    says no format."""
+    if path.suffix.lower() not in DELIMITERS:
+        *others, last = DELIMITERS
+        raise ValueError(f"{path}: must end in {', '.join(others)} or {last}")
+    return DELIMITERS[path.suffix.lower()]
 
 
 def cell_text(value: Any) -> str:
@@ -185,10 +172,6 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-# What a row of the largest table may become: quotation marks twice, and answers.
-MOST_OWN_ROW, MOST_OWN_COLUMNS = 8 * MOST_ROW, 4 * MOST_COLUMNS
-
-
 class Target:
     """A table of answers. Use it in a `with`."""
 
@@ -200,8 +183,7 @@ class Target:
         Raises ValueError where there is a file that was not made so, OSError where it cannot be
         written."""
         self.path, self._columns = Path(path), list(columns)
-        check_suffix(self.path)
-        self._delimiter = DELIMITERS.get(self.path.suffix.lower())
+        self._delimiter = delimiter_of(self.path)
         self.count = 0  # rows that are there already
         self.last: Mapping[str, Any] = {}  # the last of them
         made = {**made, "columns": self._columns}

@@ -16,12 +16,13 @@ import threading
 import webbrowser
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from sfumato.cli.arguments import label, rank
+from sfumato.cli.arguments import origin_of
+from sfumato.refused import Refused
 from sfumato.server.http import logs
 from sfumato.server.http.logs import RateLimit
 from sfumato.server.http.uvicorn_server import SIGNALS, Listener, bind
@@ -50,22 +51,10 @@ def main(args: argparse.Namespace) -> int:
             "everybody who reaches %s may use this server; --api-key asks for a key", args.host
         )
     with bound, _audit_log(args) as audit:
-        end = _serve(args, settings, bound, audit)
-    if end.death is not None:
-        log.critical("%s; start it again", end.death)
-    code = FORCED if end.forced else 0 if end.death is None else DIED
-    if end.working:
+        code, working = _serve(args, settings, bound, audit)
+    if working:
         _leave(code)
     return code
-
-
-@dataclass(frozen=True)
-class End:
-    """How serving ended."""
-
-    death: str | None  # why, where the engine died
-    forced: bool  # by a second signal
-    working: bool  # whether the engine's thread may still be in a step
 
 
 def _leave(code: int) -> NoReturn:
@@ -82,8 +71,9 @@ def _serve(
     settings: ServerSettings,
     bound: socket.socket,
     audit: AuditWriter | None,
-) -> End:
-    """Loads the model and serves until a signal comes or the engine dies."""
+) -> tuple[int, bool]:
+    """Loads the model and serves until a signal comes or the engine dies. Returns the exit code,
+    and whether the engine's thread may still be in a step."""
     from sfumato.cli import generation
     from sfumato.engine import Engine
     from sfumato.server.app import create_app
@@ -128,7 +118,10 @@ def _serve(
     finally:
         forced = _close(engine, listener.force_exit)
     working = any(thread.name == "sfumato-engine" for thread in threading.enumerate())
-    return End(engine.death, forced, forced or working)
+    if engine.death is not None:
+        log.critical("%s; start it again", engine.death)
+    code = FORCED if forced else 0 if engine.death is None else DIED
+    return code, forced or working
 
 
 def _close(engine: Engine, forced: bool) -> bool:
@@ -175,16 +168,14 @@ def _shown_path(args: argparse.Namespace) -> str | None:
 
 def _api_keys(args: argparse.Namespace) -> tuple[str, ...]:
     """The keys, or those in the file, one a line: the ones that the stronger source names."""
-    by_text, by_file = rank(args, "api_key"), rank(args, "api_key_file")
+    by_text, by_file = origin_of(args, "api_key").rank, origin_of(args, "api_key_file").rank
     if by_text and by_text == by_file:
-        raise ValueError(
-            f"{label(args, 'api_key')}, {label(args, 'api_key_file')}: give one of them"
-        )
+        raise Refused(("api_key", "api_key_file"), "give one of them")
     if by_file > by_text:
         lines = Path(args.api_key_file).read_text(encoding="utf-8").splitlines()
         keys = [line.strip() for line in lines if line.strip()]
         if not keys:
-            raise ValueError(f"{label(args, 'api_key_file')}: {args.api_key_file} has no key")
+            raise Refused("api_key_file", f"{args.api_key_file} has no key")
     else:
         keys = [key.strip() for key in args.api_key]
     return tuple(dict.fromkeys(keys))
