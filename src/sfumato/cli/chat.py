@@ -142,31 +142,33 @@ class Chat:
             raise ValueError("it needs an argument")
         if value and not COMMANDS[name][0]:
             raise ValueError("it takes no argument")
-        if name == "clear":
-            self.talk.change(generation.opening(self.args))
-        elif name == "retry":
-            self._take_next_seed()
-        elif name == "undo":
-            self.talk.undo()
-            self._show_length()
-        elif name == "seed":
-            self.args.seed = Whole(0, LAST_SEED).parse(value)
-        elif name == "steps":
-            self.args.steps = Whole(1, MOST_STEPS).parse(value)
-        elif name == "thinking":
-            if value not in ("on", "off"):
-                raise ValueError(f"{value!r} is neither on nor off")
-            self.args.thinking = value == "on"
-        elif name == "save":
-            first, _, rest = value.partition(" ")
-            force = first == FORCE and bool(rest.strip())
-            path = Path(rest.strip() if force else value).expanduser()
-            save(path, self.talk.messages, force)
-        elif name == "load":
-            self.talk.change(load(Path(value).expanduser()))
-            self._show_length()
-        elif name == "help":
-            print(help_text())
+        match name:
+            case "clear":
+                self.talk.change(generation.opening(self.args))
+            case "retry":
+                self._take_next_seed()
+            case "undo":
+                self.talk.undo()
+                self._show_length()
+            case "seed":
+                self.args.seed = Whole(0, LAST_SEED).parse(value)
+            case "steps":
+                self.args.steps = Whole(1, MOST_STEPS).parse(value)
+            case "thinking":
+                if value not in ("on", "off"):
+                    raise ValueError(f"{value!r} is neither on nor off")
+                self.args.thinking = value == "on"
+            case "save":
+                first, _, rest = value.partition(" ")
+                force = first == FORCE and bool(rest.strip())
+                path = Path(rest.strip() if force else value).expanduser()
+                text = json.dumps(self.talk.messages, ensure_ascii=False, indent=2) + "\n"
+                files.write(str(path), text, force)
+            case "load":
+                self.talk.change(load(Path(value).expanduser()))
+                self._show_length()
+            case "help":
+                print(help_text())
 
     def _show_length(self) -> None:
         questions = sum(message["role"] == "user" for message in self.talk.messages)
@@ -261,7 +263,6 @@ def completions(line: str) -> list[str]:
 
 Message = dict[str, Any]
 
-MOST_BYTES = 16 << 20  # of a file: far more than any context holds
 MOST_MESSAGES = 10_000  # of a file
 MOST_UNDONE = 100  # changes that can be taken back
 
@@ -298,21 +299,9 @@ class Conversation:
         return self.messages[:-2], self.messages[-2]["content"]
 
 
-def save(path: Path, messages: list[Message], force: bool) -> None:
-    """Writes the messages as JSON. Raises ValueError for a file that exists, unless force; and
-    OSError."""
-    text = json.dumps(messages, ensure_ascii=False, indent=2) + "\n"
-    files.write(str(path), text, force)
-
-
 def load(path: Path) -> list[Message]:
     """What `save` has written. Raises ValueError for anything else, and OSError."""
-    if path.is_dir():
-        raise ValueError(f"{path}: is a folder; name a file")
-    with path.open("rb") as file:
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"{path}: has more than {MOST_BYTES:,} bytes")
+    data = files.read_bytes(str(path))
     try:
         messages = json.loads(data.decode())
     except (ValueError, RecursionError) as error:

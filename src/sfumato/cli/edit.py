@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
-import sfumato
-from sfumato.api import Model, Reply
+from sfumato.api import Reply
 from sfumato.cli import INTERRUPTED, generation, terminal
-from sfumato.cli.arguments import sampler_options
 from sfumato.cli.display import filling, show_diff
 from sfumato.cli.files import TextFile
 from sfumato.diffusion.prediction import PredictedText
-from sfumato.engine import Request
 from sfumato.fills import EDIT_ROOM, edit_message
+from sfumato.refused import Refused
 
 _FENCE = "```"
 
@@ -29,15 +28,20 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError(f"{file.path if instruction.strip() else 'the instruction'}: is empty")
     model = generation.load(args)
     if args.write and not args.force and generation.is_embedded(model):
-        raise ValueError(
-            "--write: the embedded model has not learnt to change files and would replace the text "
-            "by another; -m PATH loads a real model, and --force writes all the same"
+        raise Refused(
+            "write",
+            "the embedded model has not learnt to change files and would replace the text by "
+            "another",
+            "-m PATH loads a real model, and --force writes all the same",
         )
-    request = _request(args, model, file.text, instruction)
-    engine = generation.engine(model, request)
-    display = generation.display(args, model, args.slow)
-    show = filling(display, shows_text=False)
-    answer = generation.answer(engine, request, display, show)
+    tokens = len(model.tokenizer.encode(file.text, special=False))
+    request = generation.request(
+        args,
+        [*generation.opening(args), edit_message(file.text, instruction)],
+        max_tokens=args.max_tokens or 2 * tokens + EDIT_ROOM,
+        prediction=PredictedText(file.text, args.strength),
+    )
+    answer = generation.once(args, model, request, partial(filling, shows_text=False))
     reply = answer.reply
     if answer.interrupted or reply is None:
         print("(interrupted; nothing was changed)", file=sys.stderr)
@@ -51,7 +55,12 @@ def main(args: argparse.Namespace) -> int:
     lines = file.diff(text)
     if lines and not args.json:
         show_diff(lines)
-    backup, failure = _write(args, file, text, reply) if args.write and lines else (None, None)
+    backup, failure = None, None
+    if args.write and lines:
+        try:
+            backup = _write(args, file, text, reply)
+        except (ValueError, OSError) as error:  # once the text has been shown
+            failure = error
     if args.json:
         stats = reply.stats
         report = {
@@ -73,20 +82,16 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write(
-    args: argparse.Namespace, file: TextFile, text: str, reply: Reply
-) -> tuple[Path | None, ValueError | OSError | None]:
-    """The path of the backup; or why the file was not written, once the text has been shown."""
+def _write(args: argparse.Namespace, file: TextFile, text: str, reply: Reply) -> Path:
+    """Writes the file, and returns the path of the backup. Raises as `TextFile.write` does, and
+    ValueError where the text may not be what the instruction asks for."""
     doubts = [] if args.force else _doubts(reply, text)
     if doubts:
-        return None, ValueError(
+        raise ValueError(
             f"{file.path}: was not written: {', and '.join(doubts)}; look at the change, then try "
             "another --seed or more --steps, or write it all the same with --force"
         )
-    try:
-        return file.write(text), None
-    except (ValueError, OSError) as error:
-        return None, error
+    return file.write(text)
 
 
 def _doubts(reply: Reply, text: str) -> list[str]:
@@ -100,18 +105,6 @@ def _doubts(reply: Reply, text: str) -> list[str]:
         "nothing is left of the text": not text.strip(),
     }
     return [doubt for doubt, is_there in doubts.items() if is_there]
-
-
-def _request(args: argparse.Namespace, model: Model, text: str, instruction: str) -> Request:
-    tokens = len(model.tokenizer.encode(text, special=False))
-    return Request(
-        messages=[*generation.opening(args), edit_message(text, instruction)],
-        max_tokens=args.max_tokens or 2 * tokens + EDIT_ROOM,
-        seed=args.seed,
-        sampler=sfumato.SamplerConfig().options(**sampler_options(args)),
-        prediction=PredictedText(text, args.strength),
-        drafts=True,
-    )
 
 
 def edited(before: str, reply: str) -> str:

@@ -111,17 +111,15 @@ def check_device(name: str) -> None:
         raise Refused("device", f"{name!r} is none of {DEVICES}") from None
 
 
-def request(args: argparse.Namespace, messages: list[Message]) -> Request:
-    """The request that the options describe. Raises ValueError for a wrong option."""
-    return Request(
-        messages=messages,
-        max_tokens=args.max_tokens,
-        seed=args.seed,
-        sampler=sfumato.SamplerConfig().options(**sampler_options(args)),
-        thinking=args.thinking,
-        stop=args.stop,
-        drafts=True,
-    )
+def request(args: argparse.Namespace, messages: list[Message] | None, **fields: Any) -> Request:
+    """The request that the options describe; fields: what else it has. Raises ValueError for a
+    wrong option."""
+    given = vars(args)
+    fields = {
+        key: given[key] for key in ("max_tokens", "thinking", "stop") if key in given
+    } | fields
+    sampler = sfumato.SamplerConfig().options(**sampler_options(args))
+    return Request(messages=messages, seed=args.seed, sampler=sampler, drafts=True, **fields)
 
 
 def opening(args: argparse.Namespace) -> list[Message]:
@@ -151,6 +149,21 @@ def engine(model: Model, first: Request, context: int = 1, kept: int = 0) -> Eng
         return Engine(model, config)
     except EngineError as error:
         raise error.advising(_ADVICE) from error
+
+
+def once(
+    args: argparse.Namespace,
+    model: Model,
+    request: Request,
+    showing: Callable[[Display], Callable[[ReplyEvent], None]] | None = None,
+) -> Answer:
+    """One reply, on an engine of its own. showing: what takes in the events, where that is not the
+    display alone. Raises as `engine` and `answer` do."""
+    own = engine(model, request)
+    if is_embedded(model) and not args.json and sys.stderr.isatty():
+        print(terminal.wrapped(TOY) + "\n", file=sys.stderr)
+    shown = display(args, model, args.slow)
+    return answer(own, request, shown, showing(shown) if showing else None)
 
 
 def answer(
@@ -295,12 +308,6 @@ def remark(answer: Answer, model: Model, raises: str = "--steps") -> str | None:
         f"the text may be unsettled: {capped} of {stats.canvases} canvases hit the step cap "
         f"({max(stats.steps)}); {raises} raises it"
     )
-
-
-def introduce(args: argparse.Namespace, model: Model) -> None:
-    """Says on a terminal what the embedded model is."""
-    if is_embedded(model) and not args.json and sys.stderr.isatty():
-        print(terminal.wrapped(TOY) + "\n", file=sys.stderr)
 
 
 def subject(args: argparse.Namespace) -> tuple[Subject, torch.device]:

@@ -7,6 +7,7 @@ import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +35,10 @@ def main(args: argparse.Namespace) -> int:
     messages = [*generation.opening(args), {"role": "user", "content": question}]
     request = generation.request(args, messages)
     model = generation.load(args)
-    engine = generation.engine(model, request)
-    generation.introduce(args, model)
-    display = generation.display(args, model, args.slow)
     recorder = _recorder(model) if args.replay else None
-    show = _recorded(recorder, display) if recorder else None
-    answer = generation.answer(engine, request, display, show)
+    answer = generation.once(
+        args, model, request, partial(_recorded, recorder) if recorder else None
+    )
     remark = None if answer.interrupted else generation.remark(answer, model)
     if recorder:
         embedded = generation.is_embedded(model)
