@@ -6,6 +6,7 @@ import argparse
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sfumato.api import Reply
 from sfumato.cli import INTERRUPTED, generation, terminal
@@ -62,17 +63,7 @@ def main(args: argparse.Namespace) -> int:
         except (ValueError, OSError) as error:  # once the text has been shown
             failure = error
     if args.json:
-        stats = reply.stats
-        report = {
-            "text": text,
-            "diff": lines,
-            "steps": stats.steps,
-            "accepted_prediction_tokens": stats.accepted_prediction,
-            "warnings": list(reply.warnings),
-            "written": backup is not None,
-            "backup": None if backup is None else str(backup),
-        }
-        terminal.print_json(report)
+        terminal.print_json(_report(text, lines, reply, backup))
     if failure is not None:
         raise failure
     if backup is not None:
@@ -92,6 +83,19 @@ def _write(args: argparse.Namespace, file: TextFile, text: str, reply: Reply) ->
             "another --seed or more --steps, or write it all the same with --force"
         )
     return file.write(text)
+
+
+def _report(text: str, lines: list[str], reply: Reply, backup: Path | None) -> dict[str, Any]:
+    """The text and what it changes, as plain values."""
+    return {
+        "text": text,
+        "diff": lines,
+        "steps": reply.stats.steps,
+        "accepted_prediction_tokens": reply.stats.accepted_prediction,
+        "warnings": list(reply.warnings),
+        "written": backup is not None,
+        "backup": None if backup is None else str(backup),
+    }
 
 
 def _doubts(reply: Reply, text: str) -> list[str]:

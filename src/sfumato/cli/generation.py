@@ -114,10 +114,8 @@ def check_device(name: str) -> None:
 def request(args: argparse.Namespace, messages: list[Message] | None, **fields: Any) -> Request:
     """The request that the options describe; fields: what else it has. Raises ValueError for a
     wrong option."""
-    given = vars(args)
-    fields = {
-        key: given[key] for key in ("max_tokens", "thinking", "stop") if key in given
-    } | fields
+    given, names = vars(args), ("max_tokens", "thinking", "stop")
+    fields = {name: given[name] for name in names if name in given} | fields
     sampler = sfumato.SamplerConfig().options(**sampler_options(args))
     return Request(messages=messages, seed=args.seed, sampler=sampler, drafts=True, **fields)
 
