@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from sfumato.diffusion.constraints.trials import (
     Trials,
     Tried,
     Vocabulary,
-    take_frames,
 )
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot fork")
@@ -278,10 +278,13 @@ def test_a_cache_that_is_not_guarded_starts_no_process() -> None:
     cache.close(Busy("over"))
 
 
-def test_frames_come_in_any_parts() -> None:
+def test_frames_are_received_as_they_were_sent() -> None:
     frames = [Frame(1, 2, 0.5, b"abc"), Frame(2**31, 0), Frame(7, 1, 1.0, b"x" * 1000)]
-    packed, read, taken = b"".join(frame.packed() for frame in frames), bytearray(), []
-    for at in range(0, len(packed), 5):
-        read += packed[at : at + 5]
-        taken += take_frames(read)
-    assert taken == frames and not read
+    receiver, sender = Pipe(duplex=False)
+    for frame in frames:
+        frame.send(sender)
+    sender.close()
+    assert [Frame.receive(receiver) for _ in frames] == frames
+    with pytest.raises(EOFError):
+        Frame.receive(receiver)
+    receiver.close()

@@ -17,6 +17,7 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from sfumato.diffusion.constraints.call_grammar import Source
@@ -36,7 +37,6 @@ from sfumato.diffusion.constraints.trials import (
     Frame,
     Vocabulary,
     on_a_stack_of,
-    take_frames,
 )
 from sfumato.refused import Refused
 
@@ -62,9 +62,8 @@ class _Child:
 class _Children:
     """All children, and the pipes from and to the server."""
 
-    def __init__(self, requests: int, answers: int, read: bytearray, tokens: GrammarTokens) -> None:
-        """read: what was read from `requests` already."""
-        self._requests, self._answers, self._read, self._tokens = requests, answers, read, tokens
+    def __init__(self, requests: Connection, answers: Connection, tokens: GrammarTokens) -> None:
+        self._requests, self._answers, self._tokens = requests, answers, tokens
         self._children: dict[int, _Child] = {}  # by the number of the trial
         self._selector = selectors.DefaultSelector()
         self._selector.register(requests, selectors.EVENT_READ)
@@ -73,15 +72,14 @@ class _Children:
         """Until the server closes its pipe."""
         is_open = True
         while is_open:
-            for frame in take_frames(self._read):
-                self._do(frame)
             for key, _ in self._selector.select(1.0 if self._children else None):
-                if key.fd != self._requests:
+                if key.fileobj is not self._requests:
                     self._take(key.data)
                     continue
-                part = os.read(self._requests, _PART)
-                self._read += part
-                is_open = bool(part)
+                try:
+                    self._do(Frame.receive(self._requests))
+                except (EOFError, OSError):  # in the middle of a frame, too
+                    is_open = False
             now = time.monotonic()
             for child in self._children.values():
                 if now > child.until or not is_open:
@@ -99,8 +97,8 @@ class _Children:
         pid = os.fork()
         if pid == 0:
             # Held open here, these would hide the end of the server, or of this process.
-            os.close(self._requests)
-            os.close(self._answers)
+            self._requests.close()
+            self._answers.close()
             _run(frame, self._tokens, end)
         os.close(end)
         child = _Child(frame.number, pid, pipe, time.monotonic() + WAIT_S)
@@ -117,7 +115,7 @@ class _Children:
             return
         self._selector.unregister(child.pipe)
         os.close(child.pipe)
-        _, status, usage = os.wait4(child.pid, 0)
+        _, status = os.waitpid(child.pid, 0)
         del self._children[child.number]
         outcome = DONE if status == 0 and child.answer else DIED
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGXCPU):
@@ -125,8 +123,7 @@ class _Children:
         elif child.is_late:
             outcome = TOO_LATE
         body = bytes(child.answer) if outcome == DONE else b""
-        seconds = usage.ru_utime + usage.ru_stime
-        _write(self._answers, Frame(child.number, outcome, seconds, body).packed())
+        Frame(child.number, outcome, body=body).send(self._answers)
 
 
 def _run(frame: Frame, tokens: GrammarTokens, end: int) -> NoReturn:
@@ -137,7 +134,8 @@ def _run(frame: Frame, tokens: GrammarTokens, end: int) -> NoReturn:
         if frame.kind == RUN_ON:
             os.nice(_MORE_NICENESS)
         made = on_a_stack_of(TRIAL_STACK, lambda: _tried(pickle.loads(frame.body), tokens))
-        _write(end, json.dumps(made).encode())
+        with open(end, "wb") as pipe:
+            pipe.write(json.dumps(made).encode())
         status = 0
     finally:
         os._exit(status)
@@ -165,31 +163,24 @@ def _tried(source: Source, tokens: GrammarTokens) -> dict[str, Any]:
     return {"field": grammar.field, "text": grammar.text, "notes": grammar.notes}
 
 
-def _write(pipe: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(pipe, rest) :]
-
-
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the server's end ends this too
     os.nice(NICENESS)
-    requests, answers = os.dup(0), os.dup(1)
+    requests = Connection(os.dup(0), writable=False)
+    answers = Connection(os.dup(1), readable=False)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)  # what a library prints is no answer
-    read = bytearray()
-    while not (first := next(take_frames(read), None)):
-        if not (part := os.read(requests, _PART)):
-            return
-        read += part
-    vocabulary: Vocabulary = pickle.loads(first.body)
+    try:
+        vocabulary: Vocabulary = pickle.loads(Frame.receive(requests).body)
+    except EOFError:
+        return
     tokens = vocabulary.tokens()
     _ = tokens.tokenizer, tokens.alphabet
     gc.collect()
     gc.freeze()  # so that the children leave the pages of all this alone
     with suppress(BrokenPipeError):  # the server has gone
-        _Children(requests, answers, read, tokens).serve()
+        _Children(requests, answers, tokens).serve()
 
 
 if __name__ == "__main__":

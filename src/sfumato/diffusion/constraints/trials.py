@@ -17,10 +17,12 @@ import subprocess
 import sys
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import TypeVar
@@ -28,6 +30,20 @@ from typing import TypeVar
 from sfumato.diffusion.constraints.call_grammar import Source
 from sfumato.diffusion.constraints.grammar import GrammarSource, GrammarTokens
 from sfumato.refused import Refused
+
+log = logging.getLogger(__name__)
+
+MOST_S = 1.0
+"""Seconds of the processor's time for one grammar."""
+FIRST_S = 0.05
+"""Seconds of its first turn."""
+MOST_WAITING = 64
+"""Grammars that wait at a time."""
+MOST_OF_ONE = 16
+"""Of them, those of one client."""
+_MOST_STARTS = 2
+"""How often a trial is begun whose process is ended from outside."""
+_PROGRAM = "sfumato.diffusion.constraints.trial_process"
 
 T = TypeVar("T")
 
@@ -72,7 +88,7 @@ WAIT_S = 60.0
 LONGEST_ANSWER = 32 << 20
 """Bytes; the rules of a grammar are some megabytes at most."""
 
-_HEAD = struct.Struct("<IBfI")
+_HEAD = struct.Struct("<IBf")
 TRY, RUN_ON, END = range(3)
 """Asked for: a trial; one that yields to others, since a first one has taken its time; its end."""
 DONE, TOO_LONG, TOO_LATE, DIED = range(4)
@@ -85,22 +101,18 @@ class Frame:
 
     number: int  # of the trial
     kind: int
-    seconds: float = 0.0  # of the processor's time: those it may use, or those it has used
+    seconds: float = 0.0  # of the processor's time, that a trial may take
     body: bytes = b""
 
-    def packed(self) -> bytes:
-        return _HEAD.pack(self.number, self.kind, self.seconds, len(self.body)) + self.body
+    def send(self, to: Connection) -> None:
+        to.send_bytes(_HEAD.pack(self.number, self.kind, self.seconds) + self.body)
 
-
-def take_frames(read: bytearray) -> Iterator[Frame]:
-    """Takes the whole frames from what was read so far."""
-    while len(read) >= _HEAD.size:
-        number, kind, seconds, length = _HEAD.unpack_from(read)
-        if len(read) < _HEAD.size + length:
-            return
-        body = bytes(read[_HEAD.size : _HEAD.size + length])
-        del read[: _HEAD.size + length]
-        yield Frame(number, kind, seconds, body)
+    @classmethod
+    def receive(cls, pipe: Connection) -> Frame:
+        """Waits for the next one. Raises EOFError where the other end is closed."""
+        data = pipe.recv_bytes()
+        number, kind, seconds = _HEAD.unpack_from(data)
+        return cls(number, kind, seconds, data[_HEAD.size :])
 
 
 @dataclass(frozen=True)
@@ -122,21 +134,6 @@ class Vocabulary:
 
         made.append(GrammarTokens(lambda: self.pieces, self.special_ids, self.end_ids, encode))
         return made[0]
-
-
-log = logging.getLogger(__name__)
-
-MOST_S = 1.0
-"""Seconds of the processor's time for one grammar."""
-FIRST_S = 0.05
-"""Seconds of its first turn."""
-MOST_WAITING = 64
-"""Grammars that wait at a time."""
-MOST_OF_ONE = 16
-"""Of them, those of one client."""
-_MOST_STARTS = 2
-"""How often a trial is begun whose process is ended from outside."""
-_PROGRAM = "sfumato.diffusion.constraints.trial_process"
 
 
 class TrialFailed(RuntimeError):
@@ -395,18 +392,19 @@ class TrialProcess:
     def _run(self) -> None:
         try:
             first = Frame(0, TRY, body=pickle.dumps(self._vocabulary()))
-            self._process = process = _started()
+            stdin, requests = Pipe(duplex=False)
+            answers, stdout = Pipe(duplex=False)
+            with stdin, stdout:
+                self._process = process = _started(stdin, stdout)
         except Exception:
             log.exception("the process that tries grammars cannot be started")
             return self._ended(self)
-        Thread(target=self._write, args=(process, first), daemon=True).start()
-        read, answers = bytearray(), process.stdout
-        assert answers is not None
+        Thread(target=self._write, args=(requests, first), daemon=True).start()
         try:
-            while part := os.read(answers.fileno(), 1 << 20):
-                read += part
-                for frame in take_frames(read):
-                    self._answered(self, frame)
+            while True:
+                self._answered(self, Frame.receive(answers))
+        except EOFError:
+            pass
         except Exception:
             log.exception("the process that tries grammars does not answer as it should")
             process.kill()
@@ -415,27 +413,22 @@ class TrialProcess:
         answers.close()
         self._ended(self)
 
-    def _write(self, process: subprocess.Popen[bytes], first: Frame) -> None:
+    def _write(self, requests: Connection, first: Frame) -> None:
         frame: Frame | None = first
-        assert process.stdin is not None
-        try:
-            with process.stdin as pipe:
-                while frame is not None:
-                    pipe.write(frame.packed())
-                    frame = self._frames.get()
-        except OSError:  # it has ended, which the other thread notices
-            return
+        with suppress(OSError), requests:  # it has ended, which the other thread notices
+            while frame is not None:
+                frame.send(requests)
+                frame = self._frames.get()
 
 
-def _started() -> subprocess.Popen[bytes]:
+def _started(stdin: Connection, stdout: Connection) -> subprocess.Popen[bytes]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("SFUMATO_")}
     # Address space that threads reserve would count against the limit of memory.
     own |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "MALLOC_ARENA_MAX": "1"}
     return subprocess.Popen(
         [sys.executable, "-P", "-m", _PROGRAM],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdin=stdin.fileno(),
+        stdout=stdout.fileno(),
         stderr=subprocess.DEVNULL,  # what a grammar makes llguidance say
-        bufsize=0,
         env=own,
     )
