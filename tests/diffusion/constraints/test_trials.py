@@ -22,6 +22,7 @@ from sfumato.diffusion.constraints.call_grammar import Source
 from sfumato.diffusion.constraints.grammar import GrammarSource, schema_source
 from sfumato.diffusion.constraints.grammar_cache import GrammarCache
 from sfumato.diffusion.constraints.trials import (
+    TRY,
     Frame,
     TrialFailed,
     Trials,
@@ -175,7 +176,7 @@ def test_a_trial_ends_when_no_one_waits_for_it(tried: Trials) -> None:
     assert not alone.done() and alone.cancel()
     assert first.cancel()
     small = tried.start(regex("a"))
-    eventually(lambda: (running := tried._first.running) is not None and running.starts == 1)
+    eventually(lambda: (running := tried._running.get(TRY)) is not None and running.starts == 1)
     assert not second.done() and not small.done()  # the other one still sleeps
     assert second.cancel()
     assert isinstance(small.result(PATIENCE_S), Tried)  # else it would wait for a minute

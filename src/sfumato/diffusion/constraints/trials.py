@@ -16,7 +16,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections import Counter, OrderedDict, deque
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -156,48 +156,10 @@ class _Trial:
     number: int
     source: Source
     client: str
-    turn: _Turn
+    since: int  # when it began to wait, or when its client had a turn last
+    kind: int = TRY  # of the turn that it waits for or has
+    starts: int = 0  # of this kind
     waiting: list[Future[Tried]] = field(default_factory=list)
-    starts: int = 0
-
-
-class _Turn:
-    """Trials that wait for the same kind of turn, and the one that has it."""
-
-    def __init__(self, kind: int, seconds: float) -> None:
-        self.kind, self.seconds = kind, seconds
-        self.running: _Trial | None = None
-        self._clients: OrderedDict[str, deque[_Trial]] = OrderedDict()
-
-    def add(self, trial: _Trial) -> None:
-        trial.turn = self
-        self._clients.setdefault(trial.client, deque()).append(trial)
-
-    def remove(self, trial: _Trial) -> bool:
-        """Whether it waited."""
-        mine = self._clients.get(trial.client, deque())
-        if trial not in mine:
-            return False
-        mine.remove(trial)
-        if not mine:
-            del self._clients[trial.client]
-        return True
-
-    def next(self) -> _Trial | None:
-        """The next one, of the client that has waited longest; None where there is none, or one
-        runs."""
-        if not self._clients or self.running is not None:
-            return None
-        client, mine = next(iter(self._clients.items()))
-        trial = mine[0]
-        self.remove(trial)
-        if mine:
-            self._clients.move_to_end(client)
-        self.running = trial
-        return trial
-
-    def waiting(self) -> list[_Trial]:
-        return [trial for mine in self._clients.values() for trial in mine]
 
 
 class Trials:
@@ -212,11 +174,11 @@ class Trials:
         """busy: makes the error where too many wait, or the machine is too busy; ended: called with
         what comes of each trial, before those who wait for it hear."""
         self._vocabulary, self._busy, self._ended = vocabulary, busy, ended
-        self._first = _Turn(TRY, FIRST_S)
-        self._long = _Turn(RUN_ON, MOST_S)
         self._open: dict[Source, _Trial] = {}
+        self._running: dict[int, _Trial] = {}  # by the kind of their turns
+        self._clock = 0  # counts trials and turns
         self.process: TrialProcess | None = None  # the one that runs now
-        self._count, self._dead_in_a_row = 0, 0
+        self._dead_in_a_row = 0
         self._lock = Lock()
 
     def start(self, source: Source, client: str = "") -> Future[Tried]:
@@ -228,9 +190,9 @@ class Trials:
             trial = self._open.get(source)
             if trial is None:
                 self._check_room(client)
-                self._count = self._count % 2**31 + 1
-                trial = self._open[source] = _Trial(self._count, source, client, self._first)
-                self._first.add(trial)
+                self._clock += 1
+                trial = _Trial(self._clock % 2**32, source, client, self._clock)
+                self._open[source] = trial
             trial.waiting.append(future)
             self._dispatch()
         future.add_done_callback(lambda done: self._left(trial, done))
@@ -240,14 +202,16 @@ class Trials:
         """Ends the process, and all trials with the error. A later trial starts another one."""
         with self._lock:
             process, self.process = self.process, None
-            trials = self._forget_all()
+            trials = [*self._open.values()]
+            self._open.clear()
+            self._running.clear()
         if process is not None:
             process.close()
         for trial in trials:
             self._conclude(trial, error)
 
     def _check_room(self, client: str) -> None:
-        waiting = Counter(t.client for turn in (self._first, self._long) for t in turn.waiting())
+        waiting = Counter(trial.client for trial in self._waiting())
         if waiting.total() >= MOST_WAITING or waiting[client] >= MOST_OF_ONE:
             whose = "of yours" if waiting.total() < MOST_WAITING else "in all"
             most = MOST_OF_ONE if waiting.total() < MOST_WAITING else MOST_WAITING
@@ -256,15 +220,26 @@ class Trials:
                 "limit; try again later"
             )
 
+    def _waiting(self) -> list[_Trial]:
+        running = self._running.values()
+        return [trial for trial in self._open.values() if trial not in running]
+
     def _dispatch(self) -> None:
-        """Gives turns to those that wait. The lock is held."""
-        for turn in (self._first, self._long):
-            if (trial := turn.next()) is not None:
-                trial.starts += 1
-                if self.process is None:
-                    self.process = TrialProcess(self._vocabulary, self._answered, self._died)
-                body = pickle.dumps(trial.source)
-                self.process.send(Frame(trial.number, turn.kind, turn.seconds, body))
+        """Gives turns to those that wait, of the clients that have waited longest. The lock is
+        held."""
+        for kind, seconds in ((TRY, FIRST_S), (RUN_ON, MOST_S)):
+            waiting = [trial for trial in self._waiting() if trial.kind == kind]
+            if kind in self._running or not waiting:
+                continue
+            trial = self._running[kind] = min(waiting, key=lambda each: each.since)
+            self._clock += 1
+            for other in waiting:
+                if other.client == trial.client:
+                    other.since = self._clock
+            trial.starts += 1
+            if self.process is None:
+                self.process = TrialProcess(self._vocabulary, self._answered, self._died)
+            self.process.send(Frame(trial.number, kind, seconds, pickle.dumps(trial.source)))
 
     def _left(self, trial: _Trial, future: Future[Tried]) -> None:
         """Ends a trial for which no one waits any longer."""
@@ -276,7 +251,7 @@ class Trials:
             if trial.waiting or self._open.get(trial.source) is not trial:
                 return
             del self._open[trial.source]
-            if not trial.turn.remove(trial) and self.process is not None:
+            if trial in self._running.values() and self.process is not None:
                 self.process.send(Frame(trial.number, END))
 
     def _answered(self, process: TrialProcess, frame: Frame) -> None:
@@ -285,16 +260,12 @@ class Trials:
             if process is not self.process:
                 return
             self._dead_in_a_row = 0
-            running = self._first.running
-            is_first = running is not None and running.number == frame.number
-            turn = self._first if is_first else self._long
-            trial, turn.running = turn.running, None
-            assert trial is not None and trial.number == frame.number
+            kind = next(k for k, trial in self._running.items() if trial.number == frame.number)
+            trial = self._running.pop(kind)
             is_open = self._open.get(trial.source) is trial  # else its client has left
-            goes_on = is_open and is_first and frame.kind == TOO_LONG
+            goes_on = is_open and kind == TRY and frame.kind == TOO_LONG
             if goes_on:
-                trial.starts = 0
-                self._long.add(trial)
+                trial.kind, trial.starts = RUN_ON, 0
             elif is_open:
                 del self._open[trial.source]
             self._dispatch()
@@ -337,31 +308,18 @@ class Trials:
                 return
             self.process = None
             self._dead_in_a_row += 1
-            failed = []
+            failed = [t for t in self._running.values() if t.starts >= _MOST_STARTS]
             if self._dead_in_a_row >= _MOST_STARTS:
-                failed = self._forget_all()
+                failed = [*self._open.values()]
                 self._dead_in_a_row = 0
-            for turn in (self._first, self._long):
-                trial, turn.running = turn.running, None
-                if trial is None or self._open.get(trial.source) is not trial:
-                    continue
-                if trial.starts < _MOST_STARTS:
-                    turn.add(trial)
-                else:
-                    del self._open[trial.source]
-                    failed.append(trial)
+            failed = [trial for trial in failed if self._open.get(trial.source) is trial]
+            for trial in failed:
+                del self._open[trial.source]
+            self._running.clear()
             self._dispatch()
         log.warning("the process that tries grammars has ended; another one takes its place")
         for trial in failed:
             self._conclude(trial, TrialFailed("the process that tries grammars has ended twice"))
-
-    def _forget_all(self) -> list[_Trial]:
-        """The trials that were open. The lock is held."""
-        trials = [*self._open.values()]
-        self._open.clear()
-        self._first = _Turn(TRY, FIRST_S)
-        self._long = _Turn(RUN_ON, MOST_S)
-        return trials
 
 
 class TrialProcess:
