@@ -46,4 +46,4 @@ def test_few_refusals_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         with pytest.raises(ValueError, match="not supported"):
             cache.grammar(schema_source({"not": {}, "title": str(number)}))
-    assert len(cache._refusals) == 2 and not cache._going
+    assert len(cache._known) == 2 and not cache._going

@@ -31,7 +31,7 @@ from sfumato.diffusion.constraints.trials import (
 from sfumato.refused import Refused
 
 KEPT = 32
-"""Grammars; the largest have some megabytes."""
+"""Grammars, and as many that were tried and are not compiled yet; some have megabytes."""
 KEPT_REFUSALS = 256
 """Messages of sources that were refused."""
 
@@ -42,10 +42,9 @@ class GrammarCache:
     def __init__(self, tokens: GrammarTokens) -> None:
         self.tokens = tokens
         self.trials: Trials | None = None  # of a cache that is guarded
-        self._grammars: OrderedDict[Source, Grammar] = OrderedDict()
-        self._tried: OrderedDict[Source, Tried] = OrderedDict()  # and not compiled yet
-        self._refusals: OrderedDict[bytes, Refused] = OrderedDict()  # by digests of sources
-        self._going: dict[Source, Future[Grammar]] = {}
+        # By digests of sources: what came of each, the last asked for at the end.
+        self._known: OrderedDict[bytes, Grammar | Tried | Refused] = OrderedDict()
+        self._going: dict[bytes, Future[Grammar]] = {}
         self._lock = Lock()
 
     def guard(self, busy: Callable[[str], Exception] = RuntimeError) -> None:
@@ -66,82 +65,68 @@ class GrammarCache:
         Cancelling the future ends the trial. Raises, as the future does, what `Trials.start`
         raises."""
         llguidance()
-        digest, has_ends = _digest(source), bool(self.tokens.end_ids)
         with self._lock:
-            is_known = source in self._grammars or source in self._tried
-            refusal = self._refusals.get(digest)
-        if self.trials is not None and has_ends and not is_known and refusal is None:
+            known = self._known.get(_digest(source))
+        if self.trials is not None and self.tokens.end_ids and known is None:
             return self.trials.start(source, client)
         done = Future[None]()
-        if refusal is None:
-            done.set_result(None)
+        if isinstance(known, Refused):
+            done.set_exception(copy(known))
         else:
-            done.set_exception(copy(refusal))
+            done.set_result(None)
         return done
 
     def grammar(self, source: Source) -> Grammar:
         """The compiled grammar of a source, which one thread at a time compiles; the others wait
         for it. Raises ValueError as a source's `compile` does, and what a trial raises."""
-        tokens, digest = self.tokens, _digest(source)
+        digest = _digest(source)
         with self._lock:
-            if source in self._grammars:
-                self._grammars.move_to_end(source)
-                return self._grammars[source]
-            if digest in self._refusals:
-                self._refusals.move_to_end(digest)
-                raise copy(self._refusals[digest])
-            going = self._going.get(source)
+            known = self._known.get(digest)
+            if known is not None:
+                self._known.move_to_end(digest)
+            if isinstance(known, Grammar):
+                return known
+            if isinstance(known, Refused):
+                raise copy(known)
+            going = self._going.get(digest)
             if going is None:
-                mine = self._going[source] = Future[Grammar]()
+                mine = self._going[digest] = Future[Grammar]()
         if going is not None:
             return _result(going)
         try:
-            mine.set_result(self._compiled(source, tokens))
+            mine.set_result(self._compiled(source, known))
         except BaseException as error:
             mine.set_exception(error)
         with self._lock:
-            del self._going[source]
-            self._keep(source, digest, mine)
+            del self._going[digest]
+            self._keep(digest, mine.exception() or mine.result())
         return _result(mine)
 
-    def _compiled(self, source: Source, tokens: GrammarTokens) -> Grammar:
-        if self.trials is None or not tokens.end_ids:
-            return on_a_stack_of(SERVER_STACK, lambda: source.compile(tokens))
-        with self._lock:
-            tried = self._tried.pop(source, None)
+    def _compiled(self, source: Source, tried: Tried | None) -> Grammar:
+        if self.trials is None or not self.tokens.end_ids:
+            return on_a_stack_of(SERVER_STACK, lambda: source.compile(self.tokens))
         made = tried or self.trials.start(source).result()
-        work = partial(compiled_grammar, made.text, made.field, tokens)
+        work = partial(compiled_grammar, made.text, made.field, self.tokens)
         grammar = on_a_stack_of(SERVER_STACK, work, NICENESS)
         return replace(grammar, notes=made.notes)
 
     def _trial_ended(self, source: Source, outcome: Tried | Exception) -> None:
-        """Keeps what came of a trial."""
         with self._lock:
-            if not isinstance(outcome, Tried):
-                return self._keep_refusal(_digest(source), outcome)
-            self._tried[source] = outcome
-            if len(self._tried) > KEPT:
-                self._tried.popitem(last=False)
+            self._keep(_digest(source), outcome)
 
     def _vocabulary(self) -> Vocabulary:
         tokens = self.tokens
         return Vocabulary(tokens.tokens, tokens.special_ids, tokens.end_ids)
 
-    def _keep(self, source: Source, digest: bytes, done: Future[Grammar]) -> None:
-        """Keeps what came of a compilation. The lock is held."""
-        error = done.exception()
-        if error is not None:
-            return self._keep_refusal(digest, error)
-        self._grammars[source] = done.result()
-        if len(self._grammars) > KEPT:
-            self._grammars.popitem(last=False)
-
-    def _keep_refusal(self, digest: bytes, error: BaseException) -> None:
+    def _keep(self, digest: bytes, known: Grammar | Tried | BaseException) -> None:
         """Nothing of a failure that is no refusal. The lock is held."""
-        if isinstance(error, Refused):
-            self._refusals[digest] = copy(error)
-            if len(self._refusals) > KEPT_REFUSALS:
-                self._refusals.popitem(last=False)
+        if not isinstance(known, Grammar | Tried | Refused):
+            return
+        self._known[digest] = copy(known) if isinstance(known, Refused) else known
+        self._known.move_to_end(digest)
+        alike = [key for key, each in self._known.items() if type(each) is type(known)]
+        if len(alike) > (KEPT_REFUSALS if isinstance(known, Refused) else KEPT):
+            del self._known[alike[0]]
 
 
 def _result(done: Future[Grammar]) -> Grammar:
