@@ -10,6 +10,8 @@ vocabulary.  Knows masses, scores and uniforms; the head knows where they come f
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -101,12 +103,16 @@ class MostProbable:
         self.lowest = torch.full_like(self.scores[:, 0], float("-inf"))  # of the best
 
     @classmethod
-    def of(cls, count: Tensor | None, chunk: int, vocab_size: int) -> MostProbable | None:
-        """Constructs one where any position asks for fewer tokens than all."""
+    def of(cls, count: Tensor | None, chunk: int, vocab_size: int) -> Self | None:
+        """Constructs one where any position asks for some tokens: fewer than all."""
         if count is None:
             return None
-        count = count.masked_fill(count >= vocab_size, 0)
+        count = cls._asked(count, vocab_size)
         return cls(count, chunk) if count.any() else None
+
+    @staticmethod
+    def _asked(count: Tensor, vocab_size: int) -> Tensor:
+        return count.masked_fill(count >= vocab_size, 0)
 
     def offer(self, raw: Tensor, first_id: int) -> None:
         """Takes the scores float [positions, m] of the ids first_id, first_id + 1, …, from 0 on and
@@ -116,7 +122,8 @@ class MostProbable:
         if int((self.held + _sizes(better)).max()) > self.scores.shape[1]:
             self._condense()
             better = self._better(scores)
-        self._add(better, scores, first_id)
+        row, column = better.nonzero(as_tuple=True)
+        self._put(row, _sizes(better), scores[row, column].float(), column + first_id)
 
     def gathered(self) -> tuple[Tensor, Tensor]:
         """Scores float32 and ids int64 of the best, both [n, most], in the order of the ids; where
@@ -145,10 +152,6 @@ class MostProbable:
         self.scores.fill_(float("-inf"))
         self.held.zero_()
         self._put(row, _sizes(best), scores, ids)
-
-    def _add(self, chosen: Tensor, scores: Tensor, first_id: int) -> None:
-        row, column = chosen.nonzero(as_tuple=True)
-        self._put(row, _sizes(chosen), scores[row, column].float(), column + first_id)
 
     def _put(self, row: Tensor, sizes: Tensor, scores: Tensor, ids: Tensor) -> None:
         """Appends entries to their rows: row int64 [m], rising; sizes: how many each row gets."""
@@ -196,20 +199,13 @@ def draw_and_embed(
     return drawn, soft / total[:, None] * soft.shape[1] ** 0.5
 
 
-class MoreTop:
-    """Gathers the tokens chunk by chunk, as `MostProbable` does."""
+class MoreTop(MostProbable):
+    """The most probable tokens of positions that ask for more than TOP."""
 
-    def __init__(self, best: MostProbable) -> None:
-        self.which, self.offer, self.gathered = best.which, best.offer, best.gathered
-        self._max_count = best.max_count
-
-    @classmethod
-    def of(cls, count: Tensor | None, chunk: int, vocab_size: int) -> MoreTop | None:
-        """count: int64 [positions], how many tokens; None where TOP suffice for all."""
-        if count is None:
-            return None
-        count = count.clamp(max=vocab_size).masked_fill(count <= TOP, 0)
-        return cls(MostProbable(count, chunk)) if vocab_size > TOP and count.any() else None
+    @staticmethod
+    def _asked(count: Tensor, vocab_size: int) -> Tensor:
+        count = count.clamp(max=vocab_size)
+        return count.masked_fill(count <= TOP, 0)
 
     def appended(
         self, state: SoftmaxState, scores: Tensor, ids: Tensor, top_ids: Tensor, top_probs: Tensor
@@ -220,7 +216,7 @@ class MoreTop:
         first_ids, first_probs = top_ids[self.which], top_probs[self.which]
         repeated = (ids[..., None] == first_ids[:, None]).any(dim=-1)
         rest = scores.masked_fill(repeated, float("-inf"))
-        order = rest.argsort(dim=1, descending=True, stable=True)[:, : self._max_count - TOP]
+        order = rest.argsort(dim=1, descending=True, stable=True)[:, : self.max_count - TOP]
         peak, total = state.max[self.which, None], state.sum_exp[self.which, None]
         probs = (rest.gather(1, order) - peak).exp() / total
         # Gathered by their products, which the softcap may round into another order.

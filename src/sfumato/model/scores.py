@@ -203,10 +203,7 @@ def _scores(
     own = torch.zeros_like(ones)  # the products of the given tokens
     for start, _ in head.spans():
         raw = head.raw(hidden, start)
-        columns = ids - start
-        inside = (columns >= 0) & (columns < raw.shape[1])
-        picked = raw.gather(1, columns.clamp(0, raw.shape[1] - 1)[:, None])[:, 0]
-        own = torch.where(inside, picked.float(), own)
+        own = _filled(own[:, None], ids[:, None], raw, start)[:, 0]
         if more is not None:
             more.offer(raw, start)
         # Last, since it may overwrite the products.
