@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -44,54 +45,54 @@ class HostMemory:
 
     def __init__(self, copies: SideCopies, piece: int = PIECE) -> None:
         """piece: bytes of each, a multiple of ALIGNMENT."""
-        self.copies, self._size = copies, piece
-        self._piece, self._end = torch.empty(0, dtype=torch.uint8), 0
-        self._last: tuple[Tensor, int] | None = None  # the part that ends at _end, and its start
+        self.copies, self.end = copies, 0
+        self._size = piece
+        self._pieces: list[Tensor] = []
 
-    def keep(self, data: Tensor, parts: list[Tensor]) -> None:
-        """Copies uint8 [n] from any device behind the bytes of `parts`, and pads it to a multiple
-        of ALIGNMENT."""
-        start, stop = 0, aligned(len(data))
+    def parts(self, start: int, stop: int) -> list[Tensor]:
+        """The bytes start..stop of all that is taken, as views of the pieces."""
+        parts = []
         while start < stop:
-            if self._end == len(self._piece):
-                self._piece, self._end = self.copies.memory(self._size), 0
-                self._last = None
-            size = min(stop - start, len(self._piece) - self._end)
-            given = data[start : start + size]
-            self._piece[self._end : self._end + len(given)].copy_(given)
-            self._take(size, parts)
+            number, at = divmod(start, self._size)
+            if number == len(self._pieces):
+                self._pieces.append(self.copies.memory(self._size))
+            size = min(stop - start, self._size - at)
+            parts.append(self._pieces[number][at : at + size])
             start += size
+        return parts
 
-    def _take(self, size: int, parts: list[Tensor]) -> None:
-        """Adds the next bytes to the parts: to the last one where they follow it."""
-        begin = self._end
-        if self._last is not None and parts and parts[-1] is self._last[0]:
-            begin = self._last[1]
-            parts.pop()
-        self._end += size
-        parts.append(self._piece[begin : self._end])
-        self._last = parts[-1], begin
+    def keep(self, data: Tensor) -> None:
+        """Copies uint8 [n] from any device behind what is taken, and pads it to a multiple of
+        ALIGNMENT."""
+        start, self.end = self.end, self.end + aligned(len(data))
+        parts = self.parts(start, start + len(data))
+        for part, given in zip(parts, data.split([len(part) for part in parts]), strict=True):
+            part.copy_(given)
 
 
 class KeptLayer:
     """The weights of one layer in the host's memory, in the form that the card computes with."""
 
     def __init__(self, memory: HostMemory) -> None:
-        self.parts: list[Tensor] = []  # uint8 views, which follow each other in a buffer
-        self.nbytes = 0
-        self._memory = memory
+        """Its weights are kept before those of another layer."""
+        self._memory, self._start, self.nbytes = memory, memory.end, 0
         self._places: list[tuple[Any, Callable[[Any], None]]] = []
+
+    @cached_property
+    def parts(self) -> list[Tensor]:
+        """uint8 views, which follow each other in a buffer, when all is kept."""
+        return self._memory.parts(self._start, self._start + self.nbytes)
 
     def keep(self, value: Any, put: Callable[[Any], None]) -> None:
         """Keeps a weight, tensor or dataclass with tensors, of which nothing stays on the card;
         `put` will be given the same weight in the layer's buffer."""
+        assert self._memory.end == self._start + self.nbytes, "another layer was kept meanwhile"
         self._places.append((mapped(value, self._kept), put))
+        self.nbytes = self._memory.end - self._start
 
     def _kept(self, x: Tensor) -> Tensor:
         """A tensor of no memory, with dtype and shape; its bytes are kept."""
-        data = x.contiguous().reshape(-1).view(torch.uint8)
-        self._memory.keep(data, self.parts)
-        self.nbytes += aligned(len(data))
+        self._memory.keep(x.contiguous().reshape(-1).view(torch.uint8))
         return torch.empty(x.shape, dtype=x.dtype, device="meta")
 
     def put_into(self, buffer: Tensor) -> None:
