@@ -7,9 +7,7 @@ Knows no engine and no memory: how many layers there are is decided elsewhere.
 from __future__ import annotations
 
 import logging
-import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,7 +17,7 @@ from sfumato.model.devices import is_out_of_memory
 from sfumato.model.layer_devices import OTHER_LAYERS
 from sfumato.model.loading import load_layer
 from sfumato.model.model_config import ModelConfig
-from sfumato.model.placement import cache_dtype
+from sfumato.model.placement import Clock, cache_dtype, medians
 from sfumato.model.segments import PartRows, RowPart
 from sfumato.model.streamed_layers import aligned
 from sfumato.model.transformer import Block, Rotary, rotary_key
@@ -32,8 +30,6 @@ _log = logging.getLogger(__name__)
 ROUNDS = 3
 COPIED = 256 << 20
 """Bytes of a copy that is timed, at most: many times what a copy needs to reach its rate."""
-
-Clock = Callable[[], float]
 
 
 def check_other_layers(name: str) -> None:
@@ -69,9 +65,16 @@ def faster_other_layers(
 ) -> str:
     """The faster of OTHER_LAYERS for a model that is not loaded yet, which is logged with its
     times; "cpu" where the trial runs out of memory. Raises what reading a tensor raises."""
+
+    def trial(at: torch.device, stored: torch.dtype) -> tuple[float, int]:
+        # The first layer is among those that a card leaves first.
+        layer = load_layer(checkpoint, config, 0, at, dtype, activations)
+        return _seconds_of(layer, config, at, dtype, stored, clock), _nbytes(layer)
+
     try:
         stored = cache_dtype(checkpoint, device, dtype, cache_type)
-        times = _times(checkpoint, config, device, dtype, activations, stored, clock)
+        (cpu_s, _), (card_s, nbytes) = (trial(at, stored) for at in (torch.device("cpu"), device))
+        times = LayerTimes(cpu_s, card_s, _copy_seconds(nbytes, device, clock))
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -83,27 +86,6 @@ def faster_other_layers(
         *(times.faster, times.cpu_s * 1e3, times.card_s * 1e3, device, times.copy_s * 1e3),
     )
     return times.faster
-
-
-def _times(
-    checkpoint: Checkpoint,
-    config: ModelConfig,
-    device: torch.device,
-    dtype: torch.dtype,
-    activations: str,
-    stored: torch.dtype,
-    clock: Clock,
-) -> LayerTimes:
-    """Of the first layer, which is among those that a card leaves first. stored: the dtype of the
-    cache."""
-
-    def trial(at: torch.device) -> tuple[float, int]:
-        layer = load_layer(checkpoint, config, 0, at, dtype, activations)
-        return _seconds_of(layer, config, at, dtype, stored, clock), _nbytes(layer)
-
-    cpu_s, _ = trial(torch.device("cpu"))
-    card_s, nbytes = trial(device)
-    return LayerTimes(cpu_s, card_s, _copy_seconds(nbytes, device, clock))
 
 
 def _nbytes(layer: Block) -> int:
@@ -129,7 +111,8 @@ def _seconds_of(
     rotary = Rotary((kind,)).tables(positions, dtype)[rotary_key(kind)]
     x = torch.sin(torch.arange(length * config.hidden_size, device=device).float())
     hidden = x.view(length, -1).to(dtype)
-    return _median(lambda: layer(hidden, rotary, PartRows([part]), 0, False), device, clock)
+    works = [lambda: layer(hidden, rotary, PartRows([part]), 0, False)]
+    return medians(works, device, clock, ROUNDS)[0]
 
 
 def _copy_seconds(nbytes: int, device: torch.device, clock: Clock) -> float:
@@ -138,18 +121,5 @@ def _copy_seconds(nbytes: int, device: torch.device, clock: Clock) -> float:
     copies = side_copies(device)
     source = copies.memory(size).zero_()
     target = torch.empty(size, dtype=torch.uint8, device=device)
-    return _median(lambda: copies.start(target, [source])(), device, clock) * nbytes / size
-
-
-def _median(work: Callable[[], object], device: torch.device, clock: Clock) -> float:
-    """Seconds of the work, the first time left aside: it loads code and memory."""
-    taken = []
-    for number in range(ROUNDS + 1):
-        began = clock()
-        work()
-        if device.type not in ("cpu", "meta"):
-            torch.accelerator.synchronize(device)
-        seconds = clock() - began
-        if number:
-            taken.append(seconds)
-    return statistics.median(taken)
+    works = [lambda: copies.start(target, [source])()]
+    return medians(works, device, clock, ROUNDS)[0] * nbytes / size

@@ -13,8 +13,8 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 import torch
 
@@ -24,6 +24,8 @@ from sfumato.ops.narrow_cache import FP8, Q8_0
 from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.formats import float_dtype, is_float
+
+_log = logging.getLogger(__name__)
 
 INSTALL = "https://pytorch.org/get-started/locally"
 LEGACY = (7, 5)
@@ -80,8 +82,6 @@ def serves(built: str, major: int, minor: int) -> bool:
     return own <= (major, minor) and (kind == "compute" or own[0] == major)
 
 
-_log = logging.getLogger(__name__)
-
 ROWS = 256
 """Tokens of the product: those of a canvas."""
 ROUNDS = 5
@@ -101,16 +101,18 @@ def faster_dtype(
     """float32 or `narrow`, whichever multiplies [256, width] by [width, width] faster on a device,
     by medians; float32 where the device refuses the other. Logged once for a device and a width."""
     names = [str(dtype).removeprefix("torch.") for dtype in (torch.float32, narrow)]
+    size = min(width, WIDEST)
     try:
-        wide_s, narrow_s = _medians(device, min(width, WIDEST), narrow, clock)
+        products = [
+            partial(
+                torch.mm, *(torch.ones(n, size, dtype=dtype, device=device) for n in (ROWS, size))
+            )
+            for dtype in (torch.float32, narrow)
+        ]
+        wide_s, narrow_s = medians(products, device, clock, ROUNDS)
     except (RuntimeError, AssertionError) as error:  # no such product there, no memory, no driver
-        lines = str(error).splitlines()
-        _log.info(
-            "dtype: float32 on %s, since %s fails there (%s)",
-            device,
-            names[1],
-            lines[0] if lines else "",
-        )
+        reason = str(error).partition("\n")[0]
+        _log.info("dtype: float32 on %s, since %s fails there (%s)", device, names[1], reason)
         return torch.float32
     chosen = narrow if narrow_s <= FASTER * wide_s else torch.float32
     _log.info(
@@ -121,26 +123,20 @@ def faster_dtype(
     return chosen
 
 
-def _medians(
-    device: torch.device, width: int, narrow: torch.dtype, clock: Clock
-) -> tuple[float, float]:
-    """Seconds of a product in float32 and in `narrow`, in turn, after one of each."""
-    dtypes = (torch.float32, narrow)
-    pairs = [
-        tuple(torch.ones(n, width, dtype=dtype, device=device) for n in (ROWS, width))
-        for dtype in dtypes
-    ]
-    seconds: tuple[list[float], list[float]] = ([], [])
-    for number in range(ROUNDS + 1):
-        for (x, weight), taken in zip(pairs, seconds, strict=True):
+def medians(
+    works: Sequence[Callable[[], object]], device: torch.device, clock: Clock, rounds: int
+) -> list[float]:
+    """Median seconds of each piece of work on a device, one after another in each round; before
+    them comes a round that is left aside, since it loads code and memory."""
+    taken: list[list[float]] = [[] for _ in works]
+    for _ in range(rounds + 1):
+        for work, seconds in zip(works, taken, strict=True):
             began = clock()
-            torch.mm(x, weight)
-            if device.type != "cpu":
+            work()
+            if device.type not in ("cpu", "meta"):
                 torch.accelerator.synchronize(device)
-            elapsed = clock() - began
-            if number:  # the first product loads code
-                taken.append(elapsed)
-    return statistics.median(seconds[0]), statistics.median(seconds[1])
+            seconds.append(clock() - began)
+    return [statistics.median(seconds[1:]) for seconds in taken]
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
