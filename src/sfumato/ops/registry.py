@@ -36,7 +36,6 @@ from torch import Tensor
 from sfumato.weights.formats.format import BLOCKS as BLOCKS
 from sfumato.weights.formats.format import FLOAT as FLOAT
 from sfumato.weights.formats.format import SCALED as SCALED
-from sfumato.weights.formats.weight import Weight
 from sfumato.weights.formats.weight import form_of as _form_of
 
 log = logging.getLogger(__name__)
@@ -120,7 +119,7 @@ class Operation(Generic[P, R]):
 def _is_weight(kind: object) -> bool:
     """Whether the type of a parameter is that of a weight."""
     options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    return Weight in options or (Tensor in options and bool(set(options) - {Tensor, NoneType}))
+    return Tensor in options and bool(set(options) - {Tensor, NoneType})
 
 
 def names_in(wanted: str) -> frozenset[str]:

@@ -11,39 +11,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, overload
 
 import torch
 from torch import Tensor
 
 from sfumato.weights.formats.format import BLOCKS, FLOAT, Format
-
-
-class Weight(Protocol):
-    """A matrix, or several of one size, stacked."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def __getitem__(self, index: int | slice, /) -> Weight:
-        """Entry or range (step 1) of the first axis, without a copy."""
-        ...
-
-    def index_select(self, dim: int, ids: Tensor, /) -> Weight:
-        """Copies the entries `ids` (int64 [n]) of the first axis, which `dim` is."""
-        ...
-
-    @overload
-    def to(self, dtype: torch.dtype, /) -> Tensor: ...
-
-    @overload
-    def to(self, device: torch.device, /) -> Weight: ...
 
 
 class Stored:
@@ -117,6 +90,10 @@ class Stored:
         values: Any = self
         own = (getattr(self, each.name) for each in fields(values))
         return [each for each in own if isinstance(each, Tensor)]
+
+
+Weight = Tensor | Stored
+"""A matrix, or several of one size, stacked."""
 
 
 def form_of(weight: object) -> str:
