@@ -21,7 +21,7 @@ from sfumato.api import EMBEDDED
 from sfumato.cli import hub, pull
 from sfumato.model import families
 from sfumato.model.families import FAMILIES, Family
-from sfumato.weights.files.locate import locate
+from sfumato.weights.checkpoint import locate
 
 from .stand_in import REVISION, StandIn, stand_in
 

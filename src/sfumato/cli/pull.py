@@ -14,7 +14,7 @@ from sfumato.cli.hub import Listing, Reference
 from sfumato.cli.terminal import size
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.files.jsonfile import MAX_JSON, read_object
-from sfumato.weights.files.locate import INDEX
+from sfumato.weights.checkpoint import INDEX
 from sfumato.weights.files.narrow import BESIDE as NARROW
 from sfumato.weights.files.narrow import METHODS, read_scheme
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal
 
 _GGUF_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.(.+)")
@@ -99,24 +98,17 @@ class TensorNames:
         """The GGUF name of a canonical tensor. Raises KeyError if there is none."""
         layer = _CANONICAL_LAYER.fullmatch(canonical)
         if layer:
-            return f"blk.{layer[1]}.{self._gguf_layer_back[layer[2]]}"
-        return self._gguf_back[canonical]
+            return f"blk.{layer[1]}.{_back(self.gguf_layer)[layer[2]]}"
+        return _back(self.gguf)[canonical]
 
     def transformers_name(self, canonical: str) -> str:
         """The transformers name of a canonical tensor."""
-        layer = _CANONICAL_LAYER.fullmatch(canonical)
-        if layer and layer[2] in self._tied_back:
-            return f"{self.tied_prefix}layers.{layer[1]}.{self._tied_back[layer[2]]}"
+        layer, tied = _CANONICAL_LAYER.fullmatch(canonical), _back(self.tied_layer)
+        if layer and layer[2] in tied:
+            return f"{self.tied_prefix}layers.{layer[1]}.{tied[layer[2]]}"
         return self.prefix + canonical
 
-    @cached_property
-    def _gguf_back(self) -> dict[str, str]:
-        return {canonical: name for name, canonical in self.gguf.items()}
 
-    @cached_property
-    def _gguf_layer_back(self) -> dict[str, str]:
-        return {canonical: name for name, canonical in self.gguf_layer.items()}
-
-    @cached_property
-    def _tied_back(self) -> dict[str, str]:
-        return {canonical: name for name, canonical in self.tied_layer.items()}
+def _back(table: Mapping[str, str]) -> dict[str, str]:
+    """Canonical name → name of a file."""
+    return {canonical: name for name, canonical in table.items()}

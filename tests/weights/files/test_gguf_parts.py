@@ -11,11 +11,10 @@ import torch
 from tests.support.gguf_files import gguf_config, random_state, write_gguf
 
 from sfumato.model.families import open_checkpoint
-from sfumato.weights.checkpoint import fingerprint
+from sfumato.weights.checkpoint import fingerprint, locate
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.files.gguf import part_names, read_gguf
 from sfumato.weights.files.gguf import write_gguf as write
-from sfumato.weights.files.locate import locate
 from sfumato.weights.files.tensorfile import TensorFile, TensorStream
 
 CONFIG = gguf_config()

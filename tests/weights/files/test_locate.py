@@ -11,8 +11,8 @@ import pytest
 
 from sfumato import catalog
 from sfumato.model.families import open_checkpoint
+from sfumato.weights.checkpoint import INDEX, locate
 from sfumato.weights.errors import CheckpointError
-from sfumato.weights.files.locate import INDEX, locate
 
 
 def touch(folder: Path, *names: str) -> None:

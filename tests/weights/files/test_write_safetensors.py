@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sfumato.weights.checkpoint import INDEX, locate
 from sfumato.weights.files.jsonfile import read_object
-from sfumato.weights.files.locate import INDEX, locate
 from sfumato.weights.files.safetensors import read_safetensors, write_safetensors
 from sfumato.weights.files.tensorfile import TensorStream, recoded
 

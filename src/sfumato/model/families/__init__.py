@@ -19,9 +19,8 @@ from sfumato.model.families.family import (
     SamplerKeys,
 )
 from sfumato.ops.cpu.library import watch
-from sfumato.weights.checkpoint import Checkpoint, open_with
+from sfumato.weights.checkpoint import Checkpoint, Kind, open_with
 from sfumato.weights.errors import CheckpointError, quoted
-from sfumato.weights.files.locate import Kind
 from sfumato.weights.names import TensorNames
 
 __all__ = [
