@@ -20,8 +20,8 @@ from typing import Any
 from urllib.parse import urlparse
 
 from sfumato.cli.terminal import size
-from sfumato.weights.files.gguf import part_names
 from sfumato.weights.checkpoint import INDEX, locate
+from sfumato.weights.files.gguf import part_names
 from sfumato.weights.files.narrow import BESIDE as NARROW
 
 PREFIX = "hf:"

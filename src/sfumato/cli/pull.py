@@ -12,9 +12,9 @@ from sfumato import catalog
 from sfumato.cli import hub, terminal
 from sfumato.cli.hub import Listing, Reference
 from sfumato.cli.terminal import size
+from sfumato.weights.checkpoint import INDEX
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.files.jsonfile import MAX_JSON, read_object
-from sfumato.weights.checkpoint import INDEX
 from sfumato.weights.files.narrow import BESIDE as NARROW
 from sfumato.weights.files.narrow import METHODS, read_scheme
 
