@@ -107,11 +107,11 @@ class MostProbable:
         """Constructs one where any position asks for some tokens: fewer than all."""
         if count is None:
             return None
-        count = cls._asked(count, vocab_size)
+        count = cls._counted(count, vocab_size)
         return cls(count, chunk) if count.any() else None
 
     @staticmethod
-    def _asked(count: Tensor, vocab_size: int) -> Tensor:
+    def _counted(count: Tensor, vocab_size: int) -> Tensor:
         return count.masked_fill(count >= vocab_size, 0)
 
     def offer(self, raw: Tensor, first_id: int) -> None:
@@ -203,7 +203,7 @@ class MoreTop(MostProbable):
     """The most probable tokens of positions that ask for more than TOP."""
 
     @staticmethod
-    def _asked(count: Tensor, vocab_size: int) -> Tensor:
+    def _counted(count: Tensor, vocab_size: int) -> Tensor:
         count = count.clamp(max=vocab_size)
         return count.masked_fill(count <= TOP, 0)
 
