@@ -152,10 +152,10 @@ def of_step(model: Model, rounds: int) -> Figures:
         return OpenRead(read, slot, NoiseKey(0, ids), DecisionSettings())
 
     ready = opened()
-    network.encode_beside([ready.ids], [ready.scratch])
+    network.encode_beside([ready.ids], [ready.suffix])
 
     def row(label_mass: bool) -> list[CanvasRow]:
-        return [CanvasRow(ready.scratch, pinned, ready.key, 0, label_mass)]
+        return [CanvasRow(ready.suffix, pinned, ready.key, 0, label_mass)]
 
     def step() -> None:
         if not canvases or canvases[-1].done:
@@ -168,7 +168,7 @@ def of_step(model: Model, rounds: int) -> Figures:
         step=step,
         rows=lambda: read_canvases(network, row(False), 1).read(),
         mass=lambda: read_canvases(network, row(True), 1).read(),
-        encode=lambda: network.encode_beside([ready.ids], [opened().scratch]),
+        encode=lambda: network.encode_beside([ready.ids], [opened().suffix]),
     )
     of = f"/ a step of width {width}"
     return [

@@ -28,7 +28,7 @@ from sfumato.model.cache import MOST, QuestionPool, Slot
 from sfumato.model.loading import skeleton
 from sfumato.model.network import Network
 from sfumato.model.scores import label_scores
-from sfumato.model.segments import Scratch
+from sfumato.model.segments import Suffix
 from sfumato.model.transformer import Experts
 
 FIRST = 4  # steps of a canvas that are not timed: kernels are compiled, graphs captured
@@ -204,14 +204,14 @@ def read_ms(
     for _ in range(untimed + runs):
         synchronize(network.device)
         began = time.perf_counter()
-        scratches = [Scratch(slot) for _ in range(questions)]
+        suffixes = [Suffix(slot) for _ in range(questions)]
         if question_tokens:
-            for scratch in scratches:
+            for suffix in suffixes:
                 if forwards is not None:
-                    forwards.place(scratch, question_tokens)
-            network.encode_beside(prompts(network, questions, question_tokens), scratches)
+                    forwards.place(suffix, question_tokens)
+            network.encode_beside(prompts(network, questions, question_tokens), suffixes)
         read, wanted = prompts(network, questions, width), [[width - 1]] * questions
-        hidden = (forwards or network).denoise_beside(read, scratches, wanted)
+        hidden = (forwards or network).denoise_beside(read, suffixes, wanted)
         label_scores(network.head, hidden, labels).fetch()
         times.append(1e3 * (time.perf_counter() - began))
         if graphs is not None:

@@ -21,7 +21,7 @@ from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
 from sfumato.model.scores import label_mass
-from sfumato.model.segments import Scratch
+from sfumato.model.segments import Suffix
 from sfumato.ops.device_check import Call, check, copied
 from sfumato.ops.registry import PANELS, watched
 from sfumato.tasks.alone import generate
@@ -73,9 +73,9 @@ def _read(network: Network, prompt: Tensor) -> None:
     """Two reads of one prefix, as decisions make them."""
     slot = network.new_slot(len(prompt))
     network.encode([prompt], [slot])
-    scratches = [Scratch(slot), Scratch(slot)]
-    network.encode_beside([prompt[:9], prompt[:5]], scratches)
-    hidden = network.denoise_beside([prompt[:16]] * 2, scratches, [[3, 4], [5]])
+    suffixes = [Suffix(slot), Suffix(slot)]
+    network.encode_beside([prompt[:9], prompt[:5]], suffixes)
+    hidden = network.denoise_beside([prompt[:16]] * 2, suffixes, [[3, 4], [5]])
     label_mass(network.head, hidden, [[1, 2], [3, 4], [5, 6]])
 
 

@@ -185,11 +185,11 @@ def failing(
     """fails: of the number of canvases and the length of the shortest prefix."""
     real = network.denoise_beside
 
-    def denoise(canvases: Any, scratches: Any, wanted: Any, soft: Any = None) -> Any:
-        error = fails(len(canvases), min(scratch.slot.length for scratch in scratches))
+    def denoise(canvases: Any, suffixes: Any, wanted: Any, soft: Any = None) -> Any:
+        error = fails(len(canvases), min(suffix.slot.length for suffix in suffixes))
         if error is not None:
             raise error
-        return real(canvases, scratches, wanted, soft)
+        return real(canvases, suffixes, wanted, soft)
 
     monkeypatch.setattr(network, "denoise_beside", denoise)
 

@@ -95,7 +95,7 @@ def test_by_default_all_is_summed() -> None:
     head, random = random_head(300, 8, 64, spread=30.0, seed=3)
     hidden, temperature, uniform = inputs(6, 8, random)
     state, soft = SoftmaxState.empty(6, torch.device("cpu")), torch.zeros(6, 8)
-    for start, stop in head.spans():
+    for start, stop in head.chunks():
         rows = head.embedding[start:stop]
         raw = head.raw(hidden, start)
         mass, _, fade = ops.update_softmax(state, raw, start, temperature, CAP, torch.float32)

@@ -23,7 +23,7 @@ from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
 from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.loading import place, set_devices
 from sfumato.model.network import Network
-from sfumato.model.segments import Scratch
+from sfumato.model.segments import Suffix
 from sfumato.ops import registry
 
 CONFIG = config_from_hf(tiny_config(canvas_length=32).to_dict())
@@ -152,13 +152,13 @@ def test_reads(network: Network, seen: list[tuple[str, torch.device]]) -> None:
     placement = network.placement
     prompts, slots = rows(network)
     network.encode(prompts, slots)
-    scratches = [Scratch(slot) for slot in slots]
+    suffixes = [Suffix(slot) for slot in slots]
     questions = [row[:4] for row in prompts]
     seen.clear()
-    network.encode_beside(questions, scratches)
+    network.encode_beside(questions, suffixes)
     assert devices_of(seen, "experts") == placement.experts[:-1]  # of the last layer keys alone
-    network.encode_beside_hidden(questions, scratches)
+    network.encode_beside_hidden(questions, suffixes)
     assert devices_of(seen, "experts") == placement.experts
-    hidden = network.denoise_beside([row[:6] for row in prompts], scratches, [[1], [0, 3]])
+    hidden = network.denoise_beside([row[:6] for row in prompts], suffixes, [[1], [0, 3]])
     assert hidden.device == DEVICE and len(hidden) == 3
     assert devices_of(seen, "experts") == placement.experts

@@ -16,7 +16,7 @@ from sfumato import ops
 from sfumato.bench.random_weights import random_checkpoint
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
-from sfumato.model.segments import Scratch
+from sfumato.model.segments import Suffix
 from sfumato.ops.narrow_cache import is_narrow, widened
 
 CPU = torch.device("cpu")
@@ -61,10 +61,10 @@ def outcomes(model: Network) -> list[Tensor]:
     slots[0].restore(slots[0], 37, kept)
     states += model.encode_hidden([ids[5:9], ids[9:10]], slots[:2])
     states.append(model.denoise([canvas, canvas], slots[:2]))
-    scratches = [Scratch(slots[0]), Scratch(slots[0]), Scratch(slots[2])]
+    suffixes = [Suffix(slots[0]), Suffix(slots[0]), Suffix(slots[2])]
     for first in (0, 9):  # the second ones see the first, as they are stored
-        states += model.encode_beside_hidden([ids[first:][:n] for n in (9, 2, 20)], scratches)
-    states.append(model.denoise_beside([canvas[:4]] * 3, scratches, [[0, 3]] * 3))
+        states += model.encode_beside_hidden([ids[first:][:n] for n in (9, 2, 20)], suffixes)
+    states.append(model.denoise_beside([canvas[:4]] * 3, suffixes, [[0, 3]] * 3))
     return states
 
 

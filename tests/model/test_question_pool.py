@@ -1,4 +1,4 @@
-"""Places for questions: who has which, and that reads behind them are reads behind scratches."""
+"""Places for questions: who has which, and that reads behind them are reads behind suffixes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.oracle import F, S, network_of, random_oracle, tiny_config
 
 from sfumato.model.cache import MOST, QuestionPool
 from sfumato.model.network import Network
-from sfumato.model.segments import Beside, PartRows, RowPart, Scratch
+from sfumato.model.segments import Beside, PartRows, RowPart, Suffix
 
 
 @pytest.fixture(scope="module")
@@ -52,22 +52,22 @@ def test_reads_behind_places_are_those_behind_scratches(network: Network) -> Non
     network.encode(texts, [slots[2], slots[0]])
     members = slots[2], slots[0], slots[2], slots[2], slots[1]
     questions = [torch.randint(0, 97, (n,), generator=random) for n in (9, 4, 0, 20, 5)]
-    plain, placed = ([Scratch(slot) for slot in members] for _ in range(2))
-    for scratch, question in zip(placed, questions, strict=True):
-        scratch.place(pool, len(question))
-    placed[4].span = None  # a question that found no place
+    plain, placed = ([Suffix(slot) for slot in members] for _ in range(2))
+    for suffix, question in zip(placed, questions, strict=True):
+        suffix.place(pool, len(question))
+    placed[4].lease = None  # a question that found no place
     for part in (slice(0, 6), slice(6, None)):
-        for scratches in (plain, placed):
-            network.encode_beside([question[part] for question in questions], scratches)
+        for suffixes in (plain, placed):
+            network.encode_beside([question[part] for question in questions], suffixes)
     placed[0].own()  # which keeps places as they are
     canvases = [torch.randint(0, 97, (8,), generator=random) for _ in range(4)]
     wanted = [list(range(8))] * 4
     expected = network.denoise_beside(canvases, plain[:4], wanted)
     beside = network.denoise_beside(canvases, placed[:4], wanted)
     torch.testing.assert_close(beside, expected, atol=1e-5, rtol=1e-4)
-    spans = [scratch.span for scratch in placed[:4]]
-    starts = torch.tensor([span.start if span else 0 for span in spans])
-    counts = torch.tensor([scratch.length for scratch in placed[:4]])
+    leases = [suffix.lease for suffix in placed[:4]]
+    starts = torch.tensor([lease.start if lease else 0 for lease in leases])
+    counts = torch.tensor([suffix.length for suffix in placed[:4]])
     own = Beside(pool, starts, counts, torch.tensor([4]))
     part_of = RowPart(slots[0].pool, torch.tensor([2, 0, 2, 2]), 8, beside=own)
     hidden = network.denoise_batch(torch.cat(canvases), None, PartRows([part_of]))

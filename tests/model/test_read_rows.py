@@ -7,7 +7,7 @@ import torch
 from tests.support.oracle import F, S, network_of, random_oracle, tiny_config
 
 from sfumato.model.network import Network
-from sfumato.model.segments import Scratch
+from sfumato.model.segments import Suffix
 
 
 @pytest.fixture(scope="module")
@@ -28,19 +28,19 @@ def test_a_canvas_beside_a_slot_is_a_canvas_in_it(
     expected = network.denoise([canvas], [together])
     network.encode([ids[:prefix]], [shared])
     before = [tensor.clone() for tensor in (*shared.pool.keys, *shared.pool.values)]
-    scratch, other = Scratch(shared), Scratch(shared)
+    suffix, other = Suffix(shared), Suffix(shared)
     for part in ids[prefix:].split(chunk):
-        network.encode_beside([part], [scratch])
+        network.encode_beside([part], [suffix])
     network.encode_beside([ids[:5]], [other])
     wanted = [1, 6]
-    hidden = network.denoise_beside([canvas, canvas], [scratch, other], [wanted, [0]])
+    hidden = network.denoise_beside([canvas, canvas], [suffix, other], [wanted, [0]])
     torch.testing.assert_close(hidden[:2], expected[wanted], atol=1e-5, rtol=1e-4)
-    alone = network.denoise_beside([canvas], [scratch], [wanted])
+    alone = network.denoise_beside([canvas], [suffix], [wanted])
     assert torch.equal(hidden[:2], alone), "the other row changes no bit"
-    assert scratch.end == prefix + question and shared.length == prefix
+    assert suffix.end == prefix + question and shared.length == prefix
     after = (*shared.pool.keys, *shared.pool.values)
     assert all(map(torch.equal, before, after))
-    kept = sum(part.shape[1] for part in scratch.keys[0])
+    kept = sum(part.shape[1] for part in suffix.keys[0])
     assert kept == question if question < 7 + chunk else kept < 7 + chunk
 
 
@@ -56,11 +56,11 @@ def test_rows_of_several_slots_are_as_each_alone(cache: torch.dtype | None) -> N
     slots, wanted = (first, second, first, first), ([1, 6], [0], [2], [0, 1, 2])
 
     def read(rows: list[int]) -> list[torch.Tensor]:
-        scratches = [Scratch(slots[row]) for row in rows]
-        model.encode_beside([questions[row] for row in rows], scratches)
+        suffixes = [Suffix(slots[row]) for row in rows]
+        model.encode_beside([questions[row] for row in rows], suffixes)
         wanted_places = [wanted[row] for row in rows]
         hidden = model.denoise_beside(
-            [torch.arange(8) + row for row in rows], scratches, wanted_places
+            [torch.arange(8) + row for row in rows], suffixes, wanted_places
         )
         return list(hidden.split([len(each) for each in wanted_places]))
 
@@ -72,21 +72,21 @@ def test_rows_of_several_slots_are_as_each_alone(cache: torch.dtype | None) -> N
 
 def test_what_is_kept_is_no_part_of_a_batch(network: Network) -> None:
     slot = network.new_slot(8)
-    scratches = [Scratch(slot), Scratch(slot)]
-    network.encode_beside([torch.tensor([5, 6]), torch.tensor([7] * 40)], scratches)
-    before = [part.clone() for parts in scratches[0].keys for part in parts]
-    scratches[0].own()
-    parts = [part for parts in scratches[0].keys for part in parts]
+    suffixes = [Suffix(slot), Suffix(slot)]
+    network.encode_beside([torch.tensor([5, 6]), torch.tensor([7] * 40)], suffixes)
+    before = [part.clone() for parts in suffixes[0].keys for part in parts]
+    suffixes[0].own()
+    parts = [part for parts in suffixes[0].keys for part in parts]
     assert all(map(torch.equal, parts, before))
     assert all(part.untyped_storage().nbytes() == part.nbytes for part in parts)
     kept = [part.data_ptr() for part in parts]
-    scratches[0].own()
-    assert [part.data_ptr() for parts in scratches[0].keys for part in parts] == kept
+    suffixes[0].own()
+    assert [part.data_ptr() for parts in suffixes[0].keys for part in parts] == kept
 
 
 def test_a_forward_that_fails_leaves_the_scratch(network: Network) -> None:
     slot = network.new_slot(8)
-    scratch = Scratch(slot)
+    suffix = Suffix(slot)
     with pytest.raises(IndexError):
-        network.encode_beside([torch.tensor([5, 10**6])], [scratch])
-    assert scratch.length == 0 and not scratch.keys[0]
+        network.encode_beside([torch.tensor([5, 10**6])], [suffix])
+    assert suffix.length == 0 and not suffix.keys[0]

@@ -98,7 +98,7 @@ def test_a_flat_distribution_is_wider_than_the_candidates(top_p: float, position
         patch.setattr(Tensor, "sort", None)
         cutoffs = truncate.cutoffs(head, hidden, top_k, top_ps, counted)
     passes = 2 if positions <= truncate.GROUP else 1 + len(truncate.DIGITS)
-    assert len(starts) == passes * len(head.spans())
+    assert len(starts) == passes * len(head.chunks())
     logits = head.logits(hidden)
     kept = (logits >= cutoffs[:, None]).sum(dim=1)
     assert (kept > truncate.CANDIDATES).all()

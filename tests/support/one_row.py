@@ -11,7 +11,7 @@ from tests.support.denoise import DENOISERS
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.scoring import Scoring, spans_of, spread
+from sfumato.diffusion.scoring import Scoring, slices_of, spread
 from sfumato.diffusion.scoring import score as score_positions
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.denoiser import ForwardResult
@@ -27,7 +27,7 @@ def score(head: VocabularyHead, hidden: Tensor, canvases: Sequence[Canvas]) -> l
     uniforms = torch.cat([canvas.uniforms() for canvas in canvases])
     expected = torch.cat([_expected(canvas) for canvas in canvases]).to(hidden.device)
     stats, extra = score_positions(head, hidden, temperature, uniforms, scoring, canvases, expected)
-    return [extra.get(i, stats[at]) for i, at in enumerate(spans_of(canvases))]
+    return [extra.get(i, stats[at]) for i, at in enumerate(slices_of(canvases))]
 
 
 def _expected(canvas: Canvas) -> Tensor:
@@ -54,10 +54,10 @@ def advance(canvas: Canvas, stats: HeadStats) -> Draft:
     slot: Any = SimpleNamespace(pool=None, index=0)
     denoiser = DENOISERS[canvas]
     layout = denoiser._lay_out([canvas], [slot])
-    (seats,) = denoiser._seats.values()
+    (batch_rows,) = denoiser._batch_rows.values()
     _, _, fresh = draw(layout.parts, canvas.vocab_size)
     evaluated = Evaluated(layout.parts, fresh, stats, {0: stats})
-    result = ForwardResult(evaluated, layout, (canvas,), ((seats, seats.state),))
+    result = ForwardResult(evaluated, layout, (canvas,), ((batch_rows, batch_rows.state),))
     (draft,) = denoiser.advance(result)
     if isinstance(draft, Exception):
         raise draft

@@ -209,7 +209,7 @@ def test_no_pinned_position_ever_changes(model: Model, bare: bool) -> None:
         pins = {place: token for place, token in enumerate(tokens.tolist()) if token >= 0}
         own = replace(config, canvas_length=length)
         noise = Noise(seed, 0)
-        canvases.append(Canvas(own, noise, vocab, torch.device("cpu"), (), pins, bare_pins=bare))
+        canvases.append(Canvas(own, noise, vocab, torch.device("cpu"), (), pins, hard_pins=bare))
         pinned.append(tokens)
     slot = model.network.new_slot(1)
     model.network.encode([torch.tensor([2])], [slot])

@@ -86,7 +86,7 @@ class CanvasPlan:
     given: GivenCanvas | None = None  # whose tokens it begins as
     begins: tuple[int, ...] | None = None  # what it begins as, -1 for noise; None: all noise
     guidance: Guidance | None = None  # of its first step, by a constraint
-    bare_pins: bool = False  # whether pinned positions have no soft embedding
+    hard_pins: bool = False  # whether pinned positions have no soft embedding
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class RowStart:
     temperatures: list[float]  # of each step
     cold: bool  # temperature 0: the draw is the argmax
     self_conditioning: bool
-    bare_pins: bool = False  # whether pinned positions have no soft embedding
+    hard_pins: bool = False  # whether pinned positions have no soft embedding
     commits: int = 0  # tokens that the row puts into the cache in place of being denoised
 
 
@@ -148,12 +148,12 @@ class Canvas:
         pinned: Mapping[int, int] | None = None,
         given: GivenCanvas | None = None,
         begins: Sequence[int] | None = None,
-        bare_pins: bool = False,
+        hard_pins: bool = False,
     ) -> None:
         """config: complete, canvas_length included; reply: the tokens of the reply before this
         canvas; pinned: position → token id, for positions whose token is given; given: what the
         canvas begins as, checked; begins: the same where nothing is pinned for it, a token of the
-        vocabulary for each position, or -1 for noise; bare_pins: whether pinned positions have no
+        vocabulary for each position, or -1 for noise; hard_pins: whether pinned positions have no
         soft embedding, as those of a canvas that is given never have."""
         assert config.canvas_length and config.max_steps
         self.config, self.noise, self.device = config, noise, device
@@ -165,7 +165,7 @@ class Canvas:
         if given is not None and given.tokens is not None:
             self._begun = torch.tensor(given.tokens)
         self._seeds = None if begins is None else torch.tensor(begins, dtype=torch.int64)
-        self._has_bare_pins = bare_pins or given is not None
+        self._has_hard_pins = hard_pins or given is not None
         self._pinned = self._pins(pinned or {})
         self.guidance: Guidance | None = None  # of the step to come
         self.has_new_pins = False  # that its row does not have yet
@@ -181,7 +181,7 @@ class Canvas:
     @classmethod
     def of(cls, plan: CanvasPlan, network: Network) -> Canvas:
         """The canvas of a plan on a network."""
-        start = plan.reply, plan.pinned, plan.given, plan.begins, plan.bare_pins
+        start = plan.reply, plan.pinned, plan.given, plan.begins, plan.hard_pins
         canvas = cls(plan.config, plan.noise, network.config.vocab_size, network.device, *start)
         canvas.guidance = plan.guidance
         return canvas
@@ -283,7 +283,7 @@ class Canvas:
                 temperatures,
                 config.temperature == 0,
                 config.self_conditioning,
-                self._has_bare_pins,
+                self._has_hard_pins,
             )
         return self._start
 

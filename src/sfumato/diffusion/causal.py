@@ -27,7 +27,7 @@ from sfumato.model.devices import to_device
 from sfumato.model.head import HeadStats
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.scores import TokenScores, token_scores
-from sfumato.model.segments import Scratch
+from sfumato.model.segments import Suffix
 from sfumato.refused import Refused
 
 PIECE = 256
@@ -53,11 +53,11 @@ def row_log_likelihoods(
     row's result depends on the others, to the bit."""
     for index, (slot, ids) in enumerate(zip(slots, rows, strict=True)):
         _check(network, slot, ids, f"row {index}")
-    scratches = [Scratch(slot) for slot in slots]
+    suffixes = [Suffix(slot) for slot in slots]
     parts: list[list[Tensor]] = [[] for _ in rows]
-    while group := _next_pieces(rows, scratches, together):
+    while group := _next_pieces(rows, suffixes, together):
         pieces = [rows[row][a:b] for row, a, b in group]
-        members = [scratches[row] for row, _, _ in group]
+        members = [suffixes[row] for row, _, _ in group]
         hidden = torch.cat(network.encode_beside_hidden(pieces, members))
         following = torch.cat([rows[row][a + 1 : b + 1] for row, a, b in group])
         scores = token_scores(network.head, hidden, following.to(network.device)).log_probs
@@ -126,14 +126,14 @@ def _check(network: Network, slot: Slot, ids: Tensor, where: str) -> None:
 
 
 def _next_pieces(
-    rows: Sequence[Tensor], scratches: Sequence[Scratch], together: int
+    rows: Sequence[Tensor], suffixes: Sequence[Suffix], together: int
 ) -> list[tuple[int, int, int]]:
     """The next piece of each row, as far as one forward goes: row, first token, and the token after
     its last. The last token of a row has no token to score."""
     group: list[tuple[int, int, int]] = []
     total = 0
-    for row, (ids, scratch) in enumerate(zip(rows, scratches, strict=True)):
-        start, stop = scratch.length, min(scratch.length + PIECE, len(ids) - 1)
+    for row, (ids, suffix) in enumerate(zip(rows, suffixes, strict=True)):
+        start, stop = suffix.length, min(suffix.length + PIECE, len(ids) - 1)
         if start >= stop:
             continue
         if group and total + stop - start > together:

@@ -71,7 +71,7 @@ def skip_of(
     if expected is None or not any(shares):
         return None
     late = torch.zeros_like(expected)
-    for canvas, at in zip(canvases, spans_of(canvases), strict=True):
+    for canvas, at in zip(canvases, slices_of(canvases), strict=True):
         # Of the row alone, so that its arithmetic does not depend on other rows.
         late[at] = (~expected[at]).sum() <= canvas.length * LATE_AT_MOST
     return Skip(spread(canvases, shares).to(device), expected, late)
@@ -86,7 +86,7 @@ def _share(head: VocabularyHead, canvas: Canvas, device: torch.device) -> float:
     return AS_ROUNDED if hides else 0.0
 
 
-def spans_of(canvases: Sequence[Canvas]) -> list[slice]:
+def slices_of(canvases: Sequence[Canvas]) -> list[slice]:
     ends = list(accumulate(canvas.length for canvas in canvases))
     return [slice(end - c.length, end) for end, c in zip(ends, canvases, strict=True)]
 
@@ -131,12 +131,12 @@ class Scoring:
         canvases: Sequence[Canvas],
         vocab_size: int,
         device: torch.device,
-        spans: Sequence[int] | None = None,
+        widths: Sequence[int] | None = None,
     ) -> Scoring:
-        """spans: packed positions of each row, of which the first ones are its canvas's; None: no
+        """widths: packed positions of each row, of which the first ones are its canvas's; None: no
         more than these."""
-        spans = [canvas.length for canvas in canvases] if spans is None else spans
-        starts = list(accumulate(spans, initial=0))
+        widths = [canvas.length for canvas in canvases] if widths is None else widths
+        starts = list(accumulate(widths, initial=0))
         kinds = [kind_of(canvas) for canvas in canvases]
         groups: list[ScoringGroup] = []
         order: list[Tensor] = []
@@ -273,7 +273,7 @@ def _by_row(stats: HeadStats, canvases: Sequence[Canvas]) -> list[HeadStats]:
     wanting = [canvas.length for canvas in canvases if _needs_logits(canvas)]
     logits = iter(() if stats.logits is None else stats.logits.split(wanting))
     stats = replace(stats, logits=None)
-    for canvas, at in zip(canvases, spans_of(canvases), strict=True):
+    for canvas, at in zip(canvases, slices_of(canvases), strict=True):
         row = _first_top(stats[at], max(TOP, canvas.config.top_tokens or 0))
         rows.append(replace(row, logits=next(logits)) if _needs_logits(canvas) else row)
     return rows
@@ -289,7 +289,7 @@ def _with_named(
     """The rows' statistics, with the log probabilities of the tokens that a row names. What is
     banned there has none."""
     named = []
-    for canvas, row, at in zip(canvases, rows, spans_of(canvases), strict=True):
+    for canvas, row, at in zip(canvases, rows, slices_of(canvases), strict=True):
         ids = canvas.config.named_tokens
         if ids:
             logs = named_log_probs(head, hidden[at], temperature[at], row, ids)
@@ -377,7 +377,7 @@ def _adjust(canvases: Sequence[Canvas], banned: Tensor | None = None) -> Adjust:
 
     def adjust(scores: Tensor, first_id: int) -> Tensor:
         parts = []
-        for canvas, view, at in zip(canvases, views, spans_of(canvases), strict=True):
+        for canvas, view, at in zip(canvases, views, slices_of(canvases), strict=True):
             part = scores[at]
             for processor in canvas.config.processors:
                 part = processor.process(part, first_id, view)
@@ -411,7 +411,7 @@ def _cutoffs(
     """
     rows = asking if hidden.device.type == "cpu" else canvases
     mask = torch.zeros(len(hidden), dtype=torch.bool)
-    for canvas, at in zip(canvases, spans_of(canvases), strict=True):
+    for canvas, at in zip(canvases, slices_of(canvases), strict=True):
         mask[at] = any(canvas is row for row in rows)
     mask = mask.to(hidden.device)
     top_k = spread(rows, [c.config.top_k or 0 for c in rows]).to(hidden.device)
@@ -526,7 +526,7 @@ def _processed(head: VocabularyHead, each: _Masked, scores: Tensor) -> Tensor:
                 scores = only.process(scores[None], 0, view)[0]
         return scores
     parts = []
-    for start, stop in head.spans():
+    for start, stop in head.chunks():
         chunk = scores[None, start:stop].expand(canvas.length, -1)
         for processor in processors:
             chunk = processor.process(chunk, start, view)

@@ -35,7 +35,7 @@ from sfumato.engine.row import Row
 from sfumato.model.cache import QuestionPool, Slot
 from sfumato.model.devices import fetch_together, is_out_of_memory
 from sfumato.model.network import PREFILL_CHUNK, Network
-from sfumato.model.segments import Scratch
+from sfumato.model.segments import Suffix
 from sfumato.tasks.works import Draw
 
 _Owned = tuple[Row, Turn]
@@ -461,13 +461,13 @@ def _step(denoiser: Denoiser, slots: Sequence[Slot], config: SamplerConfig) -> N
 
 def _read(denoiser: Denoiser, slot: Slot, forwards: ReadForwards | None) -> None:
     """A canvas of one question, whose label mass is wanted."""
-    network, scratch = denoiser.network, Scratch(slot)
+    network, suffix = denoiser.network, Suffix(slot)
     if forwards is not None:
-        forwards.place(scratch, 1)
-    network.encode_beside([_ids(1)], [scratch])
+        forwards.place(suffix, 1)
+    network.encode_beside([_ids(1)], [suffix])
     width = min(WIDTHS[0], network.config.canvas_length)
     canvas = ReadCanvas((NOISE, *([0] * (width - 1))), (0,), ((0, 1),))
-    row = CanvasRow(scratch, canvas, NoiseKey(0, ()), 0, True)
+    row = CanvasRow(suffix, canvas, NoiseKey(0, ()), 0, True)
     fetch_together([read_canvases(network, [row], 1, forwards)])
 
 

@@ -281,7 +281,7 @@ MOST = 4096
 """Places of a pool at most, 0.9 GB of the 26B-A4B."""
 
 
-class Span:
+class PoolLease:
     """Places that are leased until this object is gone."""
 
     def __init__(self, pool: QuestionPool, start: int, places: int) -> None:
@@ -312,7 +312,7 @@ class QuestionPool:
         self._leased: dict[int, int] = {}  # places, by the first of them
         self.released: list[int] = []  # first places; any thread may end a lease
 
-    def lease(self, tokens: int) -> Span | None:
+    def lease(self, tokens: int) -> PoolLease | None:
         """Places for so many tokens, the first ones that are free; None where there are none, or
         the question is longer than those that get places."""
         while self.released:
@@ -328,7 +328,7 @@ class QuestionPool:
         if start + wanted > self.places:
             return None
         self._leased[start] = wanted
-        return Span(self, start, wanted)
+        return PoolLease(self, start, wanted)
 
     def for_one(self, tokens: int) -> QuestionPool:
         """A pool for one question of so many tokens, where this one has no places left."""

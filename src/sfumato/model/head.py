@@ -240,10 +240,10 @@ class VocabularyPass:
         temperature, bans = self.settings.temperature, self.settings.bans
         state = SoftmaxState.empty(len(hidden), device)
         soft = SoftSum(hidden, self._summed_at_once())
-        masses = BlockMasses(len(hidden), len(output.spans()), output.chunk, device)
+        masses = BlockMasses(len(hidden), len(output.chunks()), output.chunk, device)
         logits: list[Tensor] = []
         spare = output.room(self.dtype)
-        for index, (start, stop) in enumerate(output.spans()):
+        for index, (start, stop) in enumerate(output.chunks()):
             columns = cache(partial(output.columns, start, stop, self.dtype, spare))
             # Packed chunks are multiplied as they are: their columns serve the second product.
             raw = self._raw(start, None if output.output is not None else cast(Tensor, columns()).T)
@@ -332,7 +332,7 @@ class VocabularyPass:
             return
         output, hidden, bans = self.output, self.hidden[which], self.settings.bans
         temperature, peak = self.settings.temperature[which, None], state.max[which, None]
-        for index, (start, stop) in enumerate(output.spans()):
+        for index, (start, stop) in enumerate(output.chunks()):
             columns = output.columns(start, stop, self.dtype, spare)
             packed = output.output
             weight = packed[index] if packed is not None else cast(Tensor, columns).T

@@ -16,7 +16,7 @@ from sfumato.model.cache import KVCache, KVPool, Slot, slot_bytes
 from sfumato.model.devices import to_device
 from sfumato.model.head import VocabularyHead
 from sfumato.model.layer_devices import Placement, on_one_device
-from sfumato.model.segments import PackedRows, PartRows, RowPart, Scratch
+from sfumato.model.segments import PackedRows, PartRows, RowPart, Suffix
 from sfumato.model.transformer import PlacedAttend, Transformer
 from sfumato.ops.gpu import device_memory
 from sfumato.refused import Refused
@@ -136,8 +136,8 @@ class Network:
 
     def _encode_chunk(self, pieces: Sequence[Tensor], slots: Sequence[Slot]) -> Tensor:
         """Returns the hidden states of all pieces, one after another."""
-        scratches, counts = [Scratch(slot) for slot in slots], [len(piece) for piece in pieces]
-        attend = PackedRows(scratches, counts, "slots")
+        suffixes, counts = [Suffix(slot) for slot in slots], [len(piece) for piece in pieces]
+        attend = PackedRows(suffixes, counts, "slots")
         positions = attend.positions(self.device)
         try:
             tokens = torch.cat(list(pieces))
@@ -188,21 +188,21 @@ class Network:
         )
 
     @torch.no_grad()
-    def encode_beside(self, rows: Sequence[Tensor], scratches: Sequence[Scratch]) -> None:
-        """One forward of the encode phase, which appends rows[i] int64 [any length] to scratches[i]
-        and leaves the slots as they are. A scratch whose forward fails is as it was."""
-        attend = PackedRows(scratches, [len(row) for row in rows], "scratches")
+    def encode_beside(self, rows: Sequence[Tensor], suffixes: Sequence[Suffix]) -> None:
+        """One forward of the encode phase, which appends rows[i] int64 [any length] to suffixes[i]
+        and leaves the slots as they are. A suffix whose forward fails is as it was."""
+        attend = PackedRows(suffixes, [len(row) for row in rows], "suffixes")
         ids = to_device(torch.cat(list(rows)), self.device)
         self.transformer.encode_keys(ids, attend.positions(self.device), attend, self.dtype)
         attend.commit()
 
     @torch.no_grad()
     def encode_beside_hidden(
-        self, rows: Sequence[Tensor], scratches: Sequence[Scratch]
+        self, rows: Sequence[Tensor], suffixes: Sequence[Suffix]
     ) -> list[Tensor]:
         """Encodes as `encode_beside` does; returns each row's hidden states [n, hidden], as
         `encode_hidden`."""
-        attend = PackedRows(scratches, [len(row) for row in rows], "scratches")
+        attend = PackedRows(suffixes, [len(row) for row in rows], "suffixes")
         ids = torch.cat([row.to(self.device) for row in rows])
         hidden = self.transformer.encode(ids, attend.positions(self.device), attend, self.dtype)
         attend.commit()
@@ -212,18 +212,18 @@ class Network:
     def denoise_beside(
         self,
         canvases: Sequence[Tensor],
-        scratches: Sequence[Scratch],
+        suffixes: Sequence[Suffix],
         wanted: Sequence[Sequence[int]],
         soft: Tensor | None = None,
     ) -> Tensor:
-        """One denoising forward: canvases[i] int64 [length] after scratches[i], with their soft
+        """One denoising forward: canvases[i] int64 [length] after suffixes[i], with their soft
         embeddings [all positions, hidden] in `dtype` (None: zeros).
 
         Returns hidden states of the positions wanted[i] of each canvas, one after another, [all
         wanted, hidden].
         """
         lengths = [len(canvas) for canvas in canvases]
-        attend = PackedRows(scratches, lengths, "nothing", [len(places) for places in wanted])
+        attend = PackedRows(suffixes, lengths, "nothing", [len(places) for places in wanted])
         starts = accumulate(lengths, initial=0)
         only = [a + at for a, own in zip(starts, wanted, strict=False) for at in own]
         ids = to_device(torch.cat(list(canvases)), self.device)

@@ -87,17 +87,17 @@ class OutputEmbedding:
     def logits(self, hidden: Tensor) -> Tensor:
         """All softcapped logits, before temperature: float32 [..., vocab]. For tests and samplers
         that cannot do without; its size is what `__call__` avoids."""
-        return torch.cat([self.scores(hidden, start) for start, _ in self.spans()], dim=-1)
+        return torch.cat([self.scores(hidden, start) for start, _ in self.chunks()], dim=-1)
 
     def soft_embedding(self, logits: Tensor, dtype: torch.dtype) -> Tensor:
         """softmax(logits) @ embedding · sqrt(hidden): [..., vocab] → [..., hidden] in `dtype`."""
         p = logits.softmax(dim=-1, dtype=torch.float32)
         soft = p.new_zeros(*p.shape[:-1], self.embedding.shape[1])
-        for start, stop in self.spans():
+        for start, stop in self.chunks():
             soft += (p[..., start:stop].to(dtype) @ self.rows(start, stop, dtype)).float()
         return (soft * soft.shape[-1] ** 0.5).to(dtype)
 
-    def spans(self) -> list[tuple[int, int]]:
+    def chunks(self) -> list[tuple[int, int]]:
         """The chunks' bounds."""
         size = self.vocab_size
         return [(a, min(a + self.chunk, size)) for a in range(0, size, self.chunk)]

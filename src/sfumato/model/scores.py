@@ -106,9 +106,9 @@ def vocabulary_mass(
     temperature = torch.ones(len(hidden), device=hidden.device)
     # Which chunks have given ids is not worth a host read.
     on_host = ids.device.type == "cpu"
-    chunks = set((ids // chunk).unique().tolist()) if on_host else set(range(len(output.spans())))
+    chunks = set((ids // chunk).unique().tolist()) if on_host else set(range(len(output.chunks())))
     scores = torch.zeros(ids.shape, device=hidden.device)
-    for number, (start, _) in enumerate(output.spans()):
+    for number, (start, _) in enumerate(output.chunks()):
         raw = output.raw(hidden, start)
         if number in chunks:  # before the softmax, which may overwrite the products
             scores = _filled(scores, ids, raw, start)
@@ -201,7 +201,7 @@ def _scores(
     ones = torch.ones(len(ids), device=hidden.device)
     more = MoreTop.of(torch.full_like(ids, top), head.chunk, head.vocab_size)
     own = torch.zeros_like(ones)  # the products of the given tokens
-    for start, _ in head.spans():
+    for start, _ in head.chunks():
         raw = head.raw(hidden, start)
         own = _filled(own[:, None], ids[:, None], raw, start)[:, 0]
         if more is not None:
@@ -228,6 +228,6 @@ def _above(head: OutputEmbedding, hidden: Tensor, own: Tensor) -> Tensor:
     """How many tokens have a product over a position's own, float32 [n] → int64 [n]. The softcap
     keeps the order."""
     above = torch.zeros(len(own), dtype=torch.int64, device=own.device)
-    for start, _ in head.spans():
+    for start, _ in head.chunks():
         above += (head.raw(hidden, start).float() > own[:, None]).sum(dim=1)
     return above

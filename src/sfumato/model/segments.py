@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.model.cache import KVPool, QuestionPool, Slot, Span
+from sfumato.model.cache import KVPool, PoolLease, QuestionPool, Slot
 from sfumato.model.devices import to_device
 from sfumato.ops.narrow_cache import stored_as
 
@@ -194,13 +194,13 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-class Scratch:
+class Suffix:
     """Keys and values of the tokens that follow a slot's prefix, in one read."""
 
     def __init__(self, slot: Slot) -> None:
-        """The slot's prefix must stay as it is while the scratch is used."""
+        """The slot's prefix must stay as it is while the suffix is used."""
         self.slot, self.length = slot, 0
-        self.span: Span | None = None  # where they stand in a pool, if they do
+        self.lease: PoolLease | None = None  # where they stand in a pool, if they do
         layers = len(slot.pool.layers)
         # Of each layer parts [kv_heads, n, d]; sliding layers keep what later tokens can see.
         self.keys: list[list[Tensor]] = [[] for _ in range(layers)]
@@ -218,8 +218,8 @@ class Scratch:
     def place(self, pool: QuestionPool, tokens: int) -> None:
         """Lets the keys of so many tokens in all stand in a pool, where it has room and there are
         none yet."""
-        if self.span is None and not self.length:
-            self.span = pool.lease(tokens)
+        if self.lease is None and not self.length:
+            self.lease = pool.lease(tokens)
 
     def append(self, parts: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Takes keys and values of the next tokens, of every layer [n, kv_heads, d]."""
@@ -235,17 +235,17 @@ class Scratch:
 
     def grow(self, count: int) -> None:
         """Takes the next tokens, whose keys and values stand in the pool already."""
-        assert self.span and self.length + count <= self.span.places
+        assert self.lease and self.length + count <= self.lease.places
         self.length += count
-        a, b = self.span.start, self.span.start + self.length
-        pool = self.span.pool
+        a, b = self.lease.start, self.lease.start + self.length
+        pool = self.lease.pool
         self.keys = [[keys[:, a:b]] for keys in pool.keys]
         self.values = [[values[:, a:b]] for values in pool.values]
 
     def own(self) -> None:
         """Copies what it holds as a part of a batch, all of whose memory would else be kept for as
-        long as the scratch."""
-        if self.span is not None:
+        long as the suffix."""
+        if self.lease is not None:
             return
         for parts in (*self.keys, *self.values):
             parts[:] = [
@@ -254,38 +254,38 @@ class Scratch:
             ]
 
 
-Keeps = Literal["slots", "scratches", "nothing"]
+Keeps = Literal["slots", "suffixes", "nothing"]
 """What becomes of the keys and values of new tokens: they are written behind the prefixes of slots,
-appended to scratches, or, of canvases, not kept."""
+appended to suffixes, or, of canvases, not kept."""
 
 
 class PackedRows:
     """Attention of packed tokens of several rows, one row after another.
 
-    A row sees its slot's prefix, what its scratch holds, and of its new tokens those up to each; a
+    A row sees its slot's prefix, what its suffix holds, and of its new tokens those up to each; a
     canvas sees all of its own.  For the mask all positions of a canvas are its first: on sliding
     layers it sees the last `window - 1` positions of what comes before it, as `PartRows` has it.
     """
 
     def __init__(
         self,
-        scratches: Sequence[Scratch],
+        suffixes: Sequence[Suffix],
         counts: Sequence[int],
         keeps: Keeps,
         queries: Sequence[int] = (),
     ) -> None:
         """counts: tokens of each row; queries: of each row, where a layer has fewer queries than
         tokens."""
-        self.scratches, self.counts = tuple(scratches), list(counts)
+        self.suffixes, self.counts = tuple(suffixes), list(counts)
         self._keeps, self._queries = keeps, list(queries)
-        slots = groupby(range(len(self.scratches)), lambda row: id(self.scratches[row].slot))
+        slots = groupby(range(len(self.suffixes)), lambda row: id(self.suffixes[row].slot))
         self._groups = [list(rows) for _, rows in slots]  # neighbours that share a slot
         self._causal: dict[tuple[int, bool, bool, torch.device], ops.SharedCausal] = {}
         self._parts: list[tuple[Tensor, Tensor]] = []  # of each layer, of all rows
 
     def positions(self, device: torch.device) -> Tensor:
         """int64 [tokens]: each token's position in its row."""
-        rows = zip(self.scratches, self.counts, strict=True)
+        rows = zip(self.suffixes, self.counts, strict=True)
         return torch.cat([torch.arange(s.end, s.end + count, device=device) for s, count in rows])
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -297,40 +297,40 @@ class PackedRows:
         )
         parts = zip(self._groups, q.split(queries), k.split(sizes), v.split(sizes), strict=True)
         out = _joined([self._attend(layer, rows, everywhere, *each) for rows, *each in parts])
-        if self._keeps == "scratches":
+        if self._keeps == "suffixes":
             self.keep(k, v)
         return out
 
     def keep(self, k: Tensor, v: Tensor) -> None:
-        """Keeps keys and values of a layer, [tokens, kv_heads, d], for the scratches."""
+        """Keeps keys and values of a layer, [tokens, kv_heads, d], for the suffixes."""
         self._parts.append((k, v))
 
     def commit(self) -> None:
-        """Makes the new tokens part of the prefixes or the scratches, after all layers."""
-        rows = list(zip(self.scratches, self.counts, strict=True))
+        """Makes the new tokens part of the prefixes or the suffixes, after all layers."""
+        rows = list(zip(self.suffixes, self.counts, strict=True))
         if self._keeps == "slots":
-            for scratch, count in rows:
-                scratch.slot.advance(count)
+            for suffix, count in rows:
+                suffix.slot.advance(count)
             return
         split = [(k.split(self.counts), v.split(self.counts)) for k, v in self._parts]
-        for pool in {scratch.span.pool for scratch in self.scratches if scratch.span}:
+        for pool in {suffix.lease.pool for suffix in self.suffixes if suffix.lease}:
             self._write(pool)
-        for row, (scratch, count) in enumerate(rows):
-            if scratch.span is None:
-                scratch.append([(keys[row], values[row]) for keys, values in split])
+        for row, (suffix, count) in enumerate(rows):
+            if suffix.lease is None:
+                suffix.append([(keys[row], values[row]) for keys, values in split])
             else:
-                scratch.grow(count)
+                suffix.grow(count)
 
     def _attend(
         self, layer: int, rows: list[int], everywhere: bool, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
         """Attention of rows that share a slot; each gets the bits that it has alone."""
-        slot = self.scratches[rows[0]].slot
+        slot = self.suffixes[rows[0]].slot
         keys, values, positions = slot.history(layer)
         causal = self._seen(layer, rows, everywhere, positions)
         if self._keeps != "slots":
-            scratches = ((self.scratches[row], self.counts[row]) for row in rows)
-            own = [ops.OwnKeys(s.keys[layer], s.values[layer], count) for s, count in scratches]
+            suffixes = ((self.suffixes[row], self.counts[row]) for row in rows)
+            own = [ops.OwnKeys(s.keys[layer], s.values[layer], count) for s, count in suffixes]
             return ops.attend_shared(q, k, v, keys, values, own, causal)
         # Where the cache is narrow, as later chunks will read them.
         new_k, new_v = (slot.narrowed(layer, x.transpose(0, 1)) for x in (k, v))
@@ -342,17 +342,17 @@ class PackedRows:
         self, layer: int, rows: list[int], everywhere: bool, shared: Tensor
     ) -> ops.SharedCausal:
         """Which keys they see; alike on all layers of a kind and a device."""
-        window = self.scratches[rows[0]].slot.window(layer)
+        window = self.suffixes[rows[0]].slot.window(layer)
         name = rows[0], window is None, everywhere, shared.device
         if name not in self._causal:
             queries, own = [], []
             for row in rows:
-                scratch, kept = self.scratches[row], self.scratches[row].kept(layer)
-                end = scratch.end + self.counts[row]
-                positions = torch.arange(scratch.end - kept, end, device=shared.device)
+                suffix, kept = self.suffixes[row], self.suffixes[row].kept(layer)
+                end = suffix.end + self.counts[row]
+                positions = torch.arange(suffix.end - kept, end, device=shared.device)
                 new = positions[kept:]
                 if self._keeps == "nothing":
-                    new.fill_(scratch.end)
+                    new.fill_(suffix.end)
                 queries.append(new if everywhere else new[: self._queries[row]])
                 own.append(positions)
             self._causal[name] = ops.SharedCausal(queries, shared, own, window)
@@ -363,9 +363,9 @@ class PackedRows:
         tokens: list[int] = []  # which of the packed ones
         places: list[int] = []
         starts = accumulate(self.counts, initial=0)
-        for scratch, first, count in zip(self.scratches, starts, self.counts, strict=False):
-            if scratch.span is not None and scratch.span.pool is pool:
-                place = scratch.span.start + scratch.length
+        for suffix, first, count in zip(self.suffixes, starts, self.counts, strict=False):
+            if suffix.lease is not None and suffix.lease.pool is pool:
+                place = suffix.lease.start + suffix.length
                 tokens += range(first, first + count)
                 places += range(place, place + count)
         at, which = to_device(torch.tensor([places, tokens]), pool.device)

@@ -61,7 +61,7 @@ def cutoffs(
         _Candidates((counts == count).nonzero()[:, 0], count) for count in counts.unique().tolist()
     ]
     total = hidden.new_full((len(hidden),), BANNED, dtype=torch.float32)  # log of the summed mass
-    for start, _ in head.spans():
+    for start, _ in head.chunks():
         scores = _adjusted(head, hidden, start, adjust)
         total = torch.logaddexp(total, scores.logsumexp(dim=1))
         for group in candidates:
@@ -129,14 +129,14 @@ def _chunks(
 
     def scored() -> Iterable[Tensor]:
         # Of all positions, as the head computes them: the last bits depend on the shape.
-        return (_adjusted(head, hidden, start, adjust)[which] for start, _ in head.spans())
+        return (_adjusted(head, hidden, start, adjust)[which] for start, _ in head.chunks())
 
     if len(which) > GROUP:
         return scored
     stored = hidden.new_empty(len(which), head.vocab_size, dtype=torch.float32)
-    for (start, stop), scores in zip(head.spans(), scored(), strict=True):
+    for (start, stop), scores in zip(head.chunks(), scored(), strict=True):
         stored[:, start:stop] = scores
-    return lambda: (stored[:, start:stop] for start, stop in head.spans())
+    return lambda: (stored[:, start:stop] for start, stop in head.chunks())
 
 
 def _adjusted(head: VocabularyHead, hidden: Tensor, start: int, adjust: Adjust | None) -> Tensor:

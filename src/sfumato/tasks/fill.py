@@ -187,9 +187,9 @@ class FillTask:
 
     def _outcome(self, trial: Trial) -> FillOutcome:
         template, draft = self.plan.template, trial.draft
-        spans = trial.form.holes
-        holes = tuple(trial.ids[span] for span in spans)
-        top = (None if draft is None else (draft.top_ids[s], draft.top_probs[s]) for s in spans)
+        places = trial.form.holes
+        holes = tuple(trial.ids[place] for place in places)
+        top = (None if draft is None else (draft.top_ids[s], draft.top_probs[s]) for s in places)
         self.stats.output_tokens = sum(map(len, holes))
         return FillOutcome(
             holes,
@@ -213,5 +213,5 @@ class FillTask:
             return Trial(form, filling, None, ids)
         config = replace(self.plan.config, canvas_length=len(ids))
         # The same noise in every trial: what fills a hole does not depend on what else is tried.
-        plan = CanvasPlan(config, Noise(self.plan.seed, 0), pinned=form.pins, bare_pins=True)
+        plan = CanvasPlan(config, Noise(self.plan.seed, 0), pinned=form.pins, hard_pins=True)
         return Trial(form, filling, self._make(plan), ids)

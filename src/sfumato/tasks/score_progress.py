@@ -105,7 +105,7 @@ class ScoreProgress:
                 canvases += len(read.samples) * len(read.read.canvases)
                 del self._open[number]
             else:
-                read.scratch.own()
+                read.suffix.own()
         return canvases
 
 

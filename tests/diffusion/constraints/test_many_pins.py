@@ -37,7 +37,7 @@ def canvas(model: Model, seed: int) -> Canvas:
     own = replace(sampler, max_steps=STEPS, stopping=Never(), canvas_length=length)
     config, noise = own.over(model.sampler_defaults), Noise(seed, 0)
     bare = chosen.random() < 0.5
-    return Canvas(config, noise, vocab, torch.device("cpu"), (), pins, bare_pins=bare)
+    return Canvas(config, noise, vocab, torch.device("cpu"), (), pins, hard_pins=bare)
 
 
 def changed(model: Model, seeds: range) -> int:

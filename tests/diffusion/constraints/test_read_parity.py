@@ -53,7 +53,7 @@ def opened(
 
 def noise_of(open_read: OpenRead, vocabulary: int, canvas: int = 0) -> CanvasRow:
     template = open_read.read.canvases[canvas]
-    return CanvasRow(open_read.scratch, template, open_read.key.extended(template.ids), 0, True)
+    return CanvasRow(open_read.suffix, template, open_read.key.extended(template.ids), 0, True)
 
 
 def check(open_read: OpenRead, logits: Tensor, tolerance: float) -> None:

@@ -71,10 +71,12 @@ def test_the_state_keeps_its_place(network: Network) -> None:
         chosen = [rows[i] for i in members]
         forwarded = denoiser.forward([c for c, _ in chosen], [s for _, s in chosen])
         denoiser.advance(forwarded)
-        (seats,) = denoiser._seats.values()
-        places.append([tensor.data_ptr() for tensor in seats.batch.tensors()])
+        (batch_rows,) = denoiser._batch_rows.values()
+        places.append([tensor.data_ptr() for tensor in batch_rows.batch.tensors()])
         # Each slot is a pool by itself here, and pools stand in the order of the call.
-        assert [c.place for c, _ in chosen] == [(seats.batch, row) for row in range(len(chosen))]
+        assert [c.place for c, _ in chosen] == [
+            (batch_rows.batch, row) for row in range(len(chosen))
+        ]
     assert all(place == places[0] for place in places)
 
 

@@ -322,10 +322,10 @@ def test_a_step_leaves_all_on_the_device() -> None:
             ]
             canvases.append(Commit(range(9), config(canvas_length=32), tiny))
             denoiser = Denoiser(tiny, 5, RecordedGraphs())
-            seats = denoiser._seats_of(denoiser._key(canvases[0]))
-            seated = seats.take([canvases])
+            batch_rows = denoiser._rows_of(denoiser._key(canvases[0]))
+            placed = batch_rows.take([canvases])
             assert denoiser.device_steps
-            step = denoiser.device_steps._step(seats, seated, slots[: len(seated)])
+            step = denoiser.device_steps._step(batch_rows, placed, slots[: len(placed)])
         assert (step.kind.commits, step.kind.bans, len(step.kind.rules)) == (True, 8, 3)
         with Trace() as trace:
             step.run()

@@ -27,7 +27,7 @@ from sfumato.diffusion.step.graphs import READS, StepGraphs
 from sfumato.model.cache import QuestionPool, Slot
 from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
 from sfumato.model.network import Network
-from sfumato.model.segments import Scratch
+from sfumato.model.segments import Suffix
 from sfumato.ops import registry
 
 
@@ -60,14 +60,14 @@ class Reads:
         texts = [torch.arange(3 + 9 * i) % 97 for i in range(slots)]
         network.encode(texts, self.slots)
 
-    def opened(self, slots: list[Slot], placed: bool = True) -> list[Scratch]:
-        scratches = [Scratch(slot) for slot in slots]
+    def opened(self, slots: list[Slot], placed: bool = True) -> list[Suffix]:
+        suffixes = [Suffix(slot) for slot in slots]
         questions = [torch.arange(5 + 7 * i) % 97 for i in range(len(slots))]
-        for scratch, question in zip(scratches, questions, strict=True):
+        for suffix, question in zip(suffixes, questions, strict=True):
             if placed:
-                self.forwards.place(scratch, len(question))
-        self.network.encode_beside(questions, scratches)
-        return scratches
+                self.forwards.place(suffix, len(question))
+        self.network.encode_beside(questions, suffixes)
+        return suffixes
 
     def same(
         self, members: list[int], width: int, wanted: list[list[int]], soft: bool = False
@@ -124,32 +124,32 @@ def test_a_read_chooses_its_path_by_itself(network: Network) -> None:
     (other,) = network.new_slots(1, 64)
     network.encode([torch.arange(20)], [other])
     full = network.new_slots(1, 64)[0]
-    full_pool = [Scratch(full) for _ in range(10)]
+    full_pool = [Suffix(full) for _ in range(10)]
 
-    def scratch(slot: Slot, tokens: int, placed: bool = True) -> Scratch:
-        new = Scratch(slot)
+    def suffix(slot: Slot, tokens: int, placed: bool = True) -> Suffix:
+        new = Suffix(slot)
         if placed:
             reads.forwards.place(new, tokens)
         network.encode_beside([torch.arange(tokens) % 97], [new])
         return new
 
-    def read(*rows: tuple[Scratch, int]) -> tuple[Tensor, ...]:
+    def read(*rows: tuple[Suffix, int]) -> tuple[Tensor, ...]:
         canvases = [torch.arange(width) for _, width in rows]
         wanted = [[0, width - 1] for _, width in rows]
-        given = [scratch for scratch, _ in rows]
+        given = [suffix for suffix, _ in rows]
         return reads.forwards.denoise_beside(canvases, given, wanted).split(2)
 
-    placed, long = scratch(reads.slots[0], 20), scratch(reads.slots[1], 70)
-    empty, elsewhere = Scratch(reads.slots[2]), scratch(other, 9)
+    placed, long = suffix(reads.slots[0], 20), suffix(reads.slots[1], 70)
+    empty, elsewhere = Suffix(reads.slots[2]), suffix(other, 9)
     for lease in full_pool:  # what is left of the pool
         lease.place(reads.forwards._questions, 16)
-    late = scratch(reads.slots[3], 30)
-    assert placed.span and late.span and placed.span.pool is not late.span.pool
-    assert long.span is None and empty.span is None
+    late = suffix(reads.slots[3], 30)
+    assert placed.lease and late.lease and placed.lease.pool is not late.lease.pool
+    assert long.lease is None and empty.lease is None
     rows = [(long, 8), (placed, 8), (elsewhere, 8), (late, 8), (empty, 8), (placed, 7)]
     together = read(*rows)
     for row, result in zip(rows, together, strict=True):
-        plain = Scratch(row[0].slot)
+        plain = Suffix(row[0].slot)
         count = row[0].length
         if count:
             network.encode_beside([torch.arange(count) % 97], [plain])
@@ -158,11 +158,11 @@ def test_a_read_chooses_its_path_by_itself(network: Network) -> None:
         torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-4)
     for row, result in zip(rows[::2], together[::2], strict=True):
         assert torch.equal(read(row)[0], result), "alone"
-    kinds = {kind_of_path(reads, scratch) for scratch in (placed, empty, late)}
+    kinds = {kind_of_path(reads, suffix) for suffix in (placed, empty, late)}
     assert kinds == {"denoise_batch"} and kind_of_path(reads, long) == "denoise_beside"
 
 
-def kind_of_path(reads: Reads, scratch: Scratch) -> str:
+def kind_of_path(reads: Reads, suffix: Suffix) -> str:
     """Which of the network's functions reads it."""
     called: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -175,7 +175,7 @@ def kind_of_path(reads: Reads, scratch: Scratch) -> str:
 
             patch.setattr(Network, name, noted)
         reads.graphs.release()
-        reads.forwards.denoise_beside([torch.arange(8)], [scratch], [[0]])
+        reads.forwards.denoise_beside([torch.arange(8)], [suffix], [[0]])
     (only,) = called
     return only
 
@@ -206,7 +206,7 @@ def test_torch_gathers_no_more_slots_than_a_step_does(
 
 
 def group_of(reads: Reads) -> ReadGroup:
-    return ReadGroup.of(Scratch(reads.slots[0]), 8, reads.forwards._questions)
+    return ReadGroup.of(Suffix(reads.slots[0]), 8, reads.forwards._questions)
 
 
 def test_a_replay_that_fails_is_the_last_of_its_graph(network: Network) -> None:

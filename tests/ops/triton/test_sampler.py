@@ -37,7 +37,7 @@ def _batch(width: int, history: int) -> StepBatch:
         pinned[: 2 * row] = torch.arange(2 * row)
         temperatures = [0.7] * rules.max_steps
         starts.append(
-            RowStart(pinned, row, 0, 0, temperatures, row == 1, row != 3, bare_pins=row == 2)
+            RowStart(pinned, row, 0, 0, temperatures, row == 1, row != 3, hard_pins=row == 2)
         )
     batch.begin(range(4), starts, list(torch.randint(50, (4, width))))
     return batch

@@ -31,7 +31,7 @@ from sfumato.model.cache import Slot
 from sfumato.model.devices import DeviceResult, fetch_together, to_device
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.scores import VocabularyMass, label_mass, label_scores
-from sfumato.model.segments import Scratch
+from sfumato.model.segments import Suffix
 from sfumato.options.limits import AUTO_SAMPLES
 
 
@@ -39,7 +39,7 @@ from sfumato.options.limits import AUTO_SAMPLES
 class CanvasRow:
     """One canvas of one sample."""
 
-    scratch: Scratch
+    suffix: Suffix
     canvas: ReadCanvas
     key: NoiseKey
     sample: int
@@ -69,7 +69,7 @@ def read_canvases(
     vocabulary at temperature 1, and only these have a soft embedding.
     """
     denoise = (forwards or network).denoise_beside
-    scratches = [row.scratch for row in rows]
+    suffixes = [row.suffix for row in rows]
     lengths = [len(row.canvas.ids) for row in rows]
     canvases = [row.filled(row.first_tokens(network.config.vocab_size)) for row in rows]
     ids = to_device(torch.cat(canvases), network.device)
@@ -81,13 +81,13 @@ def read_canvases(
     soft: Tensor | None = None
     for step in range(1, steps):
         wanted = [row.canvas.open for row in rows]
-        hidden = denoise(ids.split(lengths), scratches, wanted, soft)
+        hidden = denoise(ids.split(lengths), suffixes, wanted, soft)
         drawn, of_places = _step(network, rows, hidden, step)
         ids = ids.index_copy(0, places, drawn)
         soft = hidden.new_zeros(starts[-1], hidden.shape[1], dtype=network.dtype)
         soft.index_copy_(0, places, of_places)
     wanted = [row.canvas.slots for row in rows]
-    hidden = denoise(ids.split(lengths), scratches, wanted, soft)
+    hidden = denoise(ids.split(lengths), suffixes, wanted, soft)
     return _readings(network, rows, hidden)
 
 
@@ -149,7 +149,7 @@ class OpenRead:
     def __init__(self, read: Read, slot: Slot, key: NoiseKey, settings: DecisionSettings) -> None:
         """key: the noise of the prefix that the slot holds."""
         self.read, self.settings = read, settings
-        self.scratch = Scratch(slot)
+        self.suffix = Suffix(slot)
         self.ids = torch.tensor(read.ids, dtype=torch.int64)
         self.key = key.extended(read.ids)
         self.samples: list[tuple[Sample, ...]] = []  # of each a sample for each target
@@ -180,7 +180,7 @@ class Turn:
 
 def next_turn(read: OpenRead, tokens: int) -> Turn:
     """A turn of at most so many tokens, or the smallest that there is."""
-    held, canvas = read.scratch.length, read.read.canvas_tokens
+    held, canvas = read.suffix.length, read.read.canvas_tokens
     stop = min(len(read.ids), held + max(1, tokens // PIECE) * PIECE)
     if stop < len(read.ids):
         return Turn(read, stop, 0, stop - held)
@@ -203,8 +203,8 @@ def take_turns(
     Waits for a device once, after all forwards, and not where no samples are read."""
     for turn in turns:
         if forwards is not None:
-            forwards.place(turn.read.scratch, len(turn.read.ids))
-    while pieces := [turn for turn in turns if turn.read.scratch.length < turn.stop]:
+            forwards.place(turn.read.suffix, len(turn.read.ids))
+    while pieces := [turn for turn in turns if turn.read.suffix.length < turn.stop]:
         for group in _packed(pieces, _next_piece, together):
             _encode(network, group)
     rows = [list(_rows(turn)) for turn in turns]
@@ -232,16 +232,16 @@ def take_turns(
 
 def _next_piece(turn: Turn) -> int:
     """How many tokens are encoded at once."""
-    return min(PIECE, turn.stop - turn.read.scratch.length)
+    return min(PIECE, turn.stop - turn.read.suffix.length)
 
 
 def _encode(network: Network, turns: Sequence[Turn]) -> None:
     """One forward: the next piece of each question."""
     pieces = []
     for turn in turns:
-        start = turn.read.scratch.length
+        start = turn.read.suffix.length
         pieces.append(turn.read.ids[start : start + _next_piece(turn)])
-    network.encode_beside(pieces, [turn.read.scratch for turn in turns])
+    network.encode_beside(pieces, [turn.read.suffix for turn in turns])
 
 
 def _rows(turn: Turn) -> Iterator[CanvasRow]:
@@ -250,7 +250,7 @@ def _rows(turn: Turn) -> Iterator[CanvasRow]:
         for canvas in open_read.read.canvases:
             key = open_read.key.extended(canvas.ids)
             wanted = open_read.settings.label_mass
-            yield CanvasRow(open_read.scratch, canvas, key, sample, wanted)
+            yield CanvasRow(open_read.suffix, canvas, key, sample, wanted)
 
 
 def _packed(

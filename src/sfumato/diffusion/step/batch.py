@@ -44,7 +44,7 @@ def _record(width: int, history: int) -> list[tuple[str, torch.dtype, tuple[int,
     size of an element, so that each is aligned. Temperatures are last: a row that begins writes no
     more of them than it has steps."""
     integers = {"tokens": (width,), "pinned": (width,), "history": (history, width), "seeds": (2,)}
-    numbers = "canvas", "attempt", "max_steps", "bare_pins", "step", "unchanged", "commits"
+    numbers = "canvas", "attempt", "max_steps", "hard_pins", "step", "unchanged", "commits"
     flags = "cold", "self_conditioning", "converged", "done"
     return [
         *((name, torch.int64, shape) for name, shape in integers.items()),
@@ -67,7 +67,7 @@ class StepBatch:
     canvas: Tensor  # int64 [R]: 0, 1, … within the reply
     attempt: Tensor  # int64 [R]
     max_steps: Tensor  # int64 [R]
-    bare_pins: Tensor  # int64 [R]: 1 where pinned positions have no soft embedding
+    hard_pins: Tensor  # int64 [R]: 1 where pinned positions have no soft embedding
     step: Tensor  # int64 [R]: steps done
     unchanged: Tensor  # int64 [R]: steps in a row before which the argmax canvas was the same
     commits: Tensor  # int64 [R]: tokens that the next step commits; 0 for a row that is denoised
@@ -187,7 +187,7 @@ def _first_record(
         (
             *[-1] * (history * width),
             *seed_words(start.seed),
-            *(start.canvas, start.attempt, len(start.temperatures), start.bare_pins),
+            *(start.canvas, start.attempt, len(start.temperatures), start.hard_pins),
             *(0, 0, start.commits),  # step, unchanged, commits
         )
         for start in starts
@@ -246,11 +246,11 @@ class Key(NamedTuple):
     history: int  # depth of their histories
 
 
-SeatsState = tuple[int, int]
+RowsState = tuple[int, int]
 """Changes whenever a row becomes another canvas's, and whenever a step is written."""
 
 
-class Seats:
+class BatchRows:
     """A batch, and the canvases in its rows.
 
     A canvas keeps its row until it is dropped, or until its row is needed: the rows of a step are
@@ -268,7 +268,7 @@ class Seats:
         self.steps = 0  # that have been written
 
     @property
-    def state(self) -> SeatsState:
+    def state(self) -> RowsState:
         return self.version, self.steps
 
     def take(self, groups: Sequence[Sequence[Canvas]]) -> list[Canvas]:
@@ -277,22 +277,22 @@ class Seats:
         count = sum(map(len, groups))
         if count > self.batch.rows:
             self._grow(count)
-        seated: list[Canvas] = []
+        placed: list[Canvas] = []
         coming: dict[int, Canvas] = {}  # by row
         for group in groups:
-            rows = range(len(seated), len(seated) + len(group))
+            rows = range(len(placed), len(placed) + len(group))
             staying = {self._row(canvas): canvas for canvas in group if self._row(canvas) in rows}
             arriving = (canvas for canvas in group if self._row(canvas) not in rows)
             coming |= zip((row for row in rows if row not in staying), arriving, strict=True)
-            seated += [staying.get(row) or coming[row] for row in rows]
+            placed += [staying.get(row) or coming[row] for row in rows]
         if coming:
             self._arrange(coming, count)
-        self._pin(seated)
-        return seated
+        self._pin(placed)
+        return placed
 
-    def _pin(self, seated: Sequence[Canvas]) -> None:
+    def _pin(self, placed: Sequence[Canvas]) -> None:
         """Gives rows the pins that a constraint asks of the step to come."""
-        changed = [(row, canvas) for row, canvas in enumerate(seated) if canvas.has_new_pins]
+        changed = [(row, canvas) for row, canvas in enumerate(placed) if canvas.has_new_pins]
         if not changed:
             return
         self.batch.pin([row for row, _ in changed], [canvas.pinned for _, canvas in changed])
@@ -312,17 +312,17 @@ class Seats:
             for source in moves:
                 self._canvases[source] = None
             for canvas, row in zip(moved, moves.values(), strict=True):
-                self._seat(row, canvas)
+                self._assign(row, canvas)
         for row, canvas in coming.items():
             if canvas.place is not None and self._row(canvas) is None:
                 self.batch.copy_row(row, *canvas.place)
-                self._seat(row, canvas)
+                self._assign(row, canvas)
         if starts:
             new = [coming[row] for row in starts]
             draw_first(new)
             self.batch.begin(list(starts), list(starts.values()), [c.begun for c in new])
             for row, canvas in zip(starts, new, strict=True):
-                self._seat(row, canvas)
+                self._assign(row, canvas)
 
     def _make_room(
         self, wanted: Collection[int], count: int, leaving: Collection[int]
@@ -354,7 +354,7 @@ class Seats:
         canvas = None if reference is None else reference()
         return canvas if canvas is not None and self._row(canvas) == row else None
 
-    def _seat(self, row: int, canvas: Canvas | None) -> None:
+    def _assign(self, row: int, canvas: Canvas | None) -> None:
         self._canvases[row] = None if canvas is None else weakref.ref(canvas)
         if canvas is not None:
             canvas.place = self.batch, row
@@ -373,7 +373,7 @@ class Seats:
         self.batch = larger
         self._canvases = [None] * larger.rows
         for row, canvas in enumerate(canvases):
-            self._seat(row, canvas)
+            self._assign(row, canvas)
         self.version += 1
 
     def _allocate(self, rows: int) -> StepBatch:

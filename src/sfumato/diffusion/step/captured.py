@@ -25,7 +25,7 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.scoring import Scoring, ban_limits, kind_of
-from sfumato.diffusion.step.batch import Commit, Seats, StepBatch
+from sfumato.diffusion.step.batch import BatchRows, Commit, StepBatch
 from sfumato.diffusion.step.graphs import GraphBackend, Room, StepGraphs
 from sfumato.diffusion.step.rules import LiftProbe, RowRules, StaticRules, takes_tensors
 from sfumato.diffusion.step.step import Part, evaluate, move_rows, row_words
@@ -33,7 +33,7 @@ from sfumato.model.cache import KVPool, QuestionPool, Slot
 from sfumato.model.devices import to_device
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.placement import serving_kernels
-from sfumato.model.segments import Beside, PartRows, RowPart, Scratch
+from sfumato.model.segments import Beside, PartRows, RowPart, Suffix
 from sfumato.ops.online_softmax import TOP, Bans
 
 log = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ class DeviceSteps:
         """rows: for how many batches have room at first."""
         self._network, self._probe = network, probe
         self.graphs = StepGraphs(backend, rows)
-        self._prepared: dict[Seats, tuple[_Version, DeviceStep]] = {}
+        self._prepared: dict[BatchRows, tuple[_Version, DeviceStep]] = {}
         self._logged: set[str] = set()
 
     def serve(self, canvases: Sequence[Canvas], slots: Sequence[Slot], batch: StepBatch) -> bool:
@@ -209,10 +209,12 @@ class DeviceSteps:
             log.info("at most the forward of a step is captured where %s", obstacle)
         return obstacle is None
 
-    def run(self, seats: Seats, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> DeviceStep:
+    def run(
+        self, batch_rows: BatchRows, canvases: Sequence[Canvas], slots: Sequence[Slot]
+    ) -> DeviceStep:
         """Runs the step of the canvases, in the order of their rows; its words hold the results.
         Raises only where no row has moved on."""
-        step = self._step(seats, canvases, slots)
+        step = self._step(batch_rows, canvases, slots)
         self.graphs.run(step)
         return step
 
@@ -235,22 +237,24 @@ class DeviceSteps:
         """What was written for the last steps may have been overwritten."""
         self._prepared.clear()
 
-    def _step(self, seats: Seats, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> DeviceStep:
+    def _step(
+        self, batch_rows: BatchRows, canvases: Sequence[Canvas], slots: Sequence[Slot]
+    ) -> DeviceStep:
         """The step, prepared for these canvases."""
-        version = seats.version, tuple((id(slot.pool), slot.index) for slot in slots)
-        known, last = self._prepared.get(seats, (None, None))
-        if known == version and last is not None and last.is_of(seats.batch) and last.is_alive:
+        version = batch_rows.version, tuple((id(slot.pool), slot.index) for slot in slots)
+        known, last = self._prepared.get(batch_rows, (None, None))
+        if known == version and last is not None and last.is_of(batch_rows.batch) and last.is_alive:
             return last
         kind = StepKind.of(canvases, self._network.config.vocab_size)
-        batch, pool = seats.batch, slots[0].pool
+        batch, pool = batch_rows.batch, slots[0].pool
         kept = self.graphs.kept(DeviceStep)
         step = next((one for one in kept if one.serves(batch, pool, kind)), None)
         if step is None:
             step = DeviceStep(self._network, batch, pool, kind)
             self.graphs.add(step)
-        self._prepared.pop(seats, None)
+        self._prepared.pop(batch_rows, None)
         step.prepare_for_replay(canvases, slots)
-        self._prepared[seats] = version, step
+        self._prepared[batch_rows] = version, step
         return step
 
     def _obstacle(
@@ -306,19 +310,19 @@ class ReadForward(Forward):
         beside = Beside(self._questions, self._starts, self._counts, self._used)
         return self._ids, self._soft, RowPart(pool, self._slots, self.width, beside=beside)
 
-    def write(self, ids: Tensor, scratches: Sequence[Scratch], soft: Tensor | None) -> None:
+    def write(self, ids: Tensor, suffixes: Sequence[Suffix], soft: Tensor | None) -> None:
         """Writes what the first rows are: ids int64 and soft [tokens, hidden] (None: zeros) of
         their tokens. The rows after them see their own canvas alone, of the vocabulary's first
         token. One copy to the device, for which the host does not wait."""
-        spans = [scratch.span for scratch in scratches]
+        leases = [suffix.lease for suffix in suffixes]
         # A row that is not read names a slot and a place that there are.
-        more = [0] * (self.rows - len(scratches))
-        slots = [*(scratch.slot.index for scratch in scratches), *more]
-        starts = [*(span.start if span else 0 for span in spans), *more]
-        counts = [*(scratch.length for scratch in scratches), *more]
-        numbers = torch.tensor([len(scratches), *slots, *starts, *counts])
+        more = [0] * (self.rows - len(suffixes))
+        slots = [*(suffix.slot.index for suffix in suffixes), *more]
+        starts = [*(lease.start if lease else 0 for lease in leases), *more]
+        counts = [*(suffix.length for suffix in suffixes), *more]
+        numbers = torch.tensor([len(suffixes), *slots, *starts, *counts])
         self._numbers.copy_(to_device(numbers, self._numbers.device))
-        tokens = len(scratches) * self.width
+        tokens = len(suffixes) * self.width
         self._ids[:tokens].copy_(ids)
         self._ids[tokens:].zero_()
         # Other forwards have written into the same memory.
@@ -337,18 +341,18 @@ class ReadGroup:
     width: int | None
 
     @classmethod
-    def of(cls, scratch: Scratch, width: int, questions: QuestionPool) -> ReadGroup:
+    def of(cls, suffix: Suffix, width: int, questions: QuestionPool) -> ReadGroup:
         """questions: where an empty question is thought to stand."""
-        if scratch.span is None and scratch.length:
+        if suffix.lease is None and suffix.length:
             return cls(None, None, None)
-        own = scratch.span.pool if scratch.span else questions
-        return cls(own, scratch.slot.pool, width)
+        own = suffix.lease.pool if suffix.lease else questions
+        return cls(own, suffix.slot.pool, width)
 
 
 @dataclass(frozen=True)
 class _Row:
     ids: Tensor  # int64 [width]
-    scratch: Scratch
+    suffix: Suffix
     wanted: Sequence[int]
     soft: Tensor | None  # [width, hidden]
 
@@ -363,29 +367,29 @@ class ReadForwards:
         soft, hidden = (torch.zeros(size, dtype=kind, device=network.device) for _ in range(2))
         self._shared = soft, hidden
 
-    def place(self, scratch: Scratch, tokens: int) -> None:
+    def place(self, suffix: Suffix, tokens: int) -> None:
         """Gives a question of so many tokens places, unless it is long: in the pool, or in one of
         its own where the pool has none left."""
-        scratch.place(self._questions, tokens)
+        suffix.place(self._questions, tokens)
         is_short = 0 < tokens <= self._questions.longest
-        if is_short and scratch.span is None and not scratch.length:
-            scratch.place(self._questions.for_one(tokens), tokens)
+        if is_short and suffix.lease is None and not suffix.length:
+            suffix.place(self._questions.for_one(tokens), tokens)
 
     @torch.no_grad()
     def denoise_beside(
         self,
         canvases: Sequence[Tensor],
-        scratches: Sequence[Scratch],
+        suffixes: Sequence[Suffix],
         wanted: Sequence[Sequence[int]],
         soft: Tensor | None = None,
     ) -> Tensor:
         """As `Network.denoise_beside`."""
         lengths = [len(canvas) for canvas in canvases]
         softs = [None] * len(lengths) if soft is None else soft.split(lengths)
-        rows = [_Row(*each) for each in zip(canvases, scratches, wanted, softs, strict=True)]
+        rows = [_Row(*each) for each in zip(canvases, suffixes, wanted, softs, strict=True)]
         groups: dict[ReadGroup, list[int]] = {}
         for number, row in enumerate(rows):
-            group = ReadGroup.of(row.scratch, len(row.ids), self._questions)
+            group = ReadGroup.of(row.suffix, len(row.ids), self._questions)
             groups.setdefault(group, []).append(number)
         hidden, order = [], []
         for group, members in groups.items():
@@ -416,14 +420,14 @@ class ReadForwards:
     def _forward(self, group: ReadGroup, rows: Sequence[_Row], most: int) -> Tensor:
         """The hidden states of the wanted tokens of rows of a group, which no later call
         overwrites."""
-        scratches = [row.scratch for row in rows]
+        suffixes = [row.suffix for row in rows]
         ids, wanted = [row.ids for row in rows], [row.wanted for row in rows]
         softs = [row.soft for row in rows if row.soft is not None]
         soft = torch.cat(softs) if softs else None
         if group.questions is None or group.pool is None or group.width is None:
-            return self._network.denoise_beside(ids, scratches, wanted, soft)
+            return self._network.denoise_beside(ids, suffixes, wanted, soft)
         step = self._step(group.questions, group.pool, read_rows(len(rows), most), group.width)
-        step.write(to_device(torch.cat(ids), self._network.device), scratches, soft)
+        step.write(to_device(torch.cat(ids), self._network.device), suffixes, soft)
         if group.questions is self._questions:
             self._graphs.run(step)
         else:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.step.batch import Commit, Key, Seats, SeatsState, width_for
+from sfumato.diffusion.step.batch import BatchRows, Commit, Key, RowsState, width_for
 from sfumato.diffusion.step.captured import DeviceSteps
 from sfumato.diffusion.step.graphs import GraphBackend
 from sfumato.diffusion.step.rules import LiftProbe
@@ -167,11 +167,11 @@ class ForwardResult:
     evaluated: Evaluated
     layout: Layout
     canvases: tuple[Canvas, ...]  # in the layout's order
-    seats: tuple[tuple[Seats, SeatsState], ...]  # of all parts, as they were at the forward
+    batch_rows: tuple[tuple[BatchRows, RowsState], ...]  # of all parts, as they were at the forward
 
     def is_current(self) -> bool:
         """Whether the rows are still those of the forward, and no step has been written since."""
-        return all(seats.state == state for seats, state in self.seats)
+        return all(batch_rows.state == state for batch_rows, state in self.batch_rows)
 
 
 class Denoiser:
@@ -180,7 +180,7 @@ class Denoiser:
     def __init__(self, network: Network, rows: int, backend: GraphBackend | None = None) -> None:
         """rows: for how many a batch has room at first; backend: captures steps for `launch`."""
         self.network, self._rows = network, rows
-        self._seats: dict[Key, Seats] = {}
+        self._batch_rows: dict[Key, BatchRows] = {}
         self._layout: tuple[object, Layout] | None = None
         self._probe = LiftProbe()
         self._outstanding: list[Pending] = []  # written steps of which the host has learned nothing
@@ -200,13 +200,13 @@ class Denoiser:
             for pending in list(self._outstanding):
                 pending.results()
         ordered = tuple(canvases[i] for i in layout.order)
-        seats = [self._seats[key] for key in dict.fromkeys(map(self._key, ordered))]
-        states = tuple((each, each.state) for each in seats)
+        batch_rows = [self._batch_rows[key] for key in dict.fromkeys(map(self._key, ordered))]
+        states = tuple((each, each.state) for each in batch_rows)
         attended = layout.attended(slots)
         attend: PartRows | Tensor = PartRows(attended)
         if self.device_steps is not None and len(attended) == 1 and attended[0].index is None:
             pool = attended[0].pool
-            attend = self.device_steps.hidden(seats[0].batch, len(canvases), pool)
+            attend = self.device_steps.hidden(batch_rows[0].batch, len(canvases), pool)
         evaluated = evaluate(self.network, layout.parts, layout.scoring, attend, ordered)
         return ForwardResult(evaluated, layout, ordered, states)
 
@@ -221,8 +221,8 @@ class Denoiser:
             raise ValueError("the rows were given away or moved on since this forward")
         updates, words = move(result.evaluated)
         copy = HostCopy.start(result, updates, words)
-        for seats, _ in result.seats:
-            seats.steps += 1
+        for batch_rows, _ in result.batch_rows:
+            batch_rows.steps += 1
         error = None
         try:
             write(result.layout.parts, updates)
@@ -281,15 +281,15 @@ class Denoiser:
             return self.apply(self.forward(canvases, slots))
         assert self.device_steps is not None
         self._layout = None  # what it notes in the batches is about to be overwritten
-        seats = self._seats_of(self._key(canvases[0]))
-        seated = tuple(seats.take([canvases]))
+        batch_rows = self._rows_of(self._key(canvases[0]))
+        placed = tuple(batch_rows.take([canvases]))
         places = {id(canvas): place for place, canvas in enumerate(canvases)}
-        order = tuple(places[id(canvas)] for canvas in seated)
-        step = self.device_steps.run(seats, seated, [slots[place] for place in order])
-        seats.steps += 1
+        order = tuple(places[id(canvas)] for canvas in placed)
+        step = self.device_steps.run(batch_rows, placed, [slots[place] for place in order])
+        batch_rows.steps += 1
         shape = step.kind.rows, step.width
         top = min(TOP, self.network.config.vocab_size)
-        copy = HostCopy(seated, order, (shape,), ({},), {}, top, step.words.flatten(), None)
+        copy = HostCopy(placed, order, (shape,), ({},), {}, top, step.words.flatten(), None)
         error = None
         try:
             # The next step writes over its words; on a CPU they would be the host's own.
@@ -304,7 +304,7 @@ class Denoiser:
         keys = {self._key(canvas) for canvas in canvases}
         if self.device_steps is None or len(keys) != 1:
             return False
-        return self.device_steps.serve(canvases, slots, self._seats_of(keys.pop()).batch)
+        return self.device_steps.serve(canvases, slots, self._rows_of(keys.pop()).batch)
 
     def _pending(self, copy: HostCopy, error: Exception | None) -> Pending:
         pending = Pending(copy, error, self._outstanding.remove)
@@ -320,12 +320,15 @@ class Denoiser:
                 self._key(canvas), {number: [] for number in numbers.values()}
             )
             of_key[numbers[id(slot.pool)]].append(canvas)
-        seated = {key: self._seats_of(key).take(list(groups[key].values())) for key in groups}
+        placed = {key: self._rows_of(key).take(list(groups[key].values())) for key in groups}
         places = {id(canvas): place for place, canvas in enumerate(canvases)}
-        order = [places[id(canvas)] for members in seated.values() for canvas in members]
+        order = [places[id(canvas)] for members in placed.values() for canvas in members]
         version = (
             tuple(order),
-            tuple((key, len(members), self._seats[key].version) for key, members in seated.items()),
+            tuple(
+                (key, len(members), self._batch_rows[key].version)
+                for key, members in placed.items()
+            ),
             tuple((numbers[id(slot.pool)], slot.index) for slot in slots),
         )
         if self._layout is None or self._layout[0] != version:
@@ -333,8 +336,8 @@ class Denoiser:
             if self.device_steps is not None:
                 self.device_steps.forget()
             batches = [
-                (self._seats[key].batch, members, [slots[places[id(c)]] for c in members])
-                for key, members in seated.items()
+                (self._batch_rows[key].batch, members, [slots[places[id(c)]] for c in members])
+                for key, members in placed.items()
             ]
             vocab_size, device = self.network.head.vocab_size, self.network.device
             self._layout = version, lay_out(order, batches, vocab_size, device, self._probe)
@@ -346,9 +349,11 @@ class Denoiser:
         width = width or width_for(canvas.length, longest)
         return Key(width, canvas.history_rows)
 
-    def _seats_of(self, key: Key) -> Seats:
-        if key not in self._seats:
+    def _rows_of(self, key: Key) -> BatchRows:
+        if key not in self._batch_rows:
             network = self.network
             hidden = network.config.hidden_size
-            self._seats[key] = Seats(key, self._rows, hidden, network.dtype, network.device)
-        return self._seats[key]
+            self._batch_rows[key] = BatchRows(
+                key, self._rows, hidden, network.dtype, network.device
+            )
+        return self._batch_rows[key]

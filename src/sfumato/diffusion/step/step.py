@@ -44,7 +44,7 @@ class Part:
     rules: GroupedRules | StaticRules
 
     @property
-    def spans(self) -> list[int]:
+    def widths(self) -> list[int]:
         """Packed positions of each row."""
         return [self.batch.width] * len(self.lengths) if self.packed is None else [*self.lengths]
 
@@ -124,8 +124,8 @@ def lay_out(
             packed = None if part.packed is None else _packed(lengths[at], batch.width, device)
             runs.append(Run(part, at, packed))
     scored = [canvas for _, members, _ in batches for canvas in members]
-    spans = [span for part in parts for span in part.spans]
-    scoring = Scoring.of(scored, vocab_size, device, spans)
+    widths = [width for part in parts for width in part.widths]
+    scoring = Scoring.of(scored, vocab_size, device, widths)
     return Layout(tuple(order), tuple(parts), tuple(runs), scoring)
 
 
@@ -172,7 +172,7 @@ def move(evaluated: Evaluated) -> tuple[list[Update], Tensor]:
     updates = []
     row = position = 0
     for part, fresh in zip(parts, evaluated.fresh, strict=True):
-        rows, positions = len(part.lengths), sum(part.spans)
+        rows, positions = len(part.lengths), sum(part.widths)
         part_stats = stats if len(parts) == 1 else stats[position : position + positions]
         extra = {i - row: e for i, e in evaluated.extra.items() if row <= i < row + rows}
         updates.append(update(part, part_stats, fresh, extra))
@@ -279,7 +279,7 @@ def update(part: Part, stats: HeadStats, fresh: Tensor, extra: Mapping[int, Head
     frozen = batch.done.clone()
     step = batch.step + ~frozen
     converged = batch.converged | (decision.stop & ~frozen)
-    bare = pinned & (batch.bare_pins > 0)[:, None]
+    bare = pinned & (batch.hard_pins > 0)[:, None]
     keeps_soft = (frozen | ~batch.self_conditioning)[:, None] | bare
     return Update(
         tokens=torch.where(accepted, stats.drawn, fresh),

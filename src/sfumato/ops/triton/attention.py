@@ -110,7 +110,7 @@ def _seen(
 
 
 @triton.jit
-def _add_span(
+def _add_keys(
     q: tl.tensor, keys: tl.tensor, values: tl.tensor, line: tl.tensor, column: tl.tensor,
     begin: tl.tensor, end: tl.tensor, shift: tl.tensor, turn: tl.tensor, size: tl.tensor,
     lowest: tl.tensor, highest: tl.tensor, largest: tl.tensor, total: tl.tensor,
@@ -202,7 +202,7 @@ def _attend(
     canvas_end = tl.where(piece == 0, own, 0)
     new_keys = as_descriptor(new_keys, tokens, KV_HEADS * D, KEYS, D, DESCRIPTORS)
     new_values = as_descriptor(new_values, tokens, KV_HEADS * D, KEYS, D, DESCRIPTORS)
-    largest, total, weighted = _add_span(
+    largest, total, weighted = _add_keys(
         query, new_keys, new_values, row * length, head * D, 0, canvas_end, 0, 2**30, 0,
         lowest, highest, largest, total, weighted, PHASES, KEYS, UPCAST,
     )  # fmt: skip
@@ -215,7 +215,7 @@ def _attend(
         own_keys = as_descriptor(own_keys, beside, D, KEYS, D, DESCRIPTORS)
         own_values = as_descriptor(own_values, beside, D, KEYS, D, DESCRIPTORS)
         line = head * places + tl.load(starts + row).to(tl.int32)
-        largest, total, weighted = _add_span(
+        largest, total, weighted = _add_keys(
             query, own_keys, own_values, line, 0, 0, tl.where(piece == 0, count, 0), 0, 2**30, 0,
             lowest, highest, largest, total, weighted, WINDOWED, KEYS, UPCAST,
         )  # fmt: skip
@@ -227,7 +227,7 @@ def _attend(
     begin = (tl.load(slots + row) * KV_HEADS + head) * size
     keys = as_descriptor(keys, stored, D, KEYS, D, DESCRIPTORS)
     values = as_descriptor(values, stored, D, KEYS, D, DESCRIPTORS)
-    largest, total, weighted = _add_span(
+    largest, total, weighted = _add_keys(
         query, keys, values, (begin + start).to(tl.int32), 0, start,
         tl.minimum(held, start + SPLIT), before - turn, turn, size,
         lowest, highest, largest, total, weighted, WINDOWED, KEYS, UPCAST,

@@ -288,11 +288,11 @@ def _move_rows(
 
 @triton.jit(
     do_not_specialize=[
-        "pinned", "bare_pins", "self_conditioning", "done", "width", "stride", "flag_stride"
+        "pinned", "hard_pins", "self_conditioning", "done", "width", "stride", "flag_stride"
     ]
 )  # fmt: skip
 def _take_soft(
-    soft: tl.tensor, new: tl.tensor, pinned: tl.tensor, bare_pins: tl.tensor,
+    soft: tl.tensor, new: tl.tensor, pinned: tl.tensor, hard_pins: tl.tensor,
     self_conditioning: tl.tensor, done: tl.tensor, width: tl.tensor, stride: tl.tensor,
     flag_stride: tl.tensor,
     HIDDEN: tl.constexpr, ELEMENTS: tl.constexpr, UPCAST: tl.constexpr,
@@ -302,7 +302,7 @@ def _take_soft(
     at = tl.program_id(0).to(tl.int64)
     row, flag = at // width, at // width * flag_stride
     fixed = tl.load(pinned + row * stride + at % width) >= 0
-    kept = fixed & (tl.load(bare_pins + row * stride) > 0)
+    kept = fixed & (tl.load(hard_pins + row * stride) > 0)
     kept |= tl.load(done + flag) != 0
     kept |= tl.load(self_conditioning + flag) == 0
     if kept:
@@ -318,7 +318,7 @@ _STATE = ("tokens", "pinned", "history", "max_steps", "step", "unchanged")
 _FLAGS = ("cold", "converged", "done")
 _STATISTICS = ("argmax", "drawn", "entropy", "top_ids", "top_probs")
 _STRIDES = dict.fromkeys(("width", "stride", "flag_stride"), "i32")
-_KEEPING = ("pinned", "bare_pins", "self_conditioning", "done")
+_KEEPING = ("pinned", "hard_pins", "self_conditioning", "done")
 
 MOVE_ROWS = register(
     Kernel(
@@ -341,7 +341,7 @@ TAKE_SOFT = register(
         _take_soft,
         {
             **dict.fromkeys(("soft", "new"), "*bf16:16"),
-            **dict.fromkeys(("pinned", "bare_pins"), "*i64"),
+            **dict.fromkeys(("pinned", "hard_pins"), "*i64"),
             **dict.fromkeys(("self_conditioning", "done"), "*u1"),
             **_STRIDES,
         },
@@ -391,7 +391,7 @@ def move_rows(rows: Rows, rules: Rules, stats: Statistics, fresh: Tensor, words:
 def _serves(rows: Rows, rules: Rules, stats: Statistics, fresh: Tensor, words: Tensor) -> bool:
     """Whether the rules have settings, and the parts of each row's state one distance to those of
     the next row's."""
-    integers = {getattr(rows, name).stride(0) for name in (*_STATE, "bare_pins")}
+    integers = {getattr(rows, name).stride(0) for name in (*_STATE, "hard_pins")}
     flags = {getattr(rows, name).stride(0) for name in (*_FLAGS, "self_conditioning")}
     alone = len(rows.tokens) == 1  # of one row no next one is read
     apart = (alone or len(integers) == len(flags) == 1) and rows.soft.is_contiguous()
@@ -405,7 +405,7 @@ def _check(device: torch.device) -> None:
     record = torch.zeros(2, 16, dtype=torch.int64, device=device)
     flags = torch.zeros(2, 4, dtype=torch.bool, device=device)
     tokens, pinned, history = record[:, :4], record[:, 4:8], record[:, None, 8:12]
-    names = ("max_steps", "bare_pins", "step", "unchanged")
+    names = ("max_steps", "hard_pins", "step", "unchanged")
     columns = dict(zip(names, record[:, 12:16].unbind(1), strict=True))
     flag_names = ("cold", "self_conditioning", "converged", "done")
     columns |= dict(zip(flag_names, flags.unbind(1), strict=True))

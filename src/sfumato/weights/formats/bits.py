@@ -142,16 +142,16 @@ def fit_affine(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     total, total_x = _sum(weight), _sum(weighted)
     least = x.amin(0).clamp_(max=0)
     span = x.amax(0) - least
-    codes, scratch = torch.empty_like(x), torch.empty_like(x)
+    codes, buffer = torch.empty_like(x), torch.empty_like(x)
     gain = torch.full_like(span, -torch.inf)  # what the fit takes off Σ weight · x²
     scale, low = span / levels, least
 
     def attempt(origin: Tensor, inverse: Tensor) -> None:
         nonlocal gain, scale, low
         torch.sub(x, origin, out=codes).mul_(inverse).round_().clamp_(0, levels)
-        products = _sum(torch.mul(weighted, codes, out=scratch))
-        first = _sum(torch.mul(weight, codes, out=scratch))
-        second = _sum(scratch.mul_(codes))
+        products = _sum(torch.mul(weighted, codes, out=buffer))
+        first = _sum(torch.mul(weight, codes, out=buffer))
+        second = _sum(buffer.mul_(codes))
         spread = total * second - first * first
         steep = (total * products - total_x * first) / spread
         floor = (second * total_x - first * products) / spread
@@ -184,13 +184,13 @@ def fit_linear(x: Tensor, top: float, gap: float, nearest: Callable[[Tensor], Te
     highest, lowest = x.amax(0), x.amin(0)
     peak = torch.where(highest > -lowest, highest, lowest)
     gain, scale = torch.zeros_like(peak), peak / -top
-    scratch = torch.empty_like(x)
+    buffer = torch.empty_like(x)
 
     def attempt(inverse: Tensor) -> None:
         nonlocal gain, scale
         values = nearest(x * inverse)
-        products = _sum(torch.mul(weighted, values, out=scratch))
-        second = _sum(torch.mul(weight, values, out=scratch).mul_(values))
+        products = _sum(torch.mul(weighted, values, out=buffer))
+        second = _sum(torch.mul(weight, values, out=buffer).mul_(values))
         steep = products / second
         scored = steep * products
         better = scored > gain  # never where all squares are zero or infinite: scored is NaN
