@@ -13,16 +13,17 @@ from sfumato.options.exclusions import EXCLUSIONS, Exclusion
 from sfumato.options.table import OPTIONS
 from sfumato.refused import Refused
 from sfumato.server.dialects.fill import FillBody
-from sfumato.server.dialects.ollama.forms import OllamaGenerateBody
+from sfumato.server.dialects.ollama.chat import OllamaGenerateBody
+from sfumato.server.dialects.openai_chat import ChatBody
 from sfumato.server.dialects.openai_completions import CompletionBody
-from sfumato.server.schemas.generation import VllmXargs
+from sfumato.server.schemas.body import VllmXargs
 
 ROWS = [row for rows in EXCLUSIONS.values() for row in rows]
 NAMES = {
     *(field.name for kind in (Request, SamplerConfig) for field in fields(kind)),
     *(
         name
-        for body in (CompletionBody, FillBody, OllamaGenerateBody, VllmXargs)
+        for body in (ChatBody, CompletionBody, FillBody, OllamaGenerateBody, VllmXargs)
         for name in body.model_fields
     ),
     *(name for option in OPTIONS for name in (option.flag, f"-{option.short}")),

@@ -13,9 +13,8 @@ import httpx
 import openai
 import pytest
 
-from sfumato.server.dialects.decisions.gemini import GeminiDecisionBody
+from sfumato.server.dialects.decisions.maps import GeminiDecisionBody, SystemOneBody
 from sfumato.server.dialects.decisions.openai import OpenAIDecisionBody
-from sfumato.server.dialects.decisions.systemone import SystemOneBody
 
 DOCS = Path(__file__).parents[2] / "docs" / "api.md"
 ONE, ANY = "/v1/systemone", "/v1/decisions"

@@ -14,8 +14,8 @@ from sfumato.api import Model
 from sfumato.cli.fill import holes_of
 from sfumato.diffusion.constraints.grammar import schema_source
 from sfumato.engine import ServedModel
-from sfumato.server.dialects.decisions import systemone
-from sfumato.server.dialects.decisions.systemone import SystemOneBody
+from sfumato.server.dialects.decisions import maps
+from sfumato.server.dialects.decisions.maps import SystemOneBody
 from sfumato.server.examples import decisions, demonstration, examples, modes
 from sfumato.server.http.request_body import validated
 from sfumato.server.metrics import CONTENT_TYPE
@@ -96,7 +96,7 @@ def test_the_example_decisions_can_be_asked(server: Any, is_embedded: bool) -> N
     for example in decisions(is_embedded)["examples"]:
         fields = {name: example[name] for name in ("state", "questions")}
         body = validated(fields, SystemOneBody, lenient=False)
-        call = systemone.parse(server.service, systemone.PATH, body)
+        call = maps.parse(server.service, maps.PATH, body)
         assert call.request.state == example["state"] and len(call.request.questions) > 1
 
 

@@ -38,6 +38,7 @@ from sfumato.engine.circuit import CircuitState
 from sfumato.engine.events import Sink
 from sfumato.engine.memory.estimate import Prediction
 from sfumato.engine.memory.guard import MemoryView
+from sfumato.engine.request import AnyRequest
 from sfumato.engine.stats import History, SlotState, Speeds, Totals
 from sfumato.text.template import ChatTemplate
 from sfumato.train.recipe import EMBEDDED
@@ -148,10 +149,10 @@ class FakeEngine:
     def check(self, request: Request) -> None:
         pass
 
-    def drop(self, request: Request, terminal: Failed) -> None:
+    def drop(self, request: AnyRequest, terminal: Failed) -> None:
         pass
 
-    def late(self, request: Request) -> str | None:
+    def late(self, request: AnyRequest) -> str | None:
         return None
 
     def refusals(self, request: Request) -> AbstractContextManager[None]:

@@ -142,7 +142,7 @@ class Engine:
         with self.refusals(request):
             self._check_room(self._job(request))
 
-    def drop(self, request: Request, terminal: Failed) -> None:
+    def drop(self, request: AnyRequest, terminal: Failed) -> None:
         """Reports the end of a request that was checked and then never submitted."""
         self._outputs.report(request, terminal)
 

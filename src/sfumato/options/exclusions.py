@@ -157,11 +157,14 @@ GIVEN_CANVAS = (
     Exclusion(
         "diffusion_read_only",
         (
-            *("temperature", "top_p", "top_k", "logit_bias", "min_tokens", "ignore_eos", "stop"),
+            *("temperature", "top_p", "top_k", "logit_bias", "min_tokens", "stop"),
             *("t_min", "t_max", "stability", "confidence", "settle_at_end"),
         ),
         "a read (diffusion_read_only) has the probabilities of the model at temperature 1",
         "leave the field out",
+    ),
+    Exclusion(
+        "tool_choice", ("canvas",), "a given canvas cannot begin with a call", about=("{one}",)
     ),
 )
 COMPLETION = (

@@ -13,23 +13,18 @@ from fastapi.staticfiles import StaticFiles
 
 from sfumato import __version__
 from sfumato.engine import Engine
-from sfumato.server import info, replay, tokenizing
-from sfumato.server.dialects import DECISIONS, DIALECTS, by_path
-from sfumato.server.dialects.anthropic.forms import CountBody
+from sfumato.server import info, replay
+from sfumato.server.dialects import DECISIONS, DIALECTS, by_path, decisions
+from sfumato.server.dialects.anthropic.messages import COUNT_TOKENS
 from sfumato.server.dialects.ollama import info as ollama
-from sfumato.server.dialects.ollama.forms import OllamaShowBody
-from sfumato.server.dialects.responses.routes import add_routes as add_response_routes
-from sfumato.server.http import decisions, error_handlers, route
-from sfumato.server.http.decisions import DecisionRoute
-from sfumato.server.http.dialect import Dialect
-from sfumato.server.http.observe import AuditLine, Observer
-from sfumato.server.http.security import Framing, Gate
+from sfumato.server.dialects.responses.renderer import add_routes as add_response_routes
+from sfumato.server.http import errors, route
+from sfumato.server.http.dialect import Dialect, Get, Post
+from sfumato.server.http.middleware import AuditLine, Framing, Gate, Observer
 from sfumato.server.metrics import CONTENT_TYPE, Metrics
 from sfumato.server.openapi import add_reference, fails, takes
-from sfumato.server.plain_routes import add_gets, add_posts
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
-from sfumato.server.tokenizing import DetokenizeBody, TemplateBody, TokenizeBody
 
 __all__ = ["ServerSettings", "create_app"]
 
@@ -60,29 +55,23 @@ def create_app(
         redoc_url=None,
     )
     app.state.service = service
-    for dialect in dialects:
-        _add_dialect(app, service, dialect)
+    posts = (*dialects, COUNT_TOKENS, ollama.SHOW, *info.POSTS)
+    for post in posts:
+        _add_post(app, service, post)
     for each in DECISIONS:
         _add_decisions(app, service, each)
     add_response_routes(app, service)
-    _add_models(app, service)
-    add_posts(app, service, [tokenizing.COUNT_TOKENS])
-    add_gets(app, service, ollama.GETS)
-    add_posts(app, service, [ollama.SHOW])
-    add_posts(app, service, tokenizing.ROUTES)
-    _add_info(app, service)
-    _add_metrics(app, service, metrics)
-    bodies = [dialect.body_type for dialect in dialects]
-    forms_of_decisions = [dialect for each in DECISIONS for dialect in each.dialects]
-    bodies += [dialect.body_type for dialect in forms_of_decisions]
-    forms = [each.errors for each in dialects] + [each.errors for each in forms_of_decisions]
-    others = (TokenizeBody, DetokenizeBody, TemplateBody, CountBody, OllamaShowBody)
-    add_reference(app, (*bodies, *others), forms)
+    for get in (*info.GETS, *ollama.GETS):
+        _add_get(app, service, get)
+    _add_others(app, service, metrics)
+    forms = [form for each in DECISIONS for form in each.dialects]
+    described = [(post.body_type, post.errors) for post in posts]
+    add_reference(app, described + [(form.body_type, form.errors) for form in forms])
     if service.settings.page:
         _add_replay(app)
         app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
-    error_handlers.add_handlers(app)
-    app.add_middleware(Gate, settings=service.settings, form_of=by_path(dialects, DECISIONS))
+    errors.add_handlers(app)
+    app.add_middleware(Gate, settings=service.settings, form_of=by_path(posts, DECISIONS))
     if service.settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -95,24 +84,47 @@ def create_app(
     return app
 
 
-def _add_dialect(app: FastAPI, service: Service, dialect: Dialect[Any]) -> None:
-    async def generate(request: Request) -> Response:
-        return await route.reply(dialect, service, request)
+def _add_get(app: FastAPI, service: Service, get: Get) -> None:
+    async def answer() -> Any:
+        return get.answer(service)
 
     app.add_api_route(
-        dialect.path,
-        generate,
-        methods=["POST"],
-        name=dialect.name,
-        description=dialect.help,
-        tags=[dialect.tag],
-        **takes(dialect.body_type, stream=dialect.wire.media_type, forms=[dialect.errors]),
+        get.path,
+        answer,
+        methods=["GET"],
+        name=get.name,
+        description=get.help,
+        tags=[get.tag],
+        response_model=get.shape,
+        responses=fails(*get.statuses, forms=[get.errors]),
+        include_in_schema=not get.hidden,
     )
-    for alias in dialect.aliases:
-        app.add_api_route(alias, generate, methods=["POST"], include_in_schema=False)
+    if get.has_head:
+        app.add_api_route(
+            get.path, answer, methods=["HEAD"], response_model=None, include_in_schema=False
+        )
 
 
-def _add_decisions(app: FastAPI, service: Service, each: DecisionRoute) -> None:
+def _add_post(app: FastAPI, service: Service, post: Post[Any]) -> None:
+    async def answer(request: Request) -> Response:
+        return await route.reply(post, service, request)
+
+    stream = post.wire.media_type if isinstance(post, Dialect) else None
+    described = takes(post.body_type, stream=stream, statuses=post.statuses, forms=[post.errors])
+    app.add_api_route(
+        post.path,
+        answer,
+        methods=["POST"],
+        name=post.name,
+        description=post.help,
+        tags=[post.tag],
+        **described,
+    )
+    for alias in post.aliases:
+        app.add_api_route(alias, answer, methods=["POST"], include_in_schema=False)
+
+
+def _add_decisions(app: FastAPI, service: Service, each: decisions.DecisionRoute) -> None:
     async def decide(request: Request) -> Response:
         return await decisions.reply(each, service, request)
 
@@ -122,7 +134,7 @@ def _add_decisions(app: FastAPI, service: Service, each: DecisionRoute) -> None:
         methods=["POST"],
         name=each.name,
         description=each.help,
-        tags=[each.tag],
+        tags=["decisions"],
         **takes(
             *(dialect.body_type for dialect in each.dialects),
             forms=[dialect.errors for dialect in each.dialects],
@@ -130,32 +142,24 @@ def _add_decisions(app: FastAPI, service: Service, each: DecisionRoute) -> None:
     )
 
 
-def _add_models(app: FastAPI, service: Service) -> None:
-    add_gets(app, service, [info.MODELS])
+def _add_others(app: FastAPI, service: Service, metrics: Metrics) -> None:
+    """The routes that take something of a path, of a query, or nothing at all."""
 
     @app.get("/v1/models/{model:path}", tags=["OpenAI"], responses=fails(404))
     async def model_named(model: str) -> dict[str, Any]:
         """The model that is loaded, by its name."""
         return info.model_named(service, model)
 
-
-def _add_info(app: FastAPI, service: Service) -> None:
-    add_gets(app, service, info.GETS)
-
     @app.get("/slots", tags=["llama-server"], responses=fails(503))
     async def slots(fail_on_no_slot: str = "") -> list[dict[str, Any]]:
         """Each slot, and what it does, as llama-server has it."""
         return info.slots(service, bool(fail_on_no_slot))
-
-    add_gets(app, service, info.FURTHER_GETS)
 
     @app.post("/reset_prefix_cache", tags=["vLLM"], responses=fails(503))
     async def reset_prefix_cache() -> dict[str, Any]:
         """Slots that are free forget what they hold."""
         return await info.reset_prefix_cache(service)
 
-
-def _add_metrics(app: FastAPI, service: Service, metrics: Metrics) -> None:
     @app.get("/metrics", tags=["server"], response_class=Response, responses=fails())
     def metrics_text() -> Response:
         """Prometheus' text format."""

@@ -1,27 +1,43 @@
-"""Routes about the server itself: health, model, settings, slots, memory; also in llama-server's
-words."""
+"""Routes that generate nothing: the server's health, model, settings, slots and memory, also in
+llama-server's words; and those around the tokenizer.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict, is_dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi.responses import JSONResponse, Response
+from pydantic import Field, WithJsonSchema
 
 from sfumato import __version__
 from sfumato.diffusion.sampler import EntropyBound, LinearTemperature, StableAndConfident
 from sfumato.engine import EngineDead
 from sfumato.engine.stats import EngineState, RowState, SlotState
 from sfumato.options import MOST_STEPS
-from sfumato.server.chat.objects import written_at
+from sfumato.refused import Refused
+from sfumato.server.chat.call import continuation
+from sfumato.server.chat.objects import warned, written_at
+from sfumato.server.dialects import openai_chat
 from sfumato.server.dialects.anthropic.messages import anthropic_card
 from sfumato.server.dialects.llama_cpp import default_settings
 from sfumato.server.examples import decisions, demonstration, examples, modes
+from sfumato.server.http.dialect import Get, Post
 from sfumato.server.http.errors import ApiError, dead, openai_error, without_paths
-from sfumato.server.plain_routes import Get
+from sfumato.server.schemas import json_schemas
+from sfumato.server.schemas.body import (
+    Body,
+    Continue,
+    Ids,
+    Messages,
+    TemplateKwargs,
+    Tools,
+    without_effect,
+)
 from sfumato.server.schemas.json_schemas import greatest
 from sfumato.server.service import FINGERPRINT, Service
+from sfumato.text.prompt import check_long_texts
 
 
 def slots(service: Service, fail_on_no_slot: bool) -> list[dict[str, Any]]:
@@ -261,53 +277,177 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-MODELS = Get("/v1/models", "model_list", "OpenAI", "The model that is loaded.", models)
+@without_effect("model")
+class TokenizeBody(Body):
+    """llama-server's, with a content, or vLLM's, with a prompt."""
+
+    content: str | None = None
+    prompt: str | None = Field(None, description="The same as content.")
+    add_special: bool | None = Field(None, description="Put bos in front (false).")
+    add_special_tokens: bool | None = Field(None, description="The same as add_special.")
+    parse_special: bool | None = Field(None, description="Read markers as their tokens (true).")
+    with_pieces: bool | None = Field(None, description="Answer objects with id and piece (false).")
+
+
+@without_effect("model")
+class DetokenizeBody(Body):
+    tokens: Annotated[Ids, WithJsonSchema(json_schemas.IDS)]
+
+
+class TemplateBody(Body):
+    messages: Messages = Field(min_length=1)
+    tools: Tools = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    add_generation_prompt: bool | None = Field(None, description="Open the model's turn (true).")
+    continue_final_message: Continue = None
+
+
+def _tokens(service: Service, body: TokenizeBody) -> dict[str, Any]:
+    """Raises Refused."""
+    tokenizer = service.model.tokenizer
+    text = body.prompt if body.content is None else body.content
+    field = "prompt" if body.content is None else "content"
+    if text is None:
+        raise Refused("content", "is missing", code="missing")
+    if body.prompt is not None and body.prompt != text:
+        raise Refused(("content", "prompt"), "differ", "send one")
+    marked = body.parse_special is not False
+    ids = service.encode(text, field, marked)
+    if (body.add_special or body.add_special_tokens) and tokenizer.bos_id is not None:
+        ids = [tokenizer.bos_id, *ids]
+    fields: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": service.context}
+    if body.with_pieces:
+        pieces = zip(ids, service.token_texts(ids), strict=True)
+        fields["tokens"] = [{"id": token, "piece": piece} for token, piece in pieces]
+    return fields | warned(body)
+
+
+def _input_tokens(service: Service, body: openai_chat.ChatBody) -> dict[str, Any]:
+    """Raises Refused."""
+    (request, *_) = openai_chat.parse(service, body)
+    assert request.made is not None
+    return {"input_tokens": len(request.made.ids)} | warned(body)
+
+
+def _text(service: Service, body: DetokenizeBody) -> dict[str, Any]:
+    """Raises Refused."""
+    ids = body.tokens
+    most = service.model.config.context_length
+    if len(ids) > most:
+        raise Refused(
+            "tokens",
+            f"are {len(ids):,}, and this model's context has {most:,}",
+            "send them in parts",
+        )
+    try:
+        text = service.model.tokenizer.decode(ids, skip_special=False)
+    except (ValueError, OverflowError) as error:
+        raise Refused("tokens", str(error)) from None
+    # The prompt is as vLLM has it.
+    return {"content": text, "prompt": text} | warned(body)
+
+
+def _prompt(service: Service, body: TemplateBody) -> dict[str, Any]:
+    """Raises Refused."""
+    unknown = body.envelope.unknown
+    talk, continued = openai_chat.conversation(body.messages, service.settings, unknown), None
+    opens_turn = body.add_generation_prompt
+    if opens_turn is not False or body.continue_final_message:
+        talk, continued = continuation(service, talk, body.continue_final_message, opens_turn)
+    kwargs = body.chat_template_kwargs
+    check_long_texts([talk, body.tools], lambda text: service.engine.check_length(text, "messages"))
+    prompt = service.model.template.render(
+        talk,
+        thinking=bool(kwargs and kwargs.enable_thinking),
+        tools=body.tools,
+        add_generation_prompt=opens_turn is not False or continued is not None,
+    )
+    return {"prompt": prompt + (continued or "")} | warned(body)
+
+
 _HEALTH = Get(
-    "/health",
-    "health",
-    "server",
-    "200 while requests are taken, else 503 with the reason.",
-    health,
-    None,
-    (503,),
+    path="/health",
+    name="health",
+    tag="server",
+    help="200 while requests are taken, else 503 with the reason.",
+    answer=health,
+    shape=None,
+    statuses=(503,),
     has_head=True,
 )
+_LIVE = "200 while the engine lives, ready or not; 503: start the server again."
 GETS = (
     Get(
-        "/livez",
-        "live",
-        "server",
-        "200 while the engine lives, ready or not; 503: start the server again.",
-        alive,
-        None,
-        (503,),
-        has_head=True,
+        path="/v1/models",
+        name="model_list",
+        tag="OpenAI",
+        help="The model that is loaded.",
+        answer=models,
     ),
+    replace(_HEALTH, path="/livez", name="live", help=_LIVE, answer=alive),
     replace(_HEALTH, path="/v1/health", hidden=True),
     _HEALTH,
     replace(_HEALTH, path="/readyz"),
     Get(
-        "/props",
-        "props",
-        "server",
-        "The model's properties, defaults and the server's limits.",
-        props,
+        path="/props",
+        name="props",
+        tag="server",
+        help="The model's properties, defaults and the server's limits.",
+        answer=props,
+    ),
+    Get(
+        path="/state",
+        name="state",
+        tag="server",
+        help="Slots, the requests that run, the queue, totals and speeds.",
+        answer=state,
+    ),
+    Get(
+        path="/memory",
+        name="memory",
+        tag="server",
+        help="Memory as predicted, and as there is.",
+        answer=memory,
+    ),
+    Get(
+        path="/tokenizer_info",
+        name="tokenizer_info",
+        tag="vLLM",
+        help="The tokenizer's special tokens and the chat template.",
+        answer=tokenizer_info,
     ),
 )
-FURTHER_GETS = (
-    Get(
-        "/state",
-        "state",
-        "server",
-        "Slots, the requests that run, the queue, totals and speeds.",
-        state,
+POSTS: tuple[Post[Any], ...] = (
+    Post(
+        path="/tokenize",
+        name="tokenize",
+        tag="llama-server",
+        help="Text to token ids.",
+        body_type=TokenizeBody,
+        at_once=_tokens,
     ),
-    Get("/memory", "memory", "server", "Memory as predicted, and as there is.", memory),
-    Get(
-        "/tokenizer_info",
-        "tokenizer_info",
-        "vLLM",
-        "The tokenizer's special tokens and the chat template.",
-        tokenizer_info,
+    Post(
+        path="/detokenize",
+        name="detokenize",
+        tag="llama-server",
+        help="Token ids to text.",
+        body_type=DetokenizeBody,
+        at_once=_text,
+    ),
+    Post(
+        path=f"{openai_chat.PATH}/input_tokens",
+        name="input_tokens",
+        tag="llama-server",
+        help="How many tokens the prompt of a chat has.",
+        body_type=openai_chat.ChatBody,
+        at_once=_input_tokens,
+    ),
+    Post(
+        path="/apply-template",
+        name="apply_template",
+        tag="llama-server",
+        help="The prompt that messages become.",
+        body_type=TemplateBody,
+        at_once=_prompt,
     ),
 )

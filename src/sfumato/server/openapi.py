@@ -121,14 +121,15 @@ def _any_of(names: Iterable[str]) -> dict[str, Any]:
 def takes(
     *models: type[BaseModel],
     stream: str | None = None,
+    statuses: Sequence[int] = (),
     forms: Sequence[errors.ErrorForm] = (errors.OPENAI_ERRORS,),
 ) -> dict[str, Any]:
     """The OpenAPI description of a POST route that reads its body itself: one of the models.
-    stream: the media type of the stream that it may answer with. forms: of its errors."""
+    stream: the media type of the stream that it may answer with; statuses, forms: of its errors."""
     schema = _any_of(model.__name__ for model in models)
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     others = {status for form in forms for status in form.statuses}
-    answers = fails(400, 408, 415, 429, 503, 504, *others, forms=forms)
+    answers = fails(400, 408, 415, 429, 503, 504, *others, *statuses, forms=forms)
     if stream:
         answers[200] = {
             "description": "The reply, as one body or as a stream.",
@@ -138,20 +139,19 @@ def takes(
 
 
 def add_reference(
-    app: FastAPI, bodies: Iterable[type[BaseModel]], forms: Iterable[errors.ErrorForm] = ()
+    app: FastAPI, described: Iterable[tuple[type[BaseModel], errors.ErrorForm]]
 ) -> None:
-    """/openapi.json with the schemas of the bodies and of the forms of errors, and /docs."""
+    """/openapi.json with the schemas of the bodies, each with the form of its errors, and /docs."""
     without_bodies = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             description = without_bodies()
             parts = description.setdefault("components", {}).setdefault("schemas", {})
-            for model in bodies:
+            for model, form in described:
                 schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
                 parts |= schema.pop("$defs", {})
                 parts[model.__name__] = schema
-            for form in (errors.OPENAI_ERRORS, *forms):
                 parts[form.name] = dict(form.schema)
             app.openapi_schema = description
         return app.openapi_schema

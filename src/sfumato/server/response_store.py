@@ -129,24 +129,18 @@ class ResponseStore:
                 raise Missing(item_id)
             return self._get(owner, name)
 
-    def chain(self, owner: str, name: str | None, most: int) -> list[Stored]:
+    def chain(self, owner: str, name: str | None, most: int, is_whole: bool = True) -> list[Stored]:
         """The responses that end in that one, the first one first: at most so many of the last
-        ones. None: no response. Raises Missing, which names the one that is not here."""
-        chain: list[Stored] = []
-        with self._lock:
-            while name is not None and len(chain) < most:
-                chain.append(self._get(owner, name))
-                name = chain[-1].previous
-        return chain[::-1]
-
-    def remaining(self, owner: str, name: str | None, most: int) -> list[Stored]:
-        """The same, behind the latest one that is not here."""
+        ones. None: no response. Where one is not here, raises Missing, which names it, or, for a
+        chain that need not be whole, returns those behind it."""
         chain: list[Stored] = []
         with self._lock:
             while name is not None and len(chain) < most:
                 try:
                     chain.append(self._get(owner, name))
                 except Missing:
+                    if is_whole:
+                        raise
                     break
                 name = chain[-1].previous
         return chain[::-1]

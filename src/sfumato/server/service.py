@@ -85,22 +85,24 @@ class Service:
         endpoint: str,
         user: str | None = None,
         special: bool = True,
+        field: str = "prompt",
     ) -> list[int]:
         """Ids of a prompt that is no chat: bos, then the text. Of ids and texts in one list, bos
         comes before a text that is the first. special: whether markers in a text are their tokens.
-        Raises Refused."""
+        Raises Refused, for a prompt without a token too."""
         parts: Sequence[int | str] = [prompt] if isinstance(prompt, str) else prompt
-        texts = [part for part in parts if isinstance(part, str)]
-        if not texts:
-            return [part for part in parts if isinstance(part, int)]
-        request, ids = Request("".join(texts), endpoint=endpoint, user=user), list[int]()
+        text = "".join(part for part in parts if isinstance(part, str))
+        request, ids = Request(text, endpoint=endpoint, user=user), list[int]()
         with self.engine.refusals(request):
-            self.engine.check_length("".join(texts), "prompt")
+            self.engine.check_length(text, field)
             for part in parts:
-                ids += [part] if isinstance(part, int) else self.encode(part, "prompt", special)
+                ids += [part] if isinstance(part, int) else self.encode(part, field, special)
         bos = self.model.tokenizer.bos_id
-        if isinstance(parts[0], str) and bos is not None and ids[:1] != [bos]:
+        if parts and isinstance(parts[0], str) and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
+        if not ids:
+            lacks = ", and this model has no token to begin with" if parts else ""
+            raise Refused(field, f"is empty{lacks}")
         return ids
 
     def encode(self, text: str, field: str, special: bool = True) -> list[int]:

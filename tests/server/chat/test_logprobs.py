@@ -13,7 +13,7 @@ from tests.server.conftest import Served, serving
 from tests.support.answering_model import Answer, answering_model
 from tests.support.scripted_model import VOCABULARY, tokenizer
 
-from sfumato.server.http import wire
+from sfumato.server.http import dialect
 
 BROKEN = VOCABULARY["<0xE2>"]  # the first byte of a character that never becomes one
 QUOTED = "'<eos>' and <|tool_call>"
@@ -118,8 +118,8 @@ def test_large_answers_are_encoded_in_threads(answering: Served, monkeypatch: An
 
         return encoded
 
-    monkeypatch.setattr(wire, "_json", watched(wire._json))
-    monkeypatch.setattr(wire, "json", SimpleNamespace(dumps=watched(json.dumps)))
+    monkeypatch.setattr(dialect, "_json", watched(dialect._json))
+    monkeypatch.setattr(dialect, "json", SimpleNamespace(dumps=watched(json.dumps)))
     fields = {"logprobs": True, "top_logprobs": 2}
     assert answering.chat("mixed", n=2, **fields).status_code == 200
     assert answering.chat("mixed", stream=True, **fields).status_code == 200

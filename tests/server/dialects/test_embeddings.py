@@ -91,7 +91,7 @@ def test_a_long_text(server: Any) -> None:
     ("body", "message"),
     [
         ({"input": []}, "input: is empty"),
-        ({"input": [[]]}, "input: a text is empty"),
+        ({"input": [[]]}, "input: is empty"),
         ({"input": [[-1]]}, "input: token ids must lie in"),
         ({"input": [1, True]}, r"input\[1\]: must be a token id or a text"),
         ({"input": [True]}, r"input\[0\]: must be a text"),

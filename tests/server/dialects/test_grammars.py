@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from tests.server.conftest import Served, serving
 from tests.support.random_model import random_model
 
-from sfumato.server.http import grammar_threads
+from sfumato.server.http import inflight
 from sfumato.server.settings import ServerSettings
 
 SCHEMA: dict[str, Any] = {
@@ -195,7 +195,7 @@ def test_bad_grammars_hold_up_no_stream(server: Served) -> None:
 def test_too_many_that_wait_to_be_compiled_are_a_429(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_threads, "MOST_WAITING", 0)
+    monkeypatch.setattr(inflight, "MOST_WAITING", 0)
     answer = server.chat("x", json_schema=SCHEMA)
     assert answer.status_code == 429 and answer.json()["error"]["code"] == "queue_full"
     assert "Retry-After" in answer.headers

@@ -22,7 +22,7 @@ from sfumato.engine import Engine, EngineConfig, Failed, Request
 from sfumato.server.app import ServerSettings, create_app
 from sfumato.server.http import logs
 from sfumato.server.http.logs import RateLimit
-from sfumato.server.http.observe import Refusals
+from sfumato.server.http.middleware import Refusals
 from sfumato.server.metrics import Metrics
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -92,7 +92,7 @@ def test_refusals_are_counted_by_status_and_route(
         (CHAT, 405, None),
     ]
     assert {line["event"] for line in observed.lines} == {"refused"}
-    logged = [r.getMessage() for r in caplog.records if r.name == "sfumato.server.http.observe"]
+    logged = [r.getMessage() for r in caplog.records if r.name == "sfumato.server.http.middleware"]
     assert len(logged) == 6
     assert logged[0].startswith(f"refused: POST {CHAT}, status 401, invalid_api_key, client ")
 

@@ -9,7 +9,7 @@ import pytest
 
 from sfumato.api import Model
 from sfumato.server.app import ServerSettings
-from sfumato.server.http.security import canonical
+from sfumato.server.http.middleware import canonical
 
 USER = [{"role": "user", "content": "Who are you?"}]
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from tests.server.dialects.decisions.test_decisions import ONE, SYSTEM_ONE, Client
 
-from sfumato.server.http.admission import Admission, ThreadLimit
-from sfumato.server.http.decisions import PendingDecision
+from sfumato.engine import DecisionRequest
+from sfumato.server.http import inflight
+from sfumato.server.http.admission import Admission, Budget
 
 
 def test_a_call_that_is_cancelled_while_it_is_planned_cancels_its_request() -> None:
@@ -23,8 +24,11 @@ def test_a_call_that_is_cancelled_while_it_is_planned_cancels_its_request() -> N
         return SimpleNamespace(cancel=cancelled.set)
 
     async def main() -> None:
-        pending = PendingDecision(SimpleNamespace(decide=decide), None)  # type: ignore[arg-type]
-        call = asyncio.create_task(pending.begin())
+        engine: Any = SimpleNamespace(
+            decide=decide, drop=lambda *_: None, config=SimpleNamespace(slots=1)
+        )
+        request = DecisionRequest("state", {})
+        call = asyncio.create_task(inflight.start(engine, [request], None))  # type: ignore[arg-type]
         await asyncio.to_thread(begun.wait, 5)
         call.cancel()
         await asyncio.sleep(0)
@@ -39,7 +43,7 @@ def test_a_call_that_is_cancelled_while_it_is_planned_cancels_its_request() -> N
 def test_a_decision_is_planned_within_the_limits_of_its_body(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    limits: list[ThreadLimit] = []
+    limits: list[Budget] = []
     real = Admission.__init__
 
     def kept(self: Admission, max_body: int) -> None:
@@ -52,9 +56,9 @@ def test_a_decision_is_planned_within_the_limits_of_its_body(
     decide = client.engine.decide
 
     def watched(request: Any, sink: Any = None) -> Any:
-        free.append(limits[0]._threads._value)
+        free.append(limits[0]._free)
         return decide(request, sink)
 
     monkeypatch.setattr(client.engine, "decide", watched)
     assert client.post(ONE, SYSTEM_ONE).status_code == 200
-    assert free == [1] and limits[0]._threads._value == 2
+    assert free == [1] and limits[0]._free == 2

@@ -21,9 +21,9 @@ from sfumato.server.app import ServerSettings
 from sfumato.server.dialects.openai_chat import ChatBody
 from sfumato.server.dialects.openai_completions import CompletionBody
 from sfumato.server.http import admission, request_body
-from sfumato.server.http.admission import ByteBudget, ThreadLimit
+from sfumato.server.http.admission import Budget
 from sfumato.server.http.errors import ApiError, in_the_words_of
-from sfumato.server.tokenizing import DetokenizeBody
+from sfumato.server.info import DetokenizeBody
 
 MOST = 2**17
 SIZE = 8 << 20
@@ -105,7 +105,8 @@ def test_many_unknown_fields_are_left_out_where_the_server_is_lenient() -> None:
     body = b'{"messages":[%b],%b,%b}' % (USER, inner, names)
     decoded = request_body.decoded(bytearray(body), CHAT, lenient=True, most_values=MOST)
     assert decoded.stream_options and decoded.stream_options.include_usage
-    assert (len(decoded.ignored.named), decoded.ignored.count) == (20, MOST // 2 - 49)
+    unknown = decoded.envelope.unknown
+    assert (len(unknown.named), unknown.count) == (20, MOST // 2 - 49)
 
 
 @pytest.mark.parametrize("length", [True, False])
@@ -198,7 +199,7 @@ def test_what_there_is_no_room_for_has_its_answer(
     monkeypatch.setattr(admission, "CHECK_S", 0.05)
     served = serve(embedded, ServerSettings(max_body=1 << 22))
     # As where others hold all of it.
-    monkeypatch.setattr(served.service.admission, "bodies", ByteBudget(0, most_waiting=1))
+    monkeypatch.setattr(served.service.admission, "bodies", Budget(0, most_waiting=1))
     answer = served.post("/tokenize", content="x" * 4_000_000)
     assert answer.status_code == 503 and answer.headers["retry-after"]
     assert answer.json()["error"]["code"] == "bodies_busy"
@@ -208,7 +209,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 20))
 
 
-async def busy(bodies: ByteBudget, nbytes: int) -> ApiError:
+async def busy(bodies: Budget, nbytes: int) -> ApiError:
     with pytest.raises(ApiError) as caught:
         async with bodies.hold(nbytes):
             pass
@@ -219,12 +220,12 @@ def test_room_is_given_in_order_and_the_wait_is_bounded(monkeypatch: pytest.Monk
     monkeypatch.setattr(admission, "WAIT_S", 0.3)
     monkeypatch.setattr(admission, "CHECK_S", 0.05)
 
-    async def body(bodies: ByteBudget, nbytes: int, taken: list[int]) -> None:
+    async def body(bodies: Budget, nbytes: int, taken: list[int]) -> None:
         async with bodies.hold(nbytes):
             taken.append(nbytes)
 
     async def work() -> None:
-        bodies, taken = ByteBudget(100, most_waiting=2), list[int]()
+        bodies, taken = Budget(100, most_waiting=2), list[int]()
         async with bodies.hold(60):
             large = asyncio.create_task(body(bodies, 80, taken))
             await asyncio.sleep(0)
@@ -244,10 +245,10 @@ def test_room_is_given_in_order_and_the_wait_is_bounded(monkeypatch: pytest.Monk
             cancelled.cancel()
         async with bodies.hold(100):  # all of it is there again
             pass
-        threads = ThreadLimit(1)
-        async with threads.thread():
+        threads = Budget(1)
+        async with threads.hold():
             with pytest.raises(ApiError):
-                async with threads.thread():
+                async with threads.hold():
                     pass
 
     run(work())
@@ -259,17 +260,17 @@ def test_a_body_that_keeps_its_pace_is_not_hurried(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(admission, "CHECK_S", 0.01)
 
     @asynccontextmanager
-    async def uploading(bodies: ByteBudget, nbytes: int) -> AsyncIterator[None]:
+    async def uploading(bodies: Budget, nbytes: int) -> AsyncIterator[None]:
         async with bodies.arriving(9.0) as arrival:
             arrival.nbytes = nbytes
             yield
 
-    async def slow(bodies: ByteBudget) -> None:
+    async def slow(bodies: Budget) -> None:
         async with bodies.hold(50), uploading(bodies, 0):
             await asyncio.sleep(10)
 
     async def work() -> None:
-        bodies = ByteBudget(100, most_waiting=2)
+        bodies = Budget(100, most_waiting=2)
         async with AsyncExitStack() as held:
             await held.enter_async_context(bodies.hold(50))
             await held.enter_async_context(uploading(bodies, 10**9))

@@ -20,7 +20,7 @@ from tests.support.answering_model import answering_model, slow_down
 from sfumato.engine import Draft, Engine, EngineConfig, Event, Finished, Request, Settled
 from sfumato.server.app import ServerSettings, create_app
 from sfumato.server.dialects import DIALECTS
-from sfumato.server.http import stream as streams
+from sfumato.server.http import route as streams
 from sfumato.server.http.inflight import MOST_DRAFTS, start
 
 LONG = {"long": "word " * 400 + "<turn|>"}

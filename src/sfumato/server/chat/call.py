@@ -1,31 +1,37 @@
 """`ChatCall`: what a body asks for, whatever its words; and the engine's requests for it.
 
 A dialect maps the names of its fields to a `ChatCall`. The order of the checks, what a reply may
-hold beside calls, prompts, lengths and seeds are decided here, once for all dialects. Knows no
-dialect.
+hold beside calls, prompts, lengths and seeds are decided here, once for all dialects; and so are
+prompts that are no conversation: texts, token ids, both in one list, and text before a suffix.
+Knows no dialect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sfumato.api import Reply
-from sfumato.diffusion.constraints.grammar import GrammarSource
+from sfumato.diffusion.constraints.call_grammar import CallSource, CallTool, Source
+from sfumato.diffusion.constraints.grammar import GrammarSource, schema_source
+from sfumato.diffusion.constraints.hole import Hole
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.engine import Pooling, PromptScoring, Request, ServedModel, new_id
 from sfumato.options import exclusions
-from sfumato.refused import Refused
-from sfumato.server.chat.grammars import call_grammar, grammar_of
+from sfumato.refused import Refused, TooLarge
 from sfumato.server.chat.sampling import (
     canvas_fields,
     check_size,
+    given_in,
+    grammar_of,
     longest,
     request_fields,
     seeds_of,
 )
-from sfumato.server.schemas.generation import Sampling
+from sfumato.server.http.errors import ApiError
+from sfumato.server.schemas.body import Sampling
 from sfumato.server.schemas.json_schemas import EFFORTS
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
@@ -56,6 +62,8 @@ class ChatCall:
     endpoint: str
     drawn: Sampling  # how replies are drawn, held and sent: the fields that all bodies have
     messages: list[Message] | None = None  # None: each prompt is token ids
+    # What the body calls parts of the messages, by the names that they have here.
+    names: Mapping[str, str] = field(default_factory=dict)
     # Whether the reply may continue the last message; and the body's continue_final_message and
     # add_generation_prompt.
     continues: bool = True
@@ -64,8 +72,8 @@ class ChatCall:
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | Mapping[str, Any] | None = None
     is_single: bool = False  # one call at most
-    # What the reply has to match by the dialect's own fields. Raises Refused.
-    forms: Callable[[], Iterator[GrammarSource]] = lambda: iter(())
+    # What the reply has to match by the dialect's own fields; may raise Refused.
+    forms: Iterable[GrammarSource] = ()
     thinking: Thinking = field(default_factory=Thinking)
     logprobs: bool = False
     alternatives: int | None = None  # tokens that log probabilities name at each position
@@ -84,6 +92,17 @@ def requests_of(
     service: Service, call: ChatCall, prompts: Iterable[list[int]] | None = None
 ) -> list[Request]:
     """`count` requests for the messages, or for each of the prompts. Raises Refused."""
+    try:
+        return _requests(service, call, prompts)
+    except Refused as error:
+        raise error.renamed(call.names) from None
+
+
+def _requests(
+    service: Service, call: ChatCall, prompts: Iterable[list[int]] | None
+) -> list[Request]:
+    if getattr(call.drawn, "stream_options", None) is not None and not call.drawn.stream:
+        raise Refused("stream_options", "only with stream")
     one = _template_of(service, call)
     each = [one] if prompts is None else (replace(one, ids=ids) for ids in prompts)
     requests = [request for prompt in each for request in _replies(service, call, prompt)]
@@ -104,11 +123,8 @@ def _template_of(service: Service, call: ChatCall) -> Request:
     thinking, budget = thinking_of(call.thinking, continued is not None or messages is None)
     fields = request_fields(drawn, model, call.endpoint, use.banned, call.alternatives)
     fields["max_thinking_tokens"] = budget
-    fields |= canvas_fields(drawn, service, fields["sampler"], call.logprobs)
-    if use.opening is not None and fields["canvas"] is not None:
-        raise Refused(
-            "tool_choice", "a given canvas cannot begin with a call", "leave one of them out"
-        )
+    begins_with_call = use.opening is not None
+    fields |= canvas_fields(drawn, service, fields["sampler"], call.logprobs, begins_with_call)
     fields["prediction"] = call.prediction
     fields |= _ends(use, model, call.is_single, grammar_of(drawn, call.forms), fields)
     if continued is not None:  # the reply may be complete already
@@ -165,8 +181,7 @@ def _ends(
     beside = {name: fields.get(name) for name in _BESIDE}
     given = {**fields["sampler"].beside_grammar, **beside}
     may_hold = exclusions.refusal(exclusions.GRAMMAR, given) is None
-    required = use.opening is not None
-    grammar = call_grammar(use.tools, model, use.name, required, is_single, answer, may_hold)
+    grammar = _call_grammar(use, model, is_single, answer, may_hold)
     canvas = fields.get("canvas")
     stop, is_read = fields["stop"], canvas is not None and canvas.read_only
     if is_single and use.tools and grammar is None and close and not is_read:
@@ -324,11 +339,161 @@ def _chosen(choice: str | Mapping[str, Any]) -> str:
         name = function.get("name") if isinstance(function, Mapping) else None
         if isinstance(name, str):
             return name
-    raise _no_choice()
-
-
-def _no_choice() -> Refused:
-    return Refused(
+    raise Refused(
         "tool_choice",
         'must be none, auto, required, or {"type": "function", "function": {"name": …}}',
     )
+
+
+def _call_grammar(
+    use: ToolUse,
+    model: ServedModel,
+    is_single: bool,
+    answer: GrammarSource | None,
+    may_hold: bool,
+) -> Source | None:
+    """The grammar of a reply that may call tools: where one of them is strict or has to be called,
+    or the answer has a grammar of its own. is_single: whether one call is the most; answer: the
+    grammar of a reply without calls; may_hold: whether tools that are not strict are held where one
+    has to be called. None where calls are free. Raises Refused."""
+    tools, required = use.tools, use.opening is not None
+    is_strict = any(_is_strict(tool) for tool in tools or ())
+    markers, token_id = model.template.markers, model.tokenizer.token_id
+    names = (markers.call_open, markers.call_close, markers.quote)
+    ids = [token_id(name) if name else None for name in names]
+    holds_all = required and may_hold and any(map(_names_arguments, tools or ()))
+    if not tools or None in ids or not (is_strict or holds_all or answer):
+        return answer
+    if answer is not None and answer.kind != "schema":
+        raise Refused(answer.field, "goes with no tools", "leave one of them out")
+    opens, closes, quote = (token for token in ids if token is not None)
+    made = [_tool(tool, number, holds_all) for number, tool in enumerate(tools)]
+    return CallSource(
+        tuple(tool for tool in made if use.name in (None, tool.name)),
+        opens,
+        closes,
+        quote,
+        required,
+        is_single,
+        None if required else answer,
+    )
+
+
+def _is_strict(tool: Mapping[str, Any]) -> bool:
+    return tool["function"].get("strict") is True
+
+
+def _names_arguments(tool: Mapping[str, Any]) -> bool:
+    """Whether the schema of a tool's parameters says which there are."""
+    parameters = tool["function"].get("parameters")
+    return isinstance(parameters, Mapping) and "properties" in parameters
+
+
+def _tool(tool: Mapping[str, Any], number: int, is_held: bool) -> CallTool:
+    """is_held: whether its arguments match its schema though it is not strict. Raises ValueError
+    for a strict tool."""
+    name, parameters = tool["function"]["name"], tool["function"].get("parameters")
+    field = f"tools[{number}].function.parameters"
+    if _is_strict(tool):
+        return CallTool(name, schema_source(parameters or {}, field).text, field)
+    if not is_held or not _names_arguments(tool):
+        return CallTool(name, None, field)
+    return CallTool(name, json.dumps(parameters, ensure_ascii=False), field, is_strict=False)
+
+
+MixedPrompt = str | list[int | str]
+"""One prompt: a text, or token ids and texts in their order."""
+
+_FORMS = "a text, a list of token ids and texts, or an object with prompt_string"
+
+
+def prompts_in(value: Any, field: str, most: int) -> list[MixedPrompt]:
+    """The prompts of a body's field, at most so many. A list in which there is an id is one prompt.
+    Raises Refused."""
+    if value == []:
+        raise Refused(field, "is empty")
+    if not isinstance(value, list) or any(type(item) is int for item in value):
+        return [_prompt(value, field)]
+    if len(value) > most:
+        raise Refused(
+            field, f"at most {most:,} prompts, and {len(value):,} are given", "send them in parts"
+        )
+    return [_prompt(item, f"{field}[{i}]") for i, item in enumerate(value)]
+
+
+def _prompt(value: Any, where: str) -> MixedPrompt:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return _text_of(value, where)
+    if not isinstance(value, list):
+        raise Refused(where, f"must be {_FORMS}")
+    for i, item in enumerate(value):
+        if type(item) is not int and not isinstance(item, str):
+            raise Refused(f"{where}[{i}]", "must be a token id or a text")
+    return value
+
+
+def _text_of(value: Mapping[str, Any], where: str) -> str:
+    """The text of {"prompt_string": …}, or of {"content": [{"type": "text", "text": …}]}."""
+    if value.get("multimodal_data"):
+        name = f"{where}.multimodal_data"
+        raise Refused(name, "images are not supported yet")
+    for name in value:
+        if name not in ("prompt_string", "content", "multimodal_data"):
+            raise Refused(f"{where}.{name[:100]}", "unknown", f"a prompt is {_FORMS}")
+    text = value.get("prompt_string")
+    if isinstance(text, str) and "content" not in value:
+        return text
+    content = value.get("content")
+    if not isinstance(content, list) or "prompt_string" in value:
+        raise Refused(where, f"must be {_FORMS}")
+    return "".join(_content_texts(content, f"{where}.content"))
+
+
+def _content_texts(content: Sequence[Any], where: str) -> list[str]:
+    texts = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in ("image_url", "input_audio", "input_video"):
+            raise Refused(f"{where}[{i}]", "images are not supported yet", "send text")
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise Refused(f"{where}[{i}]", 'must be {"type": "text", "text": …}')
+        texts.append(part["text"])
+    return texts
+
+
+def before(service: Service, call: ChatCall, suffix: str, field: str = "suffix") -> ChatCall:
+    """The call with a hole before a suffix in the place of its reply, and a limit that says how
+    many tokens the hole has at most. Without a limit it has what the canvas leaves beside the
+    suffix, or half of it where the suffix is longer. field: the suffix's name. Raises Refused."""
+    given = given_in(call.drawn) | {"suffix": True, "echo": call.scoring}
+    if (refused := exclusions.refusal(exclusions.SUFFIX, given)) is not None:
+        raise refused.renamed({"suffix": field})
+    request = Request(suffix, endpoint=call.endpoint)
+    with service.engine.refusals(request):
+        tokens = len(service.encode(suffix, field, special=False))
+    longest = call.drawn.canvas_length or service.model.config.canvas_length
+    room = longest - 1 - min(tokens, longest // 2)  # the token before the hole is on the canvas too
+    if room < 1:
+        raise Refused(
+            "canvas_length",
+            f"a canvas of {longest} has no room for text before a suffix",
+            "ask for 3 or more",
+        )
+    most = room if call.limit in (None, -1) else min(call.limit or 1, room)
+    return replace(call, holes={"parts": (Hole(at_most=most), suffix), "max_tokens": most})
+
+
+LONG_PROMPT = "request ({tokens} tokens) exceeds the available context size ({context} tokens)"
+LONG_INPUT = "input ({tokens} tokens) is too large for a slot ({context} tokens)"
+
+
+def check_slot(service: Service, tokens: int, words: str, field: str) -> None:
+    """Raises ApiError for a prompt of more tokens than a slot that is made at start."""
+    if tokens > service.context:
+        text = words.format(tokens=tokens, context=service.context)
+        message = f"{text}, try increasing it with --context"
+        answer = ApiError.of(TooLarge(None, message, "", tokens, service.context))
+        answer.param = field
+        raise answer

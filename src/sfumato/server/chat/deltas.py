@@ -1,30 +1,199 @@
 """`DeltaRenderer`: replies in parts, each of which is sent once: thought, text, calls, and the end.
 
-What has been sent of a reply is kept here, and so are the tokens of its text, the progress of its
-prompt and its warnings. A dialect says what each part looks like. Knows no dialect.
+What has been sent of a reply is kept here, and so are the tokens of its text with their log
+probabilities (`TokenLog`), the progress of its prompt and its warnings. A dialect says what each
+part looks like. Knows no dialect.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from sfumato.api import Reply
-from sfumato.engine import Account, Finished, Request, Settled
+from sfumato.engine import Account, Finished, Request, ServedModel, Settled
 from sfumato.engine.stats import RowState
 from sfumato.server import examples
 from sfumato.server.chat import objects
 from sfumato.server.chat.call import ignored_tools, unknown_calls
-from sfumato.server.chat.logprobs import Entry, TokenLog, log_of, logged
 from sfumato.server.chat.sampling import reads
 from sfumato.server.http.dialect import Frame, Renderer
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.schemas.body import Body
-from sfumato.server.service import Service
-from sfumato.text.calls import ToolCall
+from sfumato.server.service import Service, token_text
+from sfumato.text.reply import Region, ToolCall
+from sfumato.text.tokenizer import Detokenizer
+
+NOT_IN_TOP = -9999.0  # OpenAI's value for a token that is not among the most probable
+Entry = dict[str, Any]  # of one token, as OpenAI's API has it
+Logged = tuple[str, list[Entry]]  # text, and the tokens that it is made of
+
+
+class TokenLog:
+    """Matches tokens with the parts of an answer's text as they are sent.
+
+    Thoughts, tool calls and markers are not part of an answer's text and have no entry. The
+    `token` of an entry is the text that it completes, so that tokens joined are the answer: of the
+    tokens that are the bytes of one character, the last has it.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        alternatives: int,
+        named: Sequence[int] = (),
+        by_id: bool = False,
+    ) -> None:
+        """alternatives: most probable tokens at each position; named: tokens that are named there
+        too; by_id: tokens are named by their ids, and not by their texts."""
+        self._model, self._alternatives = service.model, alternatives
+        self._named, self._by_id = tuple(named), by_id
+        self._region = Region.ANSWER
+        self._detokenizer = Detokenizer(service.model.tokenizer)
+        self._incomplete: list[Entry] = []  # tokens of a character that is not complete
+        self._complete_texts: deque[Logged] = deque()  # tokens by the text they complete
+        self._text = ""  # taken, and ends within a token
+
+    def add(self, commit: Settled) -> None:
+        """The tokens of a settled canvas."""
+        special = self._model.tokenizer.special_ids
+        for at, token in enumerate(commit.token_ids):
+            if token in special:
+                self._flush()
+                # Where an end marker ends the reply, no text follows that asks for its tokens.
+                markers = self._model.template.markers
+                region = self._region.begun_by(
+                    token_text(self._model, token), markers, ignore_ends=True
+                )
+                self._region = region or self._region
+            elif self._region is Region.ANSWER:
+                if self._model.tokenizer.byte(token) is None:
+                    self._flush()
+                text = self._detokenizer.push([token])
+                self._incomplete.append(self._entry(commit, at, token))
+                self._resolve(text)
+
+    def take(self, text: str) -> list[Logged]:
+        """The answer's next text in parts, each with its tokens. Text that ends within a token
+        waits for the rest of that token."""
+        self._text += text
+        parts, at = [], 0
+        while self._complete_texts and at + len(self._complete_texts[0][0]) <= len(self._text):
+            done, tokens = self._complete_texts.popleft()
+            parts.append((done, tokens))
+            at += len(done)
+        self._text = self._text[at:]
+        return parts
+
+    def end(self) -> list[Logged]:
+        """The text that still waits, once no text follows. A stop string may begin within a token;
+        of such a token the entry has the part that is in the text."""
+        self._flush()
+        parts = self.take("")
+        if self._text:
+            tokens = self._complete_texts.popleft()[1] if self._complete_texts else []
+            if tokens and not self._by_id:
+                tokens[-1] |= {"token": self._text, "bytes": list(self._text.encode())}
+            parts.append((self._text, tokens))
+        return parts
+
+    def _flush(self) -> None:
+        """The next token begins another character."""
+        self._resolve(self._detokenizer.flush())
+
+    def _resolve(self, text: str) -> None:
+        """The incomplete tokens make up this text; there are none where it is no answer's."""
+        if text and self._incomplete:
+            if not self._by_id:
+                for entry in self._incomplete:
+                    entry["token"] = ""
+                self._incomplete[-1]["token"] = text
+            self._complete_texts.append((text, self._incomplete))
+            self._incomplete = []
+
+    def _entry(self, commit: Settled, at: int, token: int) -> Entry:
+        top: list[tuple[int, float]] = []
+        if commit.top_ids is not None and commit.top_probs is not None:
+            top = list(zip(commit.top_ids[at].tolist(), commit.top_probs[at].tolist(), strict=True))
+        logs = {i: math.log(p) if p > 0 else NOT_IN_TOP for i, p in top}
+        if commit.named is not None:
+            # Of a token that is named twice, one number: the most probable ones' own.
+            own = zip(self._named, commit.named[at].tolist(), strict=True)
+            logs = {i: max(log, NOT_IN_TOP) for i, log in own} | logs
+        if commit.log_probs is not None:
+            logs = {token: commit.log_probs[at].item()} | logs
+        shown = [i for i, _ in top[: self._alternatives]]
+        shown += [i for i in self._named if i not in shown]
+        alternatives = [self._token(i, logs[i]) for i in shown]
+        return self._token(token, logs.get(token, NOT_IN_TOP)) | {"top_logprobs": alternatives}
+
+    def _token(self, token: int, log: float) -> Entry:
+        shown, raw = _text_and_bytes(self._model, token)
+        name = f"token_id:{token}" if self._by_id else shown
+        return {"token": name, "logprob": log, "bytes": list(raw)}
+
+
+class ReadLog(TokenLog):
+    """The log of a read: every position has an entry, markers and padding too, and the text is
+    complete at the end alone."""
+
+    def __init__(self, service: Service, alternatives: int, named: Sequence[int], by_id: bool):
+        super().__init__(service, alternatives, named, by_id)
+        self._entries: list[Entry] = []
+
+    def add(self, commit: Settled) -> None:
+        for at, token in enumerate(commit.token_ids):
+            self._entries.append(self._entry(commit, at, token))
+
+    def take(self, text: str) -> list[Logged]:
+        self._text += text
+        return []
+
+    def end(self) -> list[Logged]:
+        return [(self._text, self._entries)]
+
+
+def logged(log: TokenLog, collected: CollectedReply) -> list[Logged]:
+    """All of an answer, in parts with their tokens. log: a fresh one. The canvases are dropped."""
+    for commit in collected.settled:
+        log.add(commit)
+    collected.settled.clear()
+    return log.take(collected.finished.reply.text) + log.end()
+
+
+@lru_cache(maxsize=2**16)
+def _text_and_bytes(model: ServedModel, token: int) -> tuple[str, bytes]:
+    """A token as text, and its bytes."""
+    text = token_text(model, token)
+    shown = model.tokenizer.decode([token], skip_special=False) if text else ""
+    return shown, model.tokenizer.byte(token) or text.encode()
+
+
+def legacy(parts: Sequence[Logged], offset: int = 0) -> dict[str, Any]:
+    """The same in the form of text completions; offset: of the first token, in characters."""
+    offsets = []
+    for text, tokens in parts:
+        offsets += [offset] * len(tokens)
+        offset += len(text)
+    entries = [entry for _, tokens in parts for entry in tokens]
+    return {
+        "tokens": [entry["token"] for entry in entries],
+        "token_logprobs": [entry["logprob"] for entry in entries],
+        "top_logprobs": [_named(entry["top_logprobs"]) for entry in entries],
+        "text_offset": offsets,
+    }
+
+
+def _named(top: Sequence[Entry] | None) -> dict[str, float] | None:
+    """The number of the most probable of the tokens with one text."""
+    return None if top is None else {each["token"]: each["logprob"] for each in reversed(top)}
+
 
 # One word, with the space before it; what is very long, or has no spaces, is cut.
 _PIECE = re.compile(r"\s?\S{1,24}|\s{1,24}")
@@ -35,13 +204,18 @@ def pieces(text: str) -> list[str]:
     return _PIECE.findall(text)
 
 
+WATCH_S = 0.1  # how often the engine's state is looked at
+
+
 @dataclass
 class _Sent:
-    """What has been sent of a reply: characters, and calls."""
+    """What has been sent of a reply: characters, calls, and how far its prompt is encoded."""
 
     thought: int = 0
     text: int = 0
     calls: int = 0
+    encoded: int | None = None  # tokens of its prompt; None: nothing is reported yet
+    reports: bool = False  # whether more of the prompt is to be reported
 
 
 class DeltaRenderer(Renderer):
@@ -67,14 +241,16 @@ class DeltaRenderer(Renderer):
         self.alternatives, self.by_id = alternatives, by_id
         self.logs = [self.new_log(request) for request in requests]
         self.keeps_settled = any(each is not None for each in self.logs)
-        self._sent = [_Sent() for _ in requests]
-        self._progress = PromptProgress(service, requests, progress)
+        self._sent = [_Sent(reports=progress) for _ in requests]
+        self._numbers = {request.id: number for number, request in enumerate(requests)}
 
     def new_log(self, request: Request) -> TokenLog | None:
         """The log of the tokens of a reply's text, where one is wanted."""
         if self.alternatives is None:
             return None
-        return log_of(self.service, self.alternatives, request, self.by_id)
+        named = request.sampler.named_tokens if request.sampler else ()
+        kind = ReadLog if reads(request) else TokenLog
+        return kind(self.service, self.alternatives, named, bool(self.by_id))
 
     def thought(self, number: int, piece: str) -> Iterable[Frame]:
         """A piece of a thought."""
@@ -105,20 +281,22 @@ class DeltaRenderer(Renderer):
 
     @property
     def watches_s(self) -> float | None:
-        return self._progress.watches_s
+        return WATCH_S if any(sent.reports for sent in self._sent) else None
 
     def waiting(self) -> Iterable[Frame]:
-        return self._reports(self._progress.news())
+        return self._news(range(len(self._sent)))
 
     def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
-        yield from self._reports(self._progress.rest(number))
+        yield from self._news([number])
         if (log := self.logs[number]) is not None:
             log.add(settled)
         yield from self._grown(number, settled.thought, settled.text)
         yield from self._called(number, settled.tool_calls)
 
     def finished(self, number: int, end: Finished) -> Iterable[Frame]:
-        yield from self._reports(self._progress.rest(number, end.account))
+        yield from self._news([number])
+        all_of_it = end.account.prompt_tokens
+        yield from self._report(number, end.account, all_of_it, end.account.prefill_s)
         yield from self.rest(number, end.reply)
         yield from self.end(number, end)
 
@@ -152,8 +330,28 @@ class DeltaRenderer(Renderer):
         lines = [*self.notes, *self.warnings(reply)]
         return {"warnings": lines} if lines else {}
 
-    def _reports(self, news: Iterable[Progress]) -> Iterator[Frame]:
-        return (self.reported(number, progress) for number, progress in news)
+    def _news(self, numbers: Sequence[int]) -> Iterator[Frame]:
+        """What has been encoded of those prompts since the last time."""
+        if any(self._sent[number].reports for number in numbers):
+            for row in self.service.engine.state().running:
+                number = self._numbers.get(row.id)
+                if number is not None and number in numbers:
+                    yield from self._report(number, row, row.encoded_tokens, row.age_s)
+
+    def _report(
+        self, number: int, of: RowState | Account, encoded: int, seconds: float
+    ) -> Iterator[Frame]:
+        """The first progress of a prompt says what a slot held already, and the last one that all
+        is encoded."""
+        sent, total, cached = self._sent[number], of.prompt_tokens, of.cached_tokens
+        if not sent.reports:
+            return
+        for count in [cached, encoded] if sent.encoded is None else [encoded]:
+            if sent.encoded is None or count > sent.encoded:
+                sent.encoded = count
+                fields = {"total": total, "cache": cached, "processed": count}
+                yield self.reported(number, fields | {"time_ms": 1e3 * seconds})
+        sent.reports = sent.encoded is None or sent.encoded < total
 
     def _grown(self, number: int, thought: str, text: str) -> Iterator[Frame]:
         sent, log = self._sent[number], self.logs[number]
@@ -169,61 +367,3 @@ class DeltaRenderer(Renderer):
         if calls:
             yield from self.calls(number, self._sent[number].calls, calls)
             self._sent[number].calls += len(calls)
-
-
-WATCH_S = 0.1  # how often the engine's state is looked at
-Progress = tuple[int, dict[str, Any]]
-"""A reply's number, and the progress of its prompt."""
-
-
-class PromptProgress:
-    """The prompts of one HTTP request. The first progress of each says what a slot held already,
-    and the last one that all is encoded."""
-
-    def __init__(self, service: Service, requests: Sequence[Request], is_wanted: bool) -> None:
-        self._engine = service.engine
-        self._numbers = {request.id: number for number, request in enumerate(requests)}
-        # Tokens that were reported, of prompts that are not complete; None: none yet.
-        self._open: dict[int, int | None] = dict.fromkeys(range(len(requests)) if is_wanted else ())
-
-    @property
-    def watches_s(self) -> float | None:
-        """How often there may be something new; None where nothing more is wanted."""
-        return WATCH_S if self._open else None
-
-    def news(self) -> Iterator[Progress]:
-        """What has been encoded since the last time."""
-        if not self._open:
-            return
-        for row in self._engine.state().running:
-            number = self._numbers.get(row.id)
-            if number is not None and number in self._open:
-                yield from self._of(number, row)
-
-    def rest(self, number: int, account: Account | None = None) -> Iterator[Progress]:
-        """Before a reply's first text, or, with its account, at its end."""
-        if number not in self._open:
-            return
-        yield from (each for each in self.news() if each[0] == number)
-        if account is not None and number in self._open:
-            total, cache = account.prompt_tokens, account.cached_tokens
-            yield from self._steps(number, total, cache, total, 1e3 * account.prefill_s)
-
-    def _of(self, number: int, row: RowState) -> Iterator[Progress]:
-        age_ms = 1e3 * row.age_s
-        return self._steps(number, row.prompt_tokens, row.cached_tokens, row.encoded_tokens, age_ms)
-
-    def _steps(
-        self, number: int, total: int, cache: int, processed: int, time_ms: float
-    ) -> Iterator[Progress]:
-        """From what was reported last; of a prompt that begins, what a slot held of it, first."""
-        reported = self._open[number]
-        counts = [cache, processed] if reported is None else [processed]
-        for count in counts:
-            if reported is None or count > reported:
-                reported = count
-                fields = {"total": total, "cache": cache, "processed": count, "time_ms": time_ms}
-                yield number, fields
-        self._open[number] = reported
-        if reported is not None and reported >= total:
-            del self._open[number]

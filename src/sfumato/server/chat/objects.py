@@ -13,10 +13,8 @@ from typing import Any
 from sfumato.api import Reply
 from sfumato.engine import Account, Finished
 from sfumato.server.schemas.body import Body
-from sfumato.server.schemas.generation import StreamOptions
 from sfumato.server.service import FINGERPRINT, Service
 from sfumato.text.calls import ToolCall
-from sfumato.text.markers import ChatMarkers
 
 
 def new_id(kind: str) -> str:
@@ -53,42 +51,26 @@ def call_object(call: ToolCall, arguments: str) -> dict[str, Any]:
     return {"id": new_id("call"), "type": "function", "function": function}
 
 
-def usage(accounts: Sequence[Account]) -> dict[str, Any]:
-    """The tokens of the replies to one prompt; the prompt counts once."""
+def usage(accounts: Sequence[Account], each: int | None = None) -> dict[str, Any]:
+    """The tokens of so many replies to each of several prompts (None: of all replies, to one
+    prompt). A prompt counts once."""
+    firsts = accounts[:: each or len(accounts)]
+    prompts = sum(account.prompt_tokens for account in firsts)
     written = sum(account.output_tokens for account in accounts)
+    details = {"reasoning_tokens": sum(account.thought_tokens for account in accounts)}
+    if accounts[0].accepted_prediction is not None:
+        # Tokens of a prediction that stand in the replies, and that do not.
+        details |= {
+            "accepted_prediction_tokens": sum(a.accepted_prediction or 0 for a in accounts),
+            "rejected_prediction_tokens": sum(a.rejected_prediction or 0 for a in accounts),
+        }
     return {
-        "prompt_tokens": accounts[0].prompt_tokens,
+        "prompt_tokens": prompts,
         "completion_tokens": written,
-        "total_tokens": accounts[0].prompt_tokens + written,
-        "prompt_tokens_details": {"cached_tokens": accounts[0].cached_tokens},
-        "completion_tokens_details": {
-            "reasoning_tokens": sum(a.thought_tokens for a in accounts),
-            **_predicted(accounts),
-        },
+        "total_tokens": prompts + written,
+        "prompt_tokens_details": {"cached_tokens": sum(first.cached_tokens for first in firsts)},
+        "completion_tokens_details": details,
     }
-
-
-def _predicted(accounts: Sequence[Account]) -> dict[str, int]:
-    """Tokens of a prediction that stand in the replies, and that do not, where there was one."""
-    if accounts[0].accepted_prediction is None:
-        return {}
-    return {
-        "accepted_prediction_tokens": sum(a.accepted_prediction or 0 for a in accounts),
-        "rejected_prediction_tokens": sum(a.rejected_prediction or 0 for a in accounts),
-    }
-
-
-def usage_of_prompts(accounts: Sequence[Account], each: int) -> dict[str, Any]:
-    """The tokens of `each` replies to each of several prompts."""
-    parts = [usage(accounts[i : i + each]) for i in range(0, len(accounts), each)]
-    total = parts[0]
-    for part in parts[1:]:
-        total = _sum(total, part)
-    return total
-
-
-def _sum(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    return {k: _sum(v, b[k]) if isinstance(v, dict) else v + b[k] for k, v in a.items()}
 
 
 def timings(account: Account) -> dict[str, Any]:
@@ -118,7 +100,7 @@ def timings(account: Account) -> dict[str, Any]:
             "tokens_per_forward": _per(account.output_tokens, steps),
             "convergence": list(account.convergence),
             "retries": account.retries,
-            **_constraint(account),
+            **({} if account.constraint is None else {"constraint": asdict(account.constraint)}),
             "seed": account.seed,
             "queue_ms": 1e3 * account.queue_s,
             "first_draft_ms": _ms(account.first_draft_s),
@@ -126,11 +108,6 @@ def timings(account: Account) -> dict[str, Any]:
             "total_ms": 1e3 * account.total_s,
         },
     }
-
-
-def _constraint(account: Account) -> dict[str, Any]:
-    """The effort for a schema or grammar, of a reply that had one."""
-    return {} if account.constraint is None else {"constraint": asdict(account.constraint)}
 
 
 def _per(over: float, under: float) -> float:
@@ -141,24 +118,14 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else 1e3 * seconds
 
 
-def closing(usage: dict[str, Any], accounts: Sequence[Account]) -> dict[str, Any]:
-    """Fields of the last chunk of a stream: the usage and, of a single reply, the timings, which
-    clients of llama-server read there."""
-    return {"usage": usage, **({"timings": timings(accounts[0])} if len(accounts) == 1 else {})}
-
-
 def notes(body: Body) -> list[str]:
     """A line for `warnings` where a lenient server has ignored fields."""
-    return [f"{body.ignored}: unknown, and ignored"] if body.ignored.count else []
-
-
-def wants_usage(options: StreamOptions | None) -> bool:
-    """Whether a stream ends in a chunk with the usage."""
-    return options is not None and bool(options.include_usage)
+    unknown = body.envelope.unknown
+    return [f"{unknown}: unknown, and ignored"] if unknown.count else []
 
 
 def warned(body: Body) -> dict[str, Any]:
-    """The same as a field of an answer."""
+    """The notes as a field of an answer."""
     lines = notes(body)
     return {"warnings": lines} if lines else {}
 
@@ -177,8 +144,3 @@ def written_at(service: Service) -> datetime:
     """When the model's weights were written; where that is not known, when this server started."""
     written = service.model.written
     return datetime.fromtimestamp(service.started if written is None else written, UTC)
-
-
-def thinks(markers: ChatMarkers) -> bool:
-    """Whether a chat format has thoughts."""
-    return bool(markers.thought_open)

@@ -1,18 +1,26 @@
 """How replies are drawn: the sampling fields of every body as fields of a `Request`.
 
-Settings, seeds and stop strings; and vLLM's fields for a canvas that the client gives. A read is
+Settings, seeds, stop strings and grammars; and vLLM's fields for a canvas that the client gives. A
+read is
 one canvas at temperature 1, whose steps all run and whose end tokens count for nothing; what would
 change its probabilities is refused.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from sfumato.diffusion.canvas import GivenCanvas
+from sfumato.diffusion.constraints.grammar import (
+    GrammarSource,
+    Kind,
+    choice_source,
+    schema_source,
+)
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import (
     FixedCount,
@@ -26,7 +34,7 @@ from sfumato.engine import Request, ServedModel
 from sfumato.options import exclusions
 from sfumato.options.limits import LONGEST_STOP, MOST_BIASES, MOST_STOPS
 from sfumato.refused import Refused
-from sfumato.server.schemas.generation import Generation, Sampling, VllmXargs
+from sfumato.server.schemas.body import Body, Generation, ResponseFormat, Sampling, VllmXargs
 from sfumato.server.service import Service
 
 G = TypeVar("G", bound=Generation)
@@ -57,7 +65,7 @@ def request_fields(
         "retry_empty": bool(retry),
         "drafts": bool(body.stream and body.stream_drafts),
         "timeout_s": body.timeout,
-        "since": body.since,
+        "since": body.envelope.since,
         "endpoint": endpoint,
     }
 
@@ -197,21 +205,24 @@ def stops_of(stop: str | list[str] | None) -> list[str]:
     return stops
 
 
-_CHANGES: dict[str, tuple[Any, ...]] = {
-    "temperature": (0, 1),
-    "top_p": (1,),
-    "top_k": (0, -1),
-    "logit_bias": ({},),
-    "min_tokens": (0,),
-    "ignore_eos": (False, True),
-    "stop": ("", []),
-    "t_min": (),
-    "t_max": (),
-    "stability": (),
-    "confidence": (),
-    "settle_at_end": (False,),
-}
-"""Fields that a read has no use of, and their values that ask for nothing."""
+_NEUTRAL = {"temperature": (0, 1), "top_p": (1,), "top_k": (0, -1), "min_tokens": (0,)}
+"""Numbers that ask for nothing."""
+
+
+def given_in(body: Body) -> dict[str, object]:
+    """What a body asks for, as the table of exclusions names it."""
+    given: dict[str, object] = {name: _asks(name, value) for name, value in body}
+    if isinstance(body, Sampling):
+        given |= {f"mode={body.mode}": True, "canvas": gives_canvas(body)}
+        given["grammar"] = grammar_of(body) is not None
+    return given
+
+
+def _asks(name: str, value: Any) -> bool:
+    if value is None or value is False:
+        return False
+    return value not in ("", [], {}, *_NEUTRAL.get(name, ()))
+
 
 _NAMES = {
     "tokens": "vllm_xargs.diffusion_seed_canvas",
@@ -220,21 +231,23 @@ _NAMES = {
 
 
 def canvas_fields(
-    body: Sampling, service: Service, sampler: SamplerConfig, has_logprobs: bool
+    body: Sampling,
+    service: Service,
+    sampler: SamplerConfig,
+    has_logprobs: bool,
+    begins_with_call: bool,
 ) -> dict[str, Any]:
-    """The fields `sampler` and `canvas` of a Request. sampler: of the body's other fields. Raises
-    Refused."""
+    """The fields `sampler` and `canvas` of a Request. sampler: of the body's other fields;
+    begins_with_call: whether the reply has to. Raises Refused."""
     xargs = body.vllm_xargs or VllmXargs.model_validate({})
     named = tuple(dict.fromkeys(body.logprob_token_ids or ()))
     is_read = bool(xargs.diffusion_read_only)
-    given: dict[str, object] = {
+    given = given_in(body) | {
         "mode=causal": sampler.mode == "causal",
         "vllm_xargs": xargs.model_fields_set,
         "diffusion_read_only": is_read,
+        "tool_choice": begins_with_call,
     }
-    for field, neutral in _CHANGES.items():
-        value = getattr(body, field)
-        given[field] = value is not None and value not in neutral
     exclusions.check(exclusions.GIVEN_CANVAS, given)
     if is_read:
         sampler = replace(
@@ -325,3 +338,70 @@ def _with_named(
 
 def _wrong(field: str, message: str) -> Refused:
     return Refused(f"vllm_xargs.{field}", message)
+
+
+_OBJECT = {"type": "object"}
+
+
+def grammar_of(body: Sampling, more: Iterable[GrammarSource] = ()) -> GrammarSource | None:
+    """The one grammar that a body asks for; None where it asks for none. more: what a dialect's
+    own fields ask for, which may raise ValueError. Raises Refused."""
+    sources = [*more, *_sources(body)]
+    if len(sources) > 1:
+        raise Refused(tuple(source.field for source in sources), "give at most one of them")
+    return sources[0] if sources else None
+
+
+def _sources(body: Sampling) -> Iterator[GrammarSource]:
+    """Raises ValueError."""
+    if body.response_format is not None:
+        yield from _of_format(body.response_format)
+    outputs = body.structured_outputs
+    if outputs is not None:
+        at = "structured_outputs."
+        if outputs.json_object:
+            yield schema_source(_OBJECT, f"{at}json_object")
+        given = (outputs.json_, outputs.regex, outputs.choice, outputs.grammar)
+        yield from _of_vllm(at, *given)
+    given = (body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar)
+    yield from _of_vllm("guided_", *given)
+    if body.json_schema is not None:
+        yield schema_source(body.json_schema, "json_schema")
+    if body.grammar:
+        yield GrammarSource("grammar", body.grammar, "grammar")
+
+
+def _of_format(given: ResponseFormat) -> Iterator[GrammarSource]:
+    if given.type == "json_object":
+        own = _OBJECT if given.schema_ is None else given.schema_
+        yield schema_source(own, "response_format.schema")
+    elif given.type == "json_schema":
+        named = given.json_schema
+        if named is None and given.schema_ is None:
+            raise Refused("response_format.json_schema", "is missing", "put the schema there")
+        schema = given.schema_ if named is None else named.schema_
+        at = "response_format.json_schema.schema"
+        yield schema_source(_OBJECT if schema is None else schema, at)
+
+
+def _of_vllm(
+    at: str, schema: Any, regex: str | None, choice: Sequence[str] | None, grammar: str | None
+) -> Iterator[GrammarSource]:
+    if schema is not None:
+        yield schema_source(_decoded(schema, f"{at}json"), f"{at}json")
+    if choice is not None:
+        yield choice_source(choice, f"{at}choice")
+    texts: tuple[tuple[Kind, str | None], ...] = (("regex", regex), ("grammar", grammar))
+    for kind, text in texts:
+        if text is not None:
+            yield GrammarSource(kind, text, f"{at}{kind}")
+
+
+def _decoded(schema: Any, field: str) -> Any:
+    """A schema that may have come as a text."""
+    if not isinstance(schema, str):
+        return schema
+    try:
+        return json.loads(schema)
+    except (ValueError, RecursionError):
+        raise Refused(field, "is no JSON schema, nor the text of one") from None

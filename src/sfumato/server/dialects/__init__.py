@@ -1,7 +1,7 @@
 """HTTP APIs, a file or a package each: how bodies are parsed and replies rendered.
 
 To add one, write a file with a `Dialect` (http/dialect.py) and list the value here. Typed decisions
-have dialects of their own (http/decisions.py), which the package `decisions` lists. Errors before a
+have dialects and routes of their own, which the package `decisions` lists. Errors before a
 body is read (wrong keys, large bodies, no route) have the form of their path: to give the paths of
 an API its form, add a line to `PREFIXES`; a route's dialect needs none.
 """
@@ -13,9 +13,9 @@ from typing import Any
 
 from fastapi.datastructures import Headers
 
-from sfumato.server.dialects.anthropic.forms import ANTHROPIC_ERRORS
+from sfumato.server.dialects.anthropic.body import ANTHROPIC_ERRORS
 from sfumato.server.dialects.anthropic.messages import MESSAGES
-from sfumato.server.dialects.decisions import ROUTES
+from sfumato.server.dialects.decisions import ROUTES, DecisionRoute
 from sfumato.server.dialects.embeddings import (
     LLAMA_EMBEDDINGS,
     OLLAMA_EMBED,
@@ -24,15 +24,13 @@ from sfumato.server.dialects.embeddings import (
 )
 from sfumato.server.dialects.fill import FILL
 from sfumato.server.dialects.llama_cpp import INFILL, LLAMA_COMPLETION
-from sfumato.server.dialects.ollama.chat import OLLAMA_CHAT, OLLAMA_GENERATE
-from sfumato.server.dialects.ollama.forms import OLLAMA_ERRORS
+from sfumato.server.dialects.ollama.chat import OLLAMA_CHAT, OLLAMA_ERRORS, OLLAMA_GENERATE
 from sfumato.server.dialects.openai_chat import OPENAI_CHAT
 from sfumato.server.dialects.openai_completions import OPENAI_COMPLETIONS
 from sfumato.server.dialects.responses.renderer import RESPONSES
-from sfumato.server.http.decisions import DecisionRoute
-from sfumato.server.http.dialect import Dialect
+from sfumato.server.http.dialect import Dialect, Post
 from sfumato.server.http.errors import OPENAI_ERRORS, ErrorForm
-from sfumato.server.http.security import FormOf
+from sfumato.server.http.middleware import FormOf
 
 DIALECTS: tuple[Dialect[Any], ...] = (
     OPENAI_CHAT,
@@ -69,11 +67,11 @@ PREFIXES: Mapping[str, ErrorForm | FormByHeaders] = {
 "/api" and "/api/chat", and not of "/apis". A path without one has OpenAI's form."""
 
 
-def by_path(dialects: Sequence[Dialect[Any]], decisions: Sequence[DecisionRoute]) -> FormOf:
+def by_path(posts: Sequence[Post[Any]], decisions: Sequence[DecisionRoute]) -> FormOf:
     """The form of errors of a canonical path and a request's headers."""
     forms = dict(PREFIXES)
-    for dialect in dialects:
-        forms |= dict.fromkeys((dialect.path, *dialect.aliases), dialect.errors)
+    for post in posts:
+        forms |= dict.fromkeys((post.path, *post.aliases), post.errors)
     for route in decisions:
         forms[route.path] = _form_of(route)
 

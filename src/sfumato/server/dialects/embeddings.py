@@ -5,24 +5,23 @@ Texts become requests for vectors, and vectors become numbers or base64."""
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
-from torch import Tensor
 from torch.nn.functional import normalize
 
-from sfumato.engine import Finished, Pooling, Prompt, Request, Settled
+from sfumato.engine import Pooling, Prompt, Request
 from sfumato.options.settings import POOLINGS
 from sfumato.refused import Refused
+from sfumato.server.chat.call import LONG_INPUT, MixedPrompt, check_slot, prompts_in
 from sfumato.server.chat.objects import warned
-from sfumato.server.chat.prompts import LONG_INPUT, MixedPrompt, check_slot, prompts_in
-from sfumato.server.dialects.ollama.forms import OLLAMA_ERRORS, nanoseconds
-from sfumato.server.http.dialect import Answer, Dialect, Frame, Renderer
+from sfumato.server.dialects.ollama.chat import OLLAMA_ERRORS, nanoseconds
+from sfumato.server.http.dialect import Answer, Dialect, Renderer
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.schemas import json_schemas
-from sfumato.server.schemas.body import Body, First, Ignored, Only
+from sfumato.server.schemas.body import Body, First, Only, without_effect
 from sfumato.server.schemas.json_schemas import within
 from sfumato.server.service import Service
 
@@ -73,23 +72,23 @@ class EmbeddingsBody(Pooled):
     )
 
 
+@without_effect(embd_normalize=Only(2, why=_NORMALIZED))
 class LlamaEmbeddingsBody(Pooled):
     """llama-server's own embeddings."""
 
     input: Input | None = Field(None, description="As of /v1/embeddings.")
     content: Input | None = Field(None, description="The same as input.")
     encoding_format: Format | None = Field(None, description="As of /v1/embeddings.")
-    embd_normalize: Annotated[Any, Only(2, why=_NORMALIZED)] = None
 
 
+@without_effect("options keep_alive")
 class OllamaEmbeddingsBody(Pooled):
     """Ollama's embedding of one text, of its older route."""
 
     prompt: str = Field("", description="The text; without one the vector is empty.")
-    options: Ignored = None
-    keep_alive: Ignored = None
 
 
+@without_effect("options keep_alive")
 class OllamaEmbedBody(Pooled):
     """Ollama's embeddings."""
 
@@ -97,8 +96,6 @@ class OllamaEmbedBody(Pooled):
         description="One text, or a list of them."
     )
     truncate: bool | None = Field(None, description="Cut what exceeds the context (true).")
-    options: Ignored = None
-    keep_alive: Ignored = None
 
 
 MOST_NUMBERS = 2**22
@@ -110,7 +107,7 @@ def vector_requests(
 ) -> list[Request]:
     """One request for each text of the body's field. truncate: cut what exceeds the context. Raises
     Refused."""
-    prompts, _ = prompts_in(value, field, MOST_INPUTS)
+    prompts = prompts_in(value, field, MOST_INPUTS)
     size = _size(service, body)
     if len(prompts) * size > MOST_NUMBERS:
         raise Refused(
@@ -122,7 +119,7 @@ def vector_requests(
     pooling = Pooling(body.pooling or service.settings.pooling)
     requests = []
     for prompt in prompts:
-        ids = _ids(service, prompt, field, truncate)
+        ids = _ids(service, prompt, field, path, truncate)
         requests.append(
             Request(
                 ids=ids,
@@ -130,7 +127,7 @@ def vector_requests(
                 max_tokens=0,
                 pooling=pooling,
                 timeout_s=body.timeout,
-                since=body.since,
+                since=body.envelope.since,
                 endpoint=path,
                 user=body.user,
             )
@@ -150,41 +147,17 @@ def _size(service: Service, body: Pooled) -> int:
     return body.dimensions or hidden
 
 
-def _ids(service: Service, prompt: MixedPrompt, field: str, truncate: bool) -> list[int]:
+def _ids(service: Service, prompt: MixedPrompt, field: str, path: str, truncate: bool) -> list[int]:
     """The prompt's tokens, bos in front of a text; markers in a text are text. Raises Refused."""
-    tokenizer, context = service.model.tokenizer, service.context
-    parts = [prompt] if isinstance(prompt, str) else prompt
-    ids: list[int] = []
-    for part in parts:
-        if isinstance(part, int):
-            ids.append(part)
-            continue
-        # So many characters are more tokens than a slot has.
-        text = part[: context * tokenizer.longest_token] if truncate else part
-        ids += service.encode(text, field, special=False)
-    if parts and isinstance(parts[0], str) and tokenizer.bos_id is not None:
-        ids.insert(0, tokenizer.bos_id)
+    parts, most = [prompt] if isinstance(prompt, str) else prompt, service.context
+    if truncate:  # so many characters are more tokens than a slot has
+        longest = most * service.model.tokenizer.longest_token
+        parts = [part[:longest] if isinstance(part, str) else part for part in parts]
+    ids = service.raw_prompt(parts, path, special=False, field=field)
     vocabulary = service.model.config.vocab_size
-    if not ids or not 0 <= min(ids) <= max(ids) < vocabulary:
-        what = f"token ids must lie in 0..{vocabulary - 1}" if ids else "a text is empty"
-        raise Refused(field, what)
-    return ids[:context] if truncate else ids
-
-
-def vector_of(end: Finished, dimensions: int | None) -> Tensor:
-    """float32 [numbers] of length 1."""
-    assert end.vector is not None
-    if dimensions is None or dimensions == len(end.vector):
-        return end.vector
-    return normalize(end.vector[:dimensions], dim=0)
-
-
-def numbers(vector: Tensor, encoding: str | None = None) -> list[float] | str:
-    """Numbers as JSON has them, in as many digits as float32 has; or the bytes of float32, the
-    lowest first, as base64."""
-    if encoding == "base64":
-        return base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode("ascii")
-    return [float(f"{value:.9g}") for value in vector.tolist()]
+    if not 0 <= min(ids) <= max(ids) < vocabulary:
+        raise Refused(field, f"token ids must lie in 0..{vocabulary - 1}")
+    return ids[:most] if truncate else ids
 
 
 def prompt_tokens(replies: Sequence[CollectedReply]) -> int:
@@ -199,16 +172,18 @@ class VectorRenderer(Renderer):
         self._encoding = getattr(body, "encoding_format", None)
         self._dimensions, self.warned = body.dimensions, warned(body)
 
-    def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
-        return ()
-
-    def finished(self, number: int, end: Finished) -> Iterable[Frame]:
-        return ()
-
     def vectors(self, replies: Sequence[CollectedReply]) -> Iterator[list[float] | str]:
-        """The vectors as they are sent, each of length 1."""
+        """Each of length 1, as JSON has it, in as many digits as float32 has; or the bytes of
+        float32, the lowest first, as base64."""
         for collected in replies:
-            yield numbers(vector_of(collected.finished, self._dimensions), self._encoding)
+            vector = collected.finished.vector
+            assert vector is not None
+            if self._dimensions not in (None, len(vector)):
+                vector = normalize(vector[: self._dimensions], dim=0)
+            if self._encoding == "base64":
+                yield base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode("ascii")
+            else:
+                yield [float(f"{value:.9g}") for value in vector.tolist()]
 
 
 _OPENAI_PATH = "/v1/embeddings"
@@ -230,18 +205,13 @@ class OpenAIRenderer(VectorRenderer):
             yield {"object": "embedding", "index": number, "embedding": vector}
 
 
-def _parse_openai(service: Service, body: EmbeddingsBody) -> list[Request]:
-    """Raises Refused."""
-    return vector_requests(service, body, body.input, "input", _OPENAI_PATH)
-
-
 OPENAI_EMBEDDINGS = Dialect(
     name="embeddings",
     path=_OPENAI_PATH,
     tag="OpenAI",
     help="A vector of length 1 for each text: its hidden states, pooled.",
     body_type=EmbeddingsBody,
-    parse=_parse_openai,
+    parse=lambda service, body: vector_requests(service, body, body.input, "input", _OPENAI_PATH),
     renderer=OpenAIRenderer,
 )
 
@@ -300,37 +270,21 @@ class OlderOllamaRenderer(VectorRenderer):
         return {"embedding": next(self.vectors(replies)), **self.warned}
 
 
-def _parse_ollama(service: Service, body: OllamaEmbedBody) -> list[Request]:
-    """Raises Refused."""
-    truncate = body.truncate is not False
-    return vector_requests(service, body, body.input, "input", _OLLAMA_PATH, truncate)
-
-
-def _parse_older(service: Service, body: OllamaEmbeddingsBody) -> list[Request]:
-    """Raises Refused."""
-    return vector_requests(service, body, body.prompt, "prompt", _OLDER_PATH, truncate=True)
-
-
-def _of_no_text(service: Service, body: OllamaEmbeddingsBody) -> Frame | None:
-    """Clients load a model so."""
-    return None if body.prompt else {"embedding": []}
-
-
-def _of_no_texts(service: Service, body: OllamaEmbedBody) -> Frame | None:
-    """An empty list of vectors for an empty list of texts, as Ollama has it."""
-    return {"model": service.name, "embeddings": []} if body.input == [] else None
-
-
 OLLAMA_EMBED = Dialect(
     name="ollama_embed",
     path=_OLLAMA_PATH,
     tag="Ollama",
     help="A vector of length 1 for each text, as Ollama has it.",
     body_type=OllamaEmbedBody,
-    parse=_parse_ollama,
+    parse=lambda service, body: vector_requests(
+        service, body, body.input, "input", _OLLAMA_PATH, body.truncate is not False
+    ),
     renderer=OllamaRenderer,
     errors=OLLAMA_ERRORS,
-    at_once=_of_no_texts,
+    # An empty list of vectors for an empty list of texts, as Ollama has it.
+    at_once=lambda service, body: (
+        {"model": service.name, "embeddings": []} if body.input == [] else None
+    ),
 )
 OLLAMA_EMBEDDINGS = Dialect(
     name="ollama_embeddings",
@@ -338,8 +292,11 @@ OLLAMA_EMBEDDINGS = Dialect(
     tag="Ollama",
     help="A vector of length 1 for one text, as Ollama's older route has it.",
     body_type=OllamaEmbeddingsBody,
-    parse=_parse_older,
+    parse=lambda service, body: vector_requests(
+        service, body, body.prompt, "prompt", _OLDER_PATH, truncate=True
+    ),
     renderer=OlderOllamaRenderer,
     errors=OLLAMA_ERRORS,
-    at_once=_of_no_text,
+    # Clients load a model so.
+    at_once=lambda service, body: None if body.prompt else {"embedding": []},
 )

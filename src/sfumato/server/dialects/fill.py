@@ -10,20 +10,17 @@ from pydantic import Field, WithJsonSchema
 
 from sfumato.diffusion.constraints.filling import Alternative, FilledHole
 from sfumato.diffusion.constraints.hole import Hole, Part, check_parts
-from sfumato.engine import Finished, Request, Settled
+from sfumato.engine import Finished, Request
 from sfumato.options import exclusions
 from sfumato.refused import Refused
 from sfumato.server.chat import objects
 from sfumato.server.chat.call import ChatCall, requests_of
-from sfumato.server.chat.grammars import grammar_of
+from sfumato.server.chat.sampling import given_in, grammar_of
 from sfumato.server.dialects.openai_chat import conversation
-from sfumato.server.http.dialect import Dialect, Frame, Renderer
+from sfumato.server.http.dialect import SSE, Dialect, Frame, Renderer
 from sfumato.server.http.inflight import CollectedReply
-from sfumato.server.http.request_body import leaves_out
-from sfumato.server.http.wire import SSE
 from sfumato.server.schemas import json_schemas
-from sfumato.server.schemas.body import First, Ids, Objects
-from sfumato.server.schemas.generation import Sampling
+from sfumato.server.schemas.body import First, Ids, Objects, Sampling
 from sfumato.server.service import Service
 
 _Parts = Annotated[list[str | dict[str, Any]], First]
@@ -48,33 +45,18 @@ class FillBody(Sampling):
 
 PATH = "/v1/fill"
 _HOLE = ("tokens", "at_most", "choices")
-_OF_REPLIES: dict[str, tuple[Any, ...]] = {
-    "stop": ("", []),
-    "min_tokens": (0,),
-    "ignore_eos": (False,),
-    "settle_at_end": (False,),
-    "max_thinking_tokens": (),
-}
-"""Fields that say where a reply ends, and their values that ask for nothing."""
 
 
 def parse(service: Service, body: FillBody) -> list[Request]:
     """Raises Refused."""
-    given: dict[str, object] = {"parts": True, "grammar": (grammar := grammar_of(body))}
-    for name, neutral in _OF_REPLIES.items():
-        value = getattr(body, name)
-        given[name] = value is not None and value not in neutral
-    given |= {"messages": body.messages is not None, "prompt": body.prompt is not None}
-    if (refused := exclusions.refusal(exclusions.FILL, given)) is not None:
+    if (refused := exclusions.refusal(exclusions.FILL, given_in(body))) is not None:
+        grammar = grammar_of(body)
         raise refused if grammar is None else refused.renamed({"grammar": grammar.field})
     parts, messages, prompts = parts_of(body.parts), None, None
     if body.messages is not None:
-        ignored = leaves_out(body, service.settings)
-        messages = conversation(body.messages, service.settings, ignored)
+        messages = conversation(body.messages, service.settings, body.envelope.unknown)
     else:
         prompts = [service.raw_prompt(body.prompt or "", PATH, body.user)]
-        if not prompts[0]:
-            raise Refused("prompt", "is empty, and this model has no token to begin with")
     holes = {"parts": parts}
     call = ChatCall(PATH, body, messages, continues=False, holes=holes, user=body.user)
     return requests_of(service, call, prompts)
@@ -123,9 +105,6 @@ class FillRenderer(Renderer):
 
     def extra(self, fields: Frame) -> Frame:
         return self._head() | fields
-
-    def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
-        return ()
 
     def finished(self, number: int, end: Finished) -> Iterable[Frame]:
         yield self._body(end)

@@ -23,16 +23,22 @@ from sfumato.options.limits import (
 )
 from sfumato.refused import Refused
 from sfumato.server.chat import objects
-from sfumato.server.chat.call import ChatCall, Thinking, requests_of
-from sfumato.server.chat.deltas import DeltaRenderer
-from sfumato.server.chat.logprobs import Entry, TokenLog
-from sfumato.server.chat.prompts import LONG_PROMPT, MixedPrompt, check_slot, insertion, prompts_in
+from sfumato.server.chat.call import (
+    LONG_PROMPT,
+    ChatCall,
+    MixedPrompt,
+    Thinking,
+    before,
+    check_slot,
+    prompts_in,
+    requests_of,
+)
+from sfumato.server.chat.deltas import DeltaRenderer, Entry, TokenLog
 from sfumato.server.chat.sampling import seeds_of
 from sfumato.server.http.dialect import Answer, Dialect, Frame
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.schemas import json_schemas
-from sfumato.server.schemas.body import First, Ignored, Objects, Only
-from sfumato.server.schemas.generation import Sampling
+from sfumato.server.schemas.body import First, Objects, Only, Sampling, without_effect
 from sfumato.server.service import Service
 
 _TOP_P = "is not supported; use top_p"
@@ -50,17 +56,26 @@ _Paths = Annotated[
 ]
 
 
+@without_effect(
+    "n_keep n_discard n_indent samplers t_max_prompt_ms min_keep dynatemp_exponent "
+    "xtc_threshold repeat_last_n dry_base dry_allowed_length dry_penalty_last_n "
+    "dry_sequence_breakers mirostat_tau mirostat_eta adaptive_decay backend_sampling",
+    typical_p=Only(1, why=_TOP_P),
+    top_n_sigma=Only(-1, 0, why=_TOP_P),
+    dynatemp_range=Only(0, why="is not supported; use t_min and t_max"),
+    xtc_probability=Only(0, why=_TOP_P),
+    repeat_penalty=Only(1, why=_PENALTY),
+    dry_multiplier=Only(0, why=_PENALTY),
+    mirostat=Only(0, why="is not supported"),
+    adaptive_target=Only(-1, why="is not supported"),
+    lora=Only([], why="there are no adapters here"),
+)
 class LlamaSampling(Sampling):
     """What llama-server has on each of its routes that generate."""
 
     logit_bias: Annotated[Any, WithJsonSchema(json_schemas.LLAMA_BIAS)] = Field(
         None, description="An object or a list of pairs, of ids or texts; false bans a token."
     )
-    n_keep: Ignored = None
-    n_discard: Ignored = None
-    n_indent: Ignored = None
-    samplers: Ignored = None
-    t_max_prompt_ms: Ignored = None
     t_max_predict_ms: int | None = Field(
         None,
         ge=-1,
@@ -68,27 +83,6 @@ class LlamaSampling(Sampling):
         description="Milliseconds after which a reply that has a line break ends with what has "
         "settled; they count from the first text. 0 and -1: no limit.",
     )
-    min_keep: Ignored = None
-    typical_p: Annotated[Any, Only(1, why=_TOP_P)] = None
-    top_n_sigma: Annotated[Any, Only(-1, 0, why=_TOP_P)] = None
-    dynatemp_range: Annotated[Any, Only(0, why="is not supported; use t_min and t_max")] = None
-    dynatemp_exponent: Ignored = None
-    xtc_probability: Annotated[Any, Only(0, why=_TOP_P)] = None
-    xtc_threshold: Ignored = None
-    repeat_penalty: Annotated[Any, Only(1, why=_PENALTY)] = None
-    repeat_last_n: Ignored = None
-    dry_multiplier: Annotated[Any, Only(0, why=_PENALTY)] = None
-    dry_base: Ignored = None
-    dry_allowed_length: Ignored = None
-    dry_penalty_last_n: Ignored = None
-    dry_sequence_breakers: Ignored = None
-    mirostat: Annotated[Any, Only(0, why="is not supported")] = None
-    mirostat_tau: Ignored = None
-    mirostat_eta: Ignored = None
-    adaptive_target: Annotated[Any, Only(-1, why="is not supported")] = None
-    adaptive_decay: Ignored = None
-    backend_sampling: Ignored = None
-    lora: Annotated[Any, Only([], why="there are no adapters here")] = None
     model: Annotated[str | None, Field(description="Ignored: one model is loaded.")] = None
     response_fields: _Paths | None = Field(
         None,
@@ -117,6 +111,7 @@ class LlamaBody(LlamaSampling):
 MOST_EXTRA = 256  # texts beside the one that is filled in
 
 
+@without_effect(n_probs=Only(0, why="use /completion"))
 class InfillBody(LlamaSampling):
     """llama-server's text between a prefix and a suffix."""
 
@@ -127,7 +122,6 @@ class InfillBody(LlamaSampling):
     ] = Field(None, description="Other texts: filename and text; they come first.")
     prompt: str | None = Field(None, description="Beginning of the text in the gap.")
     n_predict: Predict = None
-    n_probs: Annotated[Any, Only(0, why="use /completion")] = None
 
 
 _BIAS = "logit_bias"
@@ -387,7 +381,7 @@ COMPLETION_PATH = "/completion"
 
 def parse_completion(service: Service, body: LlamaBody) -> list[Request]:
     """One request for each prompt, all of one seed. Raises Refused."""
-    prompts, _ = prompts_in(body.prompt, "prompt", service.settings.max_choices)
+    prompts = prompts_in(body.prompt, "prompt", service.settings.max_choices)
     call = replace(
         llama_call(service, body, COMPLETION_PATH),
         alternatives=body.n_probs or None,
@@ -400,8 +394,6 @@ def parse_completion(service: Service, body: LlamaBody) -> list[Request]:
 def _ids(service: Service, prompt: MixedPrompt) -> list[int]:
     """Raises Refused."""
     ids = service.raw_prompt(prompt, COMPLETION_PATH)
-    if not ids:
-        raise Refused("prompt", "is empty")
     check_slot(service, len(ids), LONG_PROMPT, "prompt")
     return ids
 
@@ -425,16 +417,10 @@ def parse_infill(service: Service, body: InfillBody) -> list[Request]:
     """Raises Refused."""
     extra = [_extra(part, f"input_extra[{i}]") for i, part in enumerate(body.input_extra or ())]
     text = "".join(extra) + body.input_prefix + (body.prompt or "")
-    ids = service.raw_prompt(text, INFILL_PATH, special=False)
-    if not ids:
-        raise Refused("input_prefix", "is empty, and this model has no token to begin with")
+    ids = service.raw_prompt(text, INFILL_PATH, special=False, field="input_prefix")
     call = replace(llama_call(service, body, INFILL_PATH), limit=body.n_predict)
-    if (
-        body.input_suffix and call.limit != 0
-    ):  # else nothing follows: the text goes on until it ends
-        suffix = body.input_suffix
-        hole = insertion(service, call.drawn, suffix, call.limit, "input_suffix", INFILL_PATH)
-        call = replace(call, holes=hole)
+    if body.input_suffix and call.limit != 0:  # else the text goes on until it ends
+        call = before(service, call, body.input_suffix, "input_suffix")
     return requests_of(service, call, [ids])
 
 

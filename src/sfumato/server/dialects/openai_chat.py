@@ -23,25 +23,26 @@ from sfumato.server.chat.call import (
     check_count,
     requests_of,
 )
-from sfumato.server.chat.deltas import DeltaRenderer
-from sfumato.server.chat.logprobs import Entry
+from sfumato.server.chat.deltas import DeltaRenderer, Entry
 from sfumato.server.chat.sampling import (
     limited,
 )
-from sfumato.server.http.dialect import Dialect, Frame
+from sfumato.server.http.dialect import SSE, Dialect, Frame
 from sfumato.server.http.inflight import CollectedReply
-from sfumato.server.http.request_body import check_fields, leaves_out
-from sfumato.server.http.wire import SSE
 from sfumato.server.schemas import json_schemas
-from sfumato.server.schemas.body import Body, Ignored, Objects, Only, Unknown
-from sfumato.server.schemas.generation import (
+from sfumato.server.schemas.body import (
     AddPrompt,
+    Body,
     Continue,
     Generation,
     MaxTokens,
     Messages,
+    Objects,
+    Only,
     TemplateKwargs,
     Tools,
+    Unknown,
+    without_effect,
 )
 from sfumato.server.schemas.json_schemas import within
 from sfumato.server.service import Service
@@ -63,6 +64,18 @@ class Prediction(Body):
     )
 
 
+@without_effect(
+    "metadata prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier "
+    "service_tier",
+    audio=Only(why="audio is not supported"),
+    modalities=Only(["text"], why="only text is supported"),
+    functions=NoFunctions,
+    function_call=NoFunctions,
+    store=Only(False, why="nothing is stored here"),
+    web_search_options=Only(why="there is no web search here"),
+    moderation=Only(why="there is no moderation here"),
+    verbosity=Only("medium", why="cannot be set; say in a message how long the answer should be"),
+)
 class ChatBody(Generation):
     messages: Messages = Field(min_length=1)
     add_generation_prompt: AddPrompt = None
@@ -82,25 +95,9 @@ class ChatBody(Generation):
         None, description="none and minimal: no thinking; low, medium, high, xhigh, max: thinking."
     )
     chat_template_kwargs: TemplateKwargs | None = None
-    audio: Annotated[Any, Only(why="audio is not supported")] = None
-    modalities: Annotated[Any, Only(["text"], why="only text is supported")] = None
-    functions: Annotated[Any, NoFunctions] = None
-    function_call: Annotated[Any, NoFunctions] = None
-    store: Annotated[Any, Only(False, why="nothing is stored here")] = None
-    web_search_options: Annotated[Any, Only(why="there is no web search here")] = None
-    moderation: Annotated[Any, Only(why="there is no moderation here")] = None
-    verbosity: Annotated[
-        Any, Only("medium", why="cannot be set; say in a message how long the answer should be")
-    ] = None
-    metadata: Ignored = None
     prediction: Prediction | None = Field(
         None, description="A text that the reply is expected to resemble."
     )
-    prompt_cache_key: Ignored = None
-    prompt_cache_options: Ignored = None
-    prompt_cache_retention: Ignored = None
-    safety_identifier: Ignored = None
-    service_tier: Ignored = None
 
 
 _KEYS = {
@@ -123,16 +120,14 @@ UNSUPPORTED = {
 
 
 def conversation(
-    messages: Sequence[Mapping[str, Any]], settings: ServerSettings, ignored: Unknown | None
+    messages: Sequence[Mapping[str, Any]], settings: ServerSettings, unknown: Unknown
 ) -> list[dict[str, Any]]:
-    """The messages in the four roles of the chat template. ignored: records what a lenient server
-    leaves out; None where unknown fields are refused. Raises Refused."""
+    """The messages in the four roles of the chat template. Raises Refused."""
     check_count(messages, settings)
-    return [_message(message, f"messages[{i}]", ignored) for i, message in enumerate(messages)]
+    return [_message(message, f"messages[{i}]", unknown) for i, message in enumerate(messages)]
 
 
-def _message(message: Mapping[str, Any], where: str, ignored: Unknown | None) -> dict[str, Any]:
-    """ignored: None where unknown fields are refused."""
+def _message(message: Mapping[str, Any], where: str, unknown: Unknown) -> dict[str, Any]:
     role = message.get("role")
     role = "system" if role == "developer" else role
     if role == "function":
@@ -140,7 +135,7 @@ def _message(message: Mapping[str, Any], where: str, ignored: Unknown | None) ->
     keys = _KEYS.get(role) if isinstance(role, str) else None
     if keys is None:
         raise Refused(f"{where}.role", "must be one of system, developer, user, assistant, tool")
-    check_fields(message, keys, where, ignored)
+    unknown.check(message, keys, where)
     for key in ("audio", "function_call"):
         if message.get(key) is not None and key in keys:
             raise Refused(f"{where}.{key}", "is not supported")
@@ -185,7 +180,7 @@ PATH = "/v1/chat/completions"
 def parse(service: Service, body: ChatBody) -> list[Request]:
     """One request for each of the n replies. Raises Refused."""
     body = limited(body)
-    messages = conversation(body.messages, service.settings, leaves_out(body, service.settings))
+    messages = conversation(body.messages, service.settings, body.envelope.unknown)
     _check(body, service.settings.max_choices)
     kwargs = body.chat_template_kwargs
     thinks = None if kwargs is None else kwargs.enable_thinking
@@ -216,8 +211,6 @@ def _check(body: ChatBody, max_choices: int) -> None:
         raise Refused("n", f"at most {max_choices} replies")
     if body.top_logprobs and not body.logprobs:
         raise Refused("top_logprobs", "needs logprobs to be true")
-    if body.stream_options is not None and not body.stream:
-        raise Refused("stream_options", "only with stream")
     both = (body.max_tokens, body.max_completion_tokens)
     if None not in both and both[0] != both[1]:
         raise Refused(("max_tokens", "max_completion_tokens"), "differ", "send one")
@@ -244,7 +237,8 @@ class ChoicesRenderer(DeltaRenderer):
         super().__init__(
             service, requests, body, alternatives=alternatives, by_id=by_id, progress=progress
         )
-        self._usage = objects.wants_usage(body.stream_options)
+        options = body.stream_options
+        self._usage = options is not None and bool(options.include_usage)
         self._count = body.n or 1
         self._base = self._head(self.kind_of_chunks)
 
@@ -270,7 +264,7 @@ class ChoicesRenderer(DeltaRenderer):
         notes = [*self.notes, *(text for end in ends for text in self.warnings(end.reply))]
         return {
             **self._head(self.kind),
-            "usage": objects.usage_of_prompts(accounts, self._count),
+            "usage": objects.usage(accounts, self._count),
             **objects.figures(ends, notes),
             "choices": self._choices(replies),
         }
@@ -302,8 +296,10 @@ class ChoicesRenderer(DeltaRenderer):
 
     def closed(self, accounts: Sequence[Account]) -> Iterable[Frame]:
         if self._usage:
-            usage = objects.usage_of_prompts(accounts, self._count)
-            yield self.extra(objects.closing(usage, accounts))
+            usage = objects.usage(accounts, self._count)
+            # Clients of llama-server read the timings of a single reply there.
+            timings = {"timings": objects.timings(accounts[0])} if len(accounts) == 1 else {}
+            yield self.extra({"usage": usage, **timings})
 
     def chunk(
         self, number: int, part: Frame, reason: str | None = None, logprobs: Frame | None = None

@@ -6,7 +6,7 @@ and in vLLM's (`prompt_logprobs`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -25,23 +25,28 @@ from sfumato.options import exclusions
 from sfumato.options.limits import MOST_TOKENS
 from sfumato.refused import Refused
 from sfumato.server.chat import objects
-from sfumato.server.chat.call import ChatCall, Thinking, requests_of
-from sfumato.server.chat.grammars import grammar_of
-from sfumato.server.chat.logprobs import Entry, Logged, TokenLog, legacy, logged
-from sfumato.server.chat.prompts import insertion
+from sfumato.server.chat.call import (
+    ChatCall,
+    Thinking,
+    before,
+    prompts_in,
+    requests_of,
+)
+from sfumato.server.chat.deltas import Entry, Logged, TokenLog, legacy, logged
 from sfumato.server.chat.sampling import (
-    gives_canvas,
+    given_in,
     limited,
     sampler_of,
 )
 from sfumato.server.dialects.openai_chat import ChoicesRenderer
-from sfumato.server.http.dialect import Dialect, Frame
+from sfumato.server.http.dialect import SSE, Dialect, Frame
 from sfumato.server.http.inflight import CollectedReply
-from sfumato.server.http.wire import SSE
 from sfumato.server.schemas import json_schemas
-from sfumato.server.schemas.body import First, Ids, Texts
-from sfumato.server.schemas.generation import (
+from sfumato.server.schemas.body import (
+    First,
     Generation,
+    Ids,
+    Texts,
 )
 from sfumato.server.schemas.json_schemas import within
 from sfumato.server.service import Service, token_text
@@ -156,26 +161,13 @@ def _entry(model: ServedModel, token: int, log: float, rank: int) -> dict[str, A
 PATH = "/v1/completions"
 
 
-def prompts_of(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
-    """The one or several prompts that the field holds. Raises Refused."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise Refused("prompt", "is empty")
-    if isinstance(prompt[0], int):
-        return [[token for token in prompt if isinstance(token, int)]]
-    return [part for part in prompt if isinstance(part, str | list)]
-
-
 def parse(service: Service, body: CompletionBody) -> list[Request]:
     """n requests for each prompt. Raises Refused."""
     body = limited(body)
-    prompts, count = prompts_of(body.prompt), body.n or 1
-    most = service.settings.max_choices
+    count, most = body.n or 1, service.settings.max_choices
+    prompts = prompts_in(body.prompt, "prompt", most)
     if len(prompts) * count > most:
         raise Refused("n", f"at most {most} replies to a request, all prompts together")
-    if body.stream_options is not None and not body.stream:
-        raise Refused("stream_options", "only with stream")
     _check(service, body)
     scoring = scoring_of(body)
     if body.max_tokens == 0 and scoring is None:
@@ -189,50 +181,21 @@ def parse(service: Service, body: CompletionBody) -> list[Request]:
         logprobs=body.logprobs is not None,
         alternatives=body.logprobs,
         scoring=scoring,
-        holes=_holes(service, body, scoring),
         limit=body.max_tokens,
         count=count,
         user=body.user,
         sized=("n", "prompt", "max_tokens", "logprobs"),
     )
-    return requests_of(service, call, (_ids(service, prompt, body.user) for prompt in prompts))
-
-
-def _ids(service: Service, prompt: str | list[int], user: str | None) -> list[int]:
-    """Raises Refused."""
-    ids = service.raw_prompt(prompt, PATH, user)
-    if not ids:
-        raise Refused("prompt", "is empty, and this model has no token to begin with")
-    return ids
-
-
-def _holes(
-    service: Service, body: CompletionBody, scoring: PromptScoring | None
-) -> Mapping[str, Any]:
-    """The hole before a suffix, where there is one. Raises Refused."""
-    if not body.suffix:
-        return {}
-    given = {
-        "suffix": True,
-        "canvas": gives_canvas(body),
-        "echo": scoring,
-        "mode=causal": body.echo or body.mode == "causal",
-    }
-    exclusions.check(exclusions.SUFFIX, given)
-    return insertion(service, body, body.suffix, body.max_tokens, "suffix", PATH)
+    if body.suffix:
+        call = before(service, call, body.suffix)
+    return requests_of(
+        service, call, (service.raw_prompt(prompt, PATH, body.user) for prompt in prompts)
+    )
 
 
 def _check(service: Service, body: CompletionBody) -> None:
     """Raises Refused for fields that do not go together."""
-    given = {
-        "echo": body.echo,
-        "grammar": grammar_of(body),
-        "mode=canvas": body.mode == "canvas",
-        "logprob_token_ids": body.logprob_token_ids,
-        "prompt_logprobs": body.prompt_logprobs is not None,
-        "stream": body.stream,
-    }
-    exclusions.check(exclusions.COMPLETION, given)
+    exclusions.check(exclusions.COMPLETION, given_in(body))
     if body.echo:
         try:
             replace(sampler_of(body, service.model), mode="causal").check_mode()

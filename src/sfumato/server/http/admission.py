@@ -8,6 +8,7 @@ connection buffers as much in any case. Every wait is bounded, and ends in a 503
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -51,42 +52,22 @@ async def arriving(seconds: float) -> AsyncIterator[Arrival]:
         raise _late(seconds, arrival is not None and arrival.ended_as_slow) from None
 
 
-class ThreadLimit:
-    """Threads that decode bodies, first come, first served."""
+class Budget:
+    """What bodies hold at a time: bytes, or threads that decode them. First come, first served."""
 
-    def __init__(self, threads: int) -> None:
-        self._threads = asyncio.Semaphore(threads)
-
-    @asynccontextmanager
-    async def thread(self) -> AsyncIterator[None]:
-        """Within, the caller may use a thread for a body. Raises ApiError after a long wait."""
-        try:
-            async with asyncio.timeout(WAIT_S):
-                await self._threads.acquire()
-        except TimeoutError:
-            raise _overloaded() from None
-        try:
-            yield
-        finally:
-            self._threads.release()
-
-
-class ByteBudget:
-    """Bytes of bodies that are held at a time, first come, first served."""
-
-    def __init__(self, nbytes: int, most_waiting: int) -> None:
-        self._free, self._most_waiting = nbytes, most_waiting
+    def __init__(self, amount: int, most_waiting: float = math.inf) -> None:
+        self._free, self._most_waiting = amount, most_waiting
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._arrivals: set[Arrival] = set()
 
     @asynccontextmanager
-    async def hold(self, nbytes: int) -> AsyncIterator[None]:
-        """Within, so many bytes are held. Raises ApiError after a long wait."""
-        await self._acquire(nbytes)
+    async def hold(self, amount: int = 1) -> AsyncIterator[None]:
+        """Within, so much is held. Raises ApiError after a long wait."""
+        await self._acquire(amount)
         try:
             yield
         finally:
-            self._free += nbytes
+            self._free += amount
             self._grant()
 
     @asynccontextmanager
@@ -99,15 +80,15 @@ class ByteBudget:
             finally:
                 self._arrivals.discard(arrival)
 
-    async def _acquire(self, nbytes: int) -> None:
-        if not self._waiting and nbytes <= self._free:
-            self._free -= nbytes
+    async def _acquire(self, amount: int) -> None:
+        if not self._waiting and amount <= self._free:
+            self._free -= amount
             return
         if len(self._waiting) >= self._most_waiting:
             raise _overloaded()
         loop = asyncio.get_running_loop()
         granted: asyncio.Future[None] = loop.create_future()
-        self._waiting.append((nbytes, granted))
+        self._waiting.append((amount, granted))
         until = loop.time() + WAIT_S
         try:
             while not granted.done():
@@ -118,16 +99,16 @@ class ByteBudget:
                 await asyncio.wait([granted], timeout=CHECK_S)
         except BaseException:
             if granted.done():
-                self._free += nbytes
+                self._free += amount
             else:
-                self._waiting.remove((nbytes, granted))
+                self._waiting.remove((amount, granted))
             self._grant()
             raise
 
     def _grant(self) -> None:
         while self._waiting and self._waiting[0][0] <= self._free:
-            nbytes, granted = self._waiting.popleft()
-            self._free -= nbytes
+            amount, granted = self._waiting.popleft()
+            self._free -= amount
             granted.set_result(None)
 
 
@@ -136,10 +117,10 @@ class Admission:
 
     def __init__(self, max_body: int) -> None:
         self.max_body = max_body
-        self.bodies = ByteBudget(2 * max_body, most_waiting=16)
-        self.small = ThreadLimit(2)
+        self.bodies = Budget(2 * max_body, most_waiting=16)
+        self.small = Budget(2)
         # One at a time is read: its values and texts may take several times its bytes.
-        self.large = ThreadLimit(1)
+        self.large = Budget(1)
 
 
 def _overloaded() -> ApiError:

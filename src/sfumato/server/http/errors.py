@@ -1,23 +1,29 @@
 """`ApiError`: failures as HTTP statuses, and as OpenAI's error objects where no dialect differs.
 
-What reaches a client says what is wrong and what to do; paths and traces stay here.
+What a route raises becomes an answer in the form of its dialect. What reaches a client says what is
+wrong and what to do; paths and traces stay here.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.exceptions import StarletteHTTPException as HTTPException
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
 
-from sfumato.engine import DecisionRequest, EngineDead, Failed, NotReady, QueueFull, TooLarge
+from sfumato.engine import EngineDead, Failed, NotReady, QueueFull, TooLarge
 from sfumato.engine import Request as EngineRequest
-from sfumato.engine.request import new_id
+from sfumato.engine.request import AnyRequest, new_id
 from sfumato.refused import Refused
 
 RETRY_AFTER_S = 2
@@ -144,6 +150,36 @@ class ApiError(Exception):
         return JSONResponse(form.body(self), form.status(self), headers)
 
 
+_TYPE_NAMES = {"str", "int", "float", "bool", "dict", "nullable"}  # branches of a union
+
+
+def refusal(loc: Sequence[int | str], message: str, kind: str, name: str | None = None) -> ApiError:
+    """The answer to a wrong field. kind: pydantic's word. name: as the message has it, where the
+    path does not say it."""
+    name = name or _name(loc)
+    text = message.removeprefix("Value error, ")
+    code = {"value_error": "unsupported", "missing": "missing"}.get(kind)  # the first: of `only`
+    if kind != "value_error":
+        text = text[:1].lower() + text[1:]
+    error = ApiError.of(Refused(name, text, code=code))
+    parts = tuple(part if isinstance(part, int) else part[:100] for part in loc)
+    error.field = WrongField(parts, text, kind)
+    return error
+
+
+def _name(loc: Sequence[int | str]) -> str:
+    """("messages", 0, "role") → "messages[0].role", without the branches of unions."""
+    name = ""
+    for part in loc:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif not name:
+            name = part[:100]
+        elif part not in _TYPE_NAMES and "[" not in part and "-" not in part:
+            name += f".{part[:100]}"
+    return name
+
+
 ErrorBody = Callable[[ApiError], dict[str, Any]]
 """How a dialect renders errors."""
 
@@ -194,7 +230,7 @@ def in_the_words_of(wording: Wording) -> Iterator[None]:
         raise
 
 
-def of_prompt(refused: Refused, request: EngineRequest | DecisionRequest) -> Refused:
+def of_prompt(refused: Refused, request: AnyRequest) -> Refused:
     """The same in the words of a body: what the engine calls prompt, ids or text stands in the
     field that the request was made of."""
     if not isinstance(request, EngineRequest):
@@ -203,7 +239,7 @@ def of_prompt(refused: Refused, request: EngineRequest | DecisionRequest) -> Ref
     return refused.renamed(dict.fromkeys(_PROMPT, prompt))
 
 
-def from_refusal(error: Exception, request: EngineRequest | DecisionRequest) -> ApiError:
+def from_refusal(error: Exception, request: AnyRequest) -> ApiError:
     """The answer to an error of `Engine.submit` or `decide`. Raises the error again where
     these do not promise it."""
     if isinstance(error, ValueError):
@@ -255,3 +291,62 @@ def _retry(seconds: int = RETRY_AFTER_S) -> dict[str, str]:
 
 def internal() -> ApiError:
     return ApiError(500, "the server failed; its log says why", code="internal")
+
+
+log = logging.getLogger(__name__)
+
+# OpenAI's routes that are not here, though they look like the id of a response.
+_NOT_HERE = {"/v1/responses/input_tokens", "/v1/responses/compact"}
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Renders every failure of a route with the error form of its path."""
+
+    async def api_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return error.response(request.scope)
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Refused)
+        return ApiError.of(error).response(request.scope)
+
+    async def wrong_query(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        return refusal(first["loc"][1:], first["msg"], first["type"]).response(request.scope)
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path, status = request.url.path, error.status_code
+        headers = dict(error.headers) if error.headers else {}
+        if status in (404, 405):
+            # A request without a route reaches the page's files, which answer 404 or 405 by the
+            # method alone.
+            allowed = set() if path in _NOT_HERE else _methods(app, path)
+            status = 405 if allowed else 404
+            headers = {"Allow": ", ".join(sorted(allowed))} if allowed else {}
+        messages = {
+            404: f"there is no {request.method} {path[:200]}; /docs lists what there is",
+            405: f"{path[:200]} takes another method",
+        }
+        answer = ApiError(status, messages.get(status, str(error.detail)), headers=headers)
+        return answer.response(request.scope)
+
+    async def bug(request: Request, error: Exception) -> Response:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return internal().response(request.scope)
+
+    app.add_exception_handler(ApiError, api_error)
+    app.add_exception_handler(Refused, refused)
+    app.add_exception_handler(RequestValidationError, wrong_query)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(Exception, bug)
+
+
+def _methods(app: FastAPI, path: str) -> set[str]:
+    """The methods of the routes of that path; empty where there is no route."""
+    methods: set[str] = set()
+    for route in app.routes:
+        if isinstance(route, APIRoute) and route.path_regex.match(path):
+            methods |= route.methods or set()
+    return methods

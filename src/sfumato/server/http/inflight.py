@@ -14,18 +14,61 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 
-from sfumato.api import Reply
-from sfumato.engine import Draft, Engine, Event, Failed, Finished, Handle, Request, Settled
+from sfumato.engine import (
+    Decided,
+    DecisionRequest,
+    Draft,
+    Engine,
+    Event,
+    Failed,
+    Finished,
+    Handle,
+    QueueFull,
+    Request,
+    Settled,
+    Terminal,
+)
 from sfumato.engine.errors import REFUSALS
 from sfumato.engine.events import explain
-from sfumato.server.http import grammar_threads
+from sfumato.engine.request import AnyRequest
 from sfumato.server.http.errors import CLIENT_GONE, ApiError, from_failed, from_refusal
-from sfumato.server.http.security import OWNER
+from sfumato.server.http.middleware import OWNER
 
 T = TypeVar("T")
+AnyEvent = Event | Decided
+
+# Threads of their own for requests whose grammars are compiled at submission. A compilation takes
+# up to a second, as trials have shown that come before. Streams take their frames from the server's
+# shared threads, which compilations must not occupy, nor may those that wait.
+GRAMMAR_THREADS = 2
+MOST_WAITING = 64
+"""Requests for these threads; the last of them waits for half a minute at worst."""
+_limiter: RunVar[CapacityLimiter] = RunVar("grammar_threads")
+
+
+def _grammar_threads() -> CapacityLimiter:
+    """The threads of the running loop."""
+    try:
+        return _limiter.get()
+    except LookupError:
+        made = CapacityLimiter(GRAMMAR_THREADS)
+        _limiter.set(made)
+        return made
+
+
+def _check_room() -> None:
+    """Raises QueueFull where too many requests wait for these threads."""
+    if _grammar_threads().statistics().tasks_waiting >= MOST_WAITING:
+        raise QueueFull(
+            f"{MOST_WAITING} requests with a schema or a grammar wait to be submitted already, "
+            "which is the limit; try again later"
+        )
+
 
 MOST_DRAFTS = 4  # of a request, waiting for a client that reads slowly; the newest are kept
 _NOT_BEGUN = Failed("cancelled", "the request was cancelled before it began")
@@ -48,11 +91,11 @@ class CollectedReply:
     """The end of one request, and its canvases."""
 
     settled: list[Settled] = field(default_factory=list)  # where they are wanted
-    end: Finished | None = None
+    end: Finished | Decided | None = None
 
     @property
     def finished(self) -> Finished:
-        assert self.end
+        assert isinstance(self.end, Finished)
         return self.end
 
 
@@ -60,12 +103,19 @@ class InFlight:
     """The requests of one HTTP call, and their events in order of arrival."""
 
     def __init__(
-        self, engine: Engine, requests: Sequence[Request], writing_s: float | None = None
+        self,
+        engine: Engine,
+        requests: Sequence[AnyRequest],
+        writing_s: float | None = None,
     ) -> None:
         """writing_s: of `WritingLimit`."""
         self._engine = engine
         self._requests = requests  # their `since` is set: deadlines count while they wait here
-        self._has_grammar = any(request.grammar is not None for request in requests)
+        self._grammars = {
+            request.grammar
+            for request in requests
+            if isinstance(request, Request) and request.grammar is not None
+        }
         self._current = 0  # number of the request that was given to the engine last
         self.open = set(range(len(requests)))  # those whose terminal event has not been taken yet
         # As many requests as there are slots wait in the queue, so that no slot is free for long;
@@ -74,9 +124,11 @@ class InFlight:
         self._ended = 0
         self._cancelled = False
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[int, Event]] = deque()
+        self._waiting: deque[tuple[int, AnyEvent]] = deque()
         self._arrived, self._moved = asyncio.Event(), asyncio.Event()
-        self._handles: list[Handle[Reply]] = []  # of those that were submitted
+        self._handles: list[
+            Handle[Any]
+        ] = []  # of the first ones; the others are yet to be submitted
         self._feeder: asyncio.Task[None] | None = None
         self._limit = None if writing_s is None else WritingLimit(writing_s, self._cancel)
 
@@ -85,7 +137,7 @@ class InFlight:
         """The first request's, under which the audit log has it."""
         return self._requests[0].id
 
-    async def next(self, patience_s: float | None = None) -> tuple[int, Event] | None:
+    async def next(self, patience_s: float | None = None) -> tuple[int, AnyEvent] | None:
         """The next event with its request's number; None where none came in time."""
         try:
             async with asyncio.timeout(patience_s):
@@ -95,7 +147,7 @@ class InFlight:
         number, event = self._waiting.popleft()
         if not self._waiting:
             self._arrived.clear()
-        if isinstance(event, Finished | Failed):
+        if isinstance(event, Terminal):
             self.open.discard(number)
         return number, event
 
@@ -119,18 +171,23 @@ class InFlight:
 
     async def begin(self, http: HttpRequest) -> None:
         """Submits as many requests as the queue takes now, and the others later. Where the engine
-        raises for one of them, ends all and raises the same; QueueFull only for the first. Raises
-        _Ended where the client disconnects, or their time is over, while their grammar is tried."""
+        raises for one of them, ends all and raises ApiError; for a full queue only with the first.
+        Raises ApiError too where the client disconnects, or their time is over, while their grammar
+        is tried."""
         try:
-            if self._has_grammar:
+            if self._grammars:
                 with self._engine.refusals(self._requests[0]):
-                    grammar_threads.check_room()
+                    _check_room()
                     await self._try_grammars(http)
             await self._in_thread(self._submit)
         except BaseException as error:
             self.cancel()
             ending = Failed(*explain(error)) if isinstance(error, Exception) else _NOT_BEGUN
             self._drop(error.failed if isinstance(error, _Ended) else ending, error)
+            if isinstance(error, _Ended):
+                raise from_failed(error.failed) from None
+            if isinstance(error, Exception):
+                raise from_refusal(error, self._requests[0]) from None
             raise
         if len(self._handles) < len(self._requests):
             self._feeder = asyncio.create_task(self._feed())
@@ -139,9 +196,8 @@ class InFlight:
         """Waits until each grammar has been tried. Ends that when the client disconnects, or when
         the requests' time is over."""
         leaving = asyncio.create_task(disconnect(http))
-        sources = {request.grammar for request in self._requests if request.grammar is not None}
         try:
-            for source in sources:
+            for source in self._grammars:
                 begin = partial(self._engine.try_grammar, source, client_of(http))
                 trial: asyncio.Future[Any] = asyncio.wrap_future(await run_in_threadpool(begin))
                 try:
@@ -164,31 +220,38 @@ class InFlight:
             raise _Ended(Failed("timeout", late))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        run = grammar_threads.run if self._has_grammar else run_in_threadpool
-        return await run(work)
+        limiter = _grammar_threads() if self._grammars else None
+        return await to_thread.run_sync(work, limiter=limiter)
 
     def _submit(self) -> None:
         """In a thread. Checks one reply of each prompt: only seeds differ."""
-        checked = {id(self._requests[0].made)}
-        for number, request in enumerate(self._requests):
-            if id(request.made) not in checked:
+        first, *others = self._requests
+        if isinstance(first, DecisionRequest):
+            self._add(self._engine.decide(first, self._sink(0)))
+            return
+        assert isinstance(first, Request)
+        checked = {id(first.made)}
+        for number, request in enumerate(others, 1):
+            if isinstance(request, Request) and id(request.made) not in checked:
                 checked.add(id(request.made))
                 self._current = number
                 self._engine.check(request)
         self._current = 0
-        self._add(self._engine.submit(self._requests[0], self._sink(0)))
+        self._add(self._engine.submit(first, self._sink(0)))
         while len(self._handles) < min(self._window, len(self._requests)) and self._offer():
             pass
 
     def _offer(self) -> bool:
         """Submits the next one; False where the queue is full."""
         self._current = number = len(self._handles)
-        handle = self._engine.offer(self._requests[number], self._sink(number))
+        request = self._requests[number]
+        assert isinstance(request, Request)  # a decision comes alone
+        handle = self._engine.offer(request, self._sink(number))
         if handle is not None:
             self._add(handle)
         return handle is not None
 
-    def _add(self, handle: Handle[Reply]) -> None:
+    def _add(self, handle: Handle[Any]) -> None:
         self._handles.append(handle)
         is_late = self._limit is not None and self._limit.is_over(len(self._handles) - 1)
         if self._cancelled or is_late:  # in the meantime
@@ -225,8 +288,8 @@ class InFlight:
             if number != refused:
                 self._engine.drop(self._requests[number], ending)
 
-    def _sink(self, number: int) -> Callable[[Event], None]:
-        def deliver(event: Event) -> None:
+    def _sink(self, number: int) -> Callable[[AnyEvent], None]:
+        def deliver(event: AnyEvent) -> None:
             try:
                 self._loop.call_soon_threadsafe(self._put, number, event)
             except RuntimeError:  # the loop is closed: the server has stopped
@@ -234,7 +297,7 @@ class InFlight:
 
         return deliver
 
-    def _put(self, number: int, event: Event) -> None:
+    def _put(self, number: int, event: AnyEvent) -> None:
         if self._limit is not None:
             event = self._limit.watched(number, event)
         if isinstance(event, Draft):
@@ -245,7 +308,7 @@ class InFlight:
             ]
             if len(drafts) == MOST_DRAFTS:
                 del self._waiting[drafts[0]]
-        elif isinstance(event, Finished | Failed):
+        elif isinstance(event, Terminal):
             self._ended += 1
             self._moved.set()
         self._waiting.append((number, event))
@@ -254,19 +317,14 @@ class InFlight:
 
 async def start(
     engine: Engine,
-    requests: Sequence[Request],
+    requests: Sequence[AnyRequest],
     http: HttpRequest,
     writing_s: float | None = None,
 ) -> InFlight:
     """writing_s: of `WritingLimit`. Raises ApiError where the engine refuses one of them; then none
     of them runs."""
     running = InFlight(engine, requests, writing_s)
-    try:
-        await running.begin(http)
-    except _Ended as ended:
-        raise from_failed(ended.failed) from None
-    except Exception as error:
-        raise from_refusal(error, requests[0]) from None
+    await running.begin(http)
     return running
 
 
@@ -303,7 +361,7 @@ async def _collect_all(running: InFlight, settled: bool) -> list[CollectedReply]
             failure = from_failed(event)
             failure.headers |= headers_of(running)
             raise failure
-        if isinstance(event, Finished):
+        if isinstance(event, Finished | Decided):
             replies[number].end = event
         elif isinstance(event, Settled) and settled:
             replies[number].settled.append(event)
@@ -337,7 +395,7 @@ class WritingLimit:
     def is_over(self, number: int) -> bool:
         return number in self._over
 
-    def watched(self, number: int, event: Event) -> Event:
+    def watched(self, number: int, event: AnyEvent) -> AnyEvent:
         """The event; the end of a reply whose time was over says that the reply was cut."""
         if isinstance(event, Settled):
             begun = self._begun.setdefault(number, self._loop.time())

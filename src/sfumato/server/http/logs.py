@@ -49,7 +49,7 @@ class RateLimit:
 FORMATS = ("text", "json")
 
 # Loggers whose records a client can cause over and over.
-REPEATED = ("uvicorn.error", "sfumato.server.http.error_handlers")
+REPEATED = ("uvicorn.error", "sfumato.server.http.errors")
 
 # No line ends and no terminal codes, whatever a client sent.
 _CONTROLS = str.maketrans({code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))})

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import lru_cache
 from typing import Any, TypeVar, get_args
@@ -25,12 +25,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import from_json
 
 from sfumato.refused import Refused
-from sfumato.server.http.admission import SMALL, Admission, Arrival, ThreadLimit, arriving
-from sfumato.server.http.errors import CLIENT_GONE, ApiError, WrongField
-from sfumato.server.http.security import OWNER, BodyTooLarge
-from sfumato.server.schemas.body import UNKNOWN_FIELD, Body, Unknown
+from sfumato.server.http.admission import SMALL, Admission, Arrival, Budget, arriving
+from sfumato.server.http.errors import CLIENT_GONE, ApiError, WrongField, refusal
+from sfumato.server.http.middleware import OWNER, BodyTooLarge
+from sfumato.server.schemas.body import Body, Unknown
 from sfumato.server.service import Service
-from sfumato.server.settings import ServerSettings
 from sfumato.text.jsonscan import JsonTooDeep, JsonTooLarge, extent, values_of
 
 MOST_WINDOW = 23  # log2 of bytes that a frame may refer back to: RFC 9659 allows 8 MiB over HTTP
@@ -105,7 +104,6 @@ BODY_S = 30.0  # a body must have arrived by then
 DISCARD_S = 5.0  # for a body that is refused, and still comes
 
 _BOM = b"\xef\xbb\xbf"
-_TYPE_NAMES = {"str", "int", "float", "bool", "dict", "nullable"}  # branches of a union
 
 
 @asynccontextmanager
@@ -130,9 +128,10 @@ async def read_with(
     async with AsyncExitStack() as held:
         data, threads, decode = await _receive(request, service.admission, held, decode)
         since = service.engine.now()
-        await held.enter_async_context(threads.thread())
+        await held.enter_async_context(threads.hold())
         body = await run_in_threadpool(decode, data)
-        body.arrived(since, request.scope.get(OWNER, ""))
+        body.envelope.since = since
+        body.envelope.owner = request.scope.get(OWNER, "")
         yield body
 
 
@@ -141,7 +140,7 @@ async def _receive(
     admission: Admission,
     held: AsyncExitStack,
     decode: Callable[[bytearray], Model],
-) -> tuple[bytearray, ThreadLimit, Callable[[bytearray], Model]]:
+) -> tuple[bytearray, Budget, Callable[[bytearray], Model]]:
     """The bytes of the body, the threads that decode bodies of its size, and what decodes it;
     `held` gets the budget of a large one."""
     compressed = await _is_compressed(request)
@@ -275,15 +274,14 @@ def _has_no_number(data: bytearray) -> bool:
 
 def validated(value: dict[str, Any], model: type[Model], lenient: bool) -> Model:
     """The body's model. Raises ApiError."""
-    unknown = Unknown(_unknown(value, model))
-    if unknown.count and not lenient:
-        raise unknown.refused()
+    unknown = Unknown(lenient)
+    unknown.add(_unknown(value, model))
     try:
-        body = model.model_validate(_known(value, model))
+        body = model.model_validate(value)
     except ValidationError as error:
         results = error.errors(include_url=False, include_context=False)
     else:
-        body.leave_out(unknown)
+        body.envelope.unknown = unknown
         return body
     first = results[0]
     for error_of_branch in results:  # of a union, the first is about another branch
@@ -296,23 +294,14 @@ def validated(value: dict[str, Any], model: type[Model], lenient: bool) -> Model
 
 
 def _unknown(value: Mapping[str, Any], model: type[BaseModel], where: str = "") -> Iterator[str]:
-    """The names of fields that the model has not: before validation, which makes an error of
-    each. Null always means that a field is not there."""
+    """The names of fields that the model has not: before validation, which leaves them
+    out. Null always means that a field is not there."""
     for name, item in value.items():
         if item is not None and name not in _fields(model):
             yield f"{where}{name[:100]}"
     for name, part in _parts(model).items():
         if isinstance(inner := value.get(name), dict):
             yield from _unknown(inner, part, f"{where}{name}.")
-
-
-def _known(value: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """The fields that the model has."""
-    results = {name: item for name, item in value.items() if name in _fields(model)}
-    for name, part in _parts(model).items():
-        if isinstance(inner := results.get(name), dict):
-            results[name] = _known(inner, part)
-    return results
 
 
 @lru_cache
@@ -330,48 +319,3 @@ def _parts(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 results[name] = kind
     return results
-
-
-def refusal(loc: Sequence[int | str], message: str, kind: str, name: str | None = None) -> ApiError:
-    """The answer to a wrong field. kind: pydantic's word. name: as the message has it, where the
-    path does not say it."""
-    name = name or _name(loc)
-    text = message.removeprefix("Value error, ")
-    code = {"value_error": "unsupported", "missing": "missing"}.get(kind)  # the first: of `only`
-    if kind != "value_error":
-        text = text[:1].lower() + text[1:]
-    error = ApiError.of(Refused(name, text, code=code))
-    parts = tuple(part if isinstance(part, int) else part[:100] for part in loc)
-    error.field = WrongField(parts, text, kind)
-    return error
-
-
-def _name(loc: Sequence[int | str]) -> str:
-    """("messages", 0, "role") → "messages[0].role", without the branches of unions."""
-    name = ""
-    for part in loc:
-        if isinstance(part, int):
-            name += f"[{part}]"
-        elif not name:
-            name = part[:100]
-        elif part not in _TYPE_NAMES and "[" not in part and "-" not in part:
-            name += f".{part[:100]}"
-    return name
-
-
-def leaves_out(body: Body, settings: ServerSettings) -> Unknown | None:
-    """What records the names of unknown fields; None where the server refuses them."""
-    return body.ignored if settings.lenient else None
-
-
-def check_fields(
-    value: Mapping[str, Any], known: Collection[str], where: str, ignored: Unknown | None
-) -> None:
-    """Looks for fields of an object that are not known, and not null. ignored: gets their names;
-    None: they are refused. Raises Refused."""
-    unknown = sorted(name for name in value if name not in known and value[name] is not None)
-    names = [f"{where}.{name[:100]}" for name in unknown]
-    if ignored is not None:
-        ignored.add(names)
-    elif names:
-        raise Refused(names[0], UNKNOWN_FIELD, code="unknown_field")

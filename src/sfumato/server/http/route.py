@@ -1,49 +1,211 @@
-"""The one route function of all dialects: body → requests → a reply or a stream."""
+"""The one function of all POST routes: a body becomes requests, and these a reply or a stream.
+
+A stream has the frames of a `Renderer`, drafts, keep-alives, and errors on the way. What frames
+look like is the renderer's business, and how they are written the `Wire`'s. The web page is sent
+more of a canvas: drafts on the way, and what the canvas settled to.
+"""
 
 from __future__ import annotations
 
-from typing import TypeVar
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
+from torch import Tensor
 
-from sfumato.engine import Request
-from sfumato.server.http import inflight, request_body, stream
-from sfumato.server.http.dialect import Dialect, Frame
-from sfumato.server.http.errors import in_the_words_of
-from sfumato.server.http.wire import json_response
+from sfumato.engine import Account, Draft, Failed, Finished, Request, Settled
+from sfumato.server.http import inflight, request_body
+from sfumato.server.http.dialect import Dialect, Frame, Post, Renderer, json_response
+from sfumato.server.http.errors import ApiError, from_failed, in_the_words_of, internal
+from sfumato.server.http.inflight import AnyEvent, InFlight, headers_of
+from sfumato.server.http.middleware import Receive, Scope, Send
 from sfumato.server.schemas.body import Body
 from sfumato.server.service import Service
 
 B = TypeVar("B", bound=Body)
+log = logging.getLogger(__name__)
 
 
-async def reply(dialect: Dialect[B], service: Service, http: HttpRequest) -> Response:
-    """Raises Refused."""
-    with in_the_words_of(dialect.wording):
-        return await _reply(dialect, service, http)
+async def reply(post: Post[B], service: Service, http: HttpRequest) -> Response:
+    """Raises ApiError."""
+    with in_the_words_of(post.wording):
+        return await _reply(post, service, http)
 
 
-def _parsed(dialect: Dialect[B], service: Service, body: B) -> tuple[Frame | None, list[Request]]:
-    """What answers the body at once, or the requests that it asks for. Raises ApiError."""
-    fields = dialect.at_once(service, body)
-    return fields, [] if fields is not None else dialect.parse(service, body)
+def _parsed(post: Post[B], service: Service, body: B) -> Frame | list[Request]:
+    """What answers the body at once, or the requests that it asks for. Raises Refused."""
+    if (fields := post.at_once(service, body)) is not None:
+        return fields
+    assert isinstance(post, Dialect)  # others answer every body at once
+    return post.parse(service, body)
 
 
-async def _reply(dialect: Dialect[B], service: Service, http: HttpRequest) -> Response:
-    async with request_body.read(service, http, dialect.body_type) as body:
-        fields, requests = await run_in_threadpool(_parsed, dialect, service, body)
-        if fields is not None:
-            if dialect.streams(body):
-                return Response(dialect.wire.encode(fields), media_type=dialect.wire.media_type)
-            return json_response(fields, {})
+async def _reply(post: Post[B], service: Service, http: HttpRequest) -> Response:
+    async with request_body.read(service, http, post.body_type) as body:
+        parsed = await run_in_threadpool(_parsed, post, service, body)
+        if isinstance(parsed, dict):
+            if isinstance(post, Dialect) and post.streams(body):
+                return Response(post.wire.encode(parsed), media_type=post.wire.media_type)
+            return json_response(parsed, {})
+    assert isinstance(post, Dialect)
     body = request_body.without_large_fields(body)
-    renderer = dialect.renderer(service, body, requests)
-    running = await inflight.start(service.engine, requests, http, dialect.writing_s(body))
+    renderer = post.renderer(service, body, parsed)
+    running = await inflight.start(service.engine, parsed, http, post.writing_s(body))
     service.running[running.id] = running
-    if dialect.streams(body):
-        return stream.response(service, running, renderer, dialect)
+    if post.streams(body):
+        return _Stream(service, running, renderer, post)
     replies = await inflight.collect(http, running, renderer.keeps_settled)
-    headers = inflight.headers_of(running, dialect.errors.request_id)
+    headers = inflight.headers_of(running, post.errors.request_id)
     return await run_in_threadpool(lambda: json_response(renderer.body(replies), headers))
+
+
+class _Stream(StreamingResponse):
+    """Cancels what runs when the stream ends. The generator cannot: a client that goes away early,
+    or in the middle of a frame, leaves the generator not begun, or waiting to be collected."""
+
+    def __init__(
+        self,
+        service: Service,
+        running: InFlight,
+        renderer: Renderer,
+        dialect: Dialect[Any],
+    ) -> None:
+        texts = _texts(service, running, _Frames(service, renderer, dialect))
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        headers |= headers_of(running, dialect.errors.request_id)
+        super().__init__(texts, media_type=dialect.wire.media_type, headers=headers)
+        self._running, self._renderer = running, renderer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            if self._running.open:
+                self._running.cancel()
+                self._renderer.left()
+
+
+async def _texts(service: Service, running: InFlight, frames: _Frames) -> AsyncIterator[str]:
+    """What is written on the connection."""
+    wire, renderer = frames.dialect.wire, frames.renderer
+
+    async def encoded(made: Iterable[Frame]) -> list[str]:
+        """The frames, which are made in a thread: they may repeat what a large body asks for, and a
+        large canvas with log probabilities takes tens of milliseconds."""
+        return await run_in_threadpool(lambda: [wire.encode(frame) for frame in made])
+
+    try:
+        begun = (frame for number in sorted(running.open) for frame in renderer.begin(number))
+        for text in await encoded(begun):
+            yield text
+        sent = time.monotonic()
+        while running.open:
+            # Events without a frame, as of a thought that is not shown, leave a stream silent too.
+            silent = time.monotonic() - sent
+            patience = max(0.0, service.settings.keepalive_s - silent)
+            watches_s = renderer.watches_s
+            taken = await running.next(min(patience, watches_s or patience))
+            if taken is None and watches_s is not None:
+                for text in await encoded(renderer.waiting()):
+                    yield text
+                    sent = time.monotonic()
+            if taken is None:
+                if time.monotonic() - sent >= service.settings.keepalive_s:
+                    if wire.keepalive:
+                        yield wire.keepalive
+                    sent = time.monotonic()
+                continue
+            for text in await encoded(frames.of(*taken)):
+                yield text
+                sent = time.monotonic()
+            if isinstance(taken[1], Failed):
+                break
+        else:
+            for text in await encoded(frames.last()):
+                yield text
+    except Exception:
+        log.exception("a stream failed")
+        for text in await encoded(frames.failed(internal())):
+            yield text
+    if wire.end:
+        yield wire.end
+
+
+class _Frames:
+    """The frames of a stream, event by event."""
+
+    def __init__(self, service: Service, renderer: Renderer, dialect: Dialect[Any]) -> None:
+        self._service, self.renderer, self.dialect = service, renderer, dialect
+        self._accounts: dict[int, Account] = {}
+        self._steps: dict[int, int] = {}  # of the replies whose drafts are sent: the latest one
+
+    def last(self) -> Iterable[Frame]:
+        """The frames after all replies."""
+        accounts = [self._accounts[number] for number in sorted(self._accounts)]
+        return self.renderer.closed(accounts)
+
+    def failed(self, error: ApiError) -> Iterable[Frame]:
+        """The frames that end the stream early."""
+        error.rename(self.dialect.wording)
+        return self.renderer.failed(error, self.dialect.errors.body(error))
+
+    def of(self, number: int, event: AnyEvent) -> Iterable[Frame]:
+        renderer = self.renderer
+        if isinstance(event, Draft):
+            self._steps[number] = event.step
+            yield renderer.extra({"draft": draft_frame(self._service, number, event)})
+        elif isinstance(event, Settled):
+            if number in self._steps:
+                settled = settled_frame(self._service, number, event, self._steps[number])
+                yield renderer.extra({"settled": settled})
+            yield from renderer.settled(number, event)
+        elif isinstance(event, Failed):
+            yield from self.failed(from_failed(event))
+        elif isinstance(event, Finished):
+            self._accounts[number] = event.account
+            yield from renderer.finished(number, event)
+
+
+def draft_frame(service: Service, number: int, draft: Draft) -> dict[str, Any]:
+    """One step. Probabilities and entropies (nats) are rounded: they are for display."""
+    ids = draft.token_ids.tolist()
+    top_ids, top_probs = draft.top_ids.tolist(), _rounded(draft.top_probs)
+    noise = {} if draft.noise is None else {"noise": service.token_texts(draft.noise.tolist())}
+    pinned = {} if draft.pinned is None else {"pinned": draft.pinned.tolist()}
+    return {
+        "index": number,
+        "canvas": draft.canvas,
+        "step": draft.step,
+        "max_steps": draft.max_steps,
+        "token_ids": ids,
+        "tokens": service.token_texts(ids),
+        "text": draft.text,
+        "entropy": _rounded(draft.entropy),
+        "accepted": draft.accepted.tolist(),
+        "top": [
+            list(zip(tokens, probs, strict=True))
+            for tokens, probs in zip(top_ids, top_probs, strict=True)
+        ],
+        **noise,
+        **pinned,
+    }
+
+
+def _rounded(values: Tensor) -> Any:
+    """Lists of the values, to four digits."""
+    return values.double().mul(1e4).round().div(1e4).tolist()
+
+
+def settled_frame(service: Service, number: int, settled: Settled, steps: int) -> dict[str, Any]:
+    return {
+        "index": number,
+        "canvas": settled.canvas,
+        "convergence": settled.convergence,
+        "token_ids": settled.token_ids,
+        "tokens": service.token_texts(settled.token_ids),
+        "steps": steps,
+    }

@@ -1,20 +1,36 @@
-"""The base of all bodies: strict, with a bounded list of unknown fields; and fields that have no
-effect.
+"""Bodies: their strict base, and the fields that those share which ask for a reply.
 
-Knows no field.
+A field is honoured, or refused but for the values that ask for nothing (`Only`), or ignored. All
+routes that generate take the fields of `Neutral` and `Grammars`, and a body has one grammar at
+most. What the description cannot say stands in openapi.py. Ranges that depend on the model are the
+engine's business.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Annotated, Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    WithJsonSchema,
+    create_model,
+)
 from pydantic_core import PydanticCustomError
 
+from sfumato.diffusion import sampler_config
+from sfumato.diffusion.constraints.grammar import LONGEST_SOURCE, MOST_CHOICES
+from sfumato.options.limits import MOST_TOKENS
 from sfumato.refused import Refused
 from sfumato.server.schemas import json_schemas
+from sfumato.server.schemas.json_schemas import NULL, Schema, either, within
 
 # Only the first wrong item of a list is reported: an error for each of millions takes gigabytes.
 First = Field(fail_fast=True)
@@ -40,67 +56,59 @@ UNKNOWN_FIELD = "unknown; remove it, or start the server with --lenient"
 
 
 class Unknown:
-    """Names of unknown fields: the first ones, and how many there are."""
+    """Unknown fields of a body: refused, or, by a lenient server, left out. Holds the names of the
+    first ones, and how many there are."""
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
+    def __init__(self, lenient: bool = False) -> None:
+        self.lenient, self.count = lenient, 0
         self.named: list[str] = []
-        self.count = 0
-        self.add(names)
 
     def add(self, names: Iterable[str]) -> None:
+        """Raises Refused unless the server is lenient."""
         for name in names:
             self.count += 1
             if len(self.named) < MOST_NAMED:
                 self.named.append(name)
+        if self.count and not self.lenient:
+            more = self.count - len(self.named)
+            *first, last = self.named
+            fields = (*first, f"{last} and {more:,} more" if more else last)
+            raise Refused(fields, UNKNOWN_FIELD, code="unknown_field")
+
+    def check(self, value: Mapping[str, Any], known: Collection[str], where: str) -> None:
+        """Looks for fields of an object that are not known, and not null. Raises Refused."""
+        unknown = sorted(name for name in value if name not in known and value[name] is not None)
+        self.add(f"{where}.{name[:100]}" for name in unknown)
 
     def __str__(self) -> str:
         more = self.count - len(self.named)
         return ", ".join(self.named) + (f" and {more:,} more" if more else "")
 
-    def refused(self) -> Refused:
-        """The error of a server that leaves none of them out."""
-        more = self.count - len(self.named)
-        *first, last = self.named
-        fields = (*first, f"{last} and {more:,} more" if more else last)
-        return Refused(fields, UNKNOWN_FIELD, code="unknown_field")
+
+@dataclass
+class Envelope:
+    """What belongs to a body beside its fields."""
+
+    unknown: Unknown = field(default_factory=Unknown)
+    since: float | None = None  # when the body had arrived, by the engine's clock
+    owner: str = ""  # whose body it is: a digest of the API key
+    echo: Any = None  # what a dialect keeps of the fields that are dropped before the reply
 
 
 class Body(BaseModel):
-    """Strict: no unknown field that is not null, no text for a number, no NaN."""
+    """Strict: no text for a number, no NaN. Unknown fields have been looked for before."""
 
     model_config = ConfigDict(
-        extra="forbid",
         strict=True,
         allow_inf_nan=False,
         json_schema_extra=json_schemas.with_settings,
     )
 
-    _ignored: Unknown = PrivateAttr(default_factory=Unknown)
-    _since: float | None = PrivateAttr(None)
-    _owner: str = PrivateAttr("")
+    _envelope: Envelope = PrivateAttr(default_factory=Envelope)
 
     @property
-    def ignored(self) -> Unknown:
-        """The unknown fields that a lenient server has left out."""
-        return self._ignored
-
-    @property
-    def since(self) -> float | None:
-        """When the body had arrived, by the engine's clock."""
-        return self._since
-
-    def leave_out(self, unknown: Unknown) -> None:
-        """Sets `ignored`."""
-        self._ignored = unknown
-
-    @property
-    def owner(self) -> str:
-        """Whose body it is: a digest of the API key, or empty."""
-        return self._owner
-
-    def arrived(self, since: float | None, owner: str) -> None:
-        """Sets `since` and `owner`."""
-        self._since, self._owner = since, owner
+    def envelope(self) -> Envelope:
+        return self._envelope
 
 
 Ignored = Annotated[Any, Field(description="Accepted and ignored.")]
@@ -127,3 +135,246 @@ class Only(AfterValidator):
     def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> dict[str, Any]:
         schema: dict[str, Any] = self.__dict__["schema"]
         return schema
+
+
+Fields = TypeVar("Fields", bound=BaseModel)
+
+
+def without_effect(ignored: str = "", **refused: Only) -> Callable[[type[Fields]], type[Fields]]:
+    """Adds fields to a body that change nothing. ignored: names with spaces between them, whose
+    values do not matter; refused: those of which only values that ask for nothing pass."""
+
+    def added(body: type[Fields]) -> type[Fields]:
+        fields: dict[str, Any] = dict.fromkeys(ignored.split(), (Ignored, None))
+        fields |= {name: (Annotated[Any, only], None) for name, only in refused.items()}
+        module, doc = body.__module__, body.__doc__
+        return create_model(body.__name__, __base__=body, __module__=module, __doc__=doc, **fields)
+
+    return added
+
+
+_TOP_P = "is not supported; use top_p"
+_CANVAS = "is a field of /v1/completions and /v1/chat/completions"
+_PENALTY = "penalties are not supported: the tokens of a canvas are drawn together"
+
+
+@without_effect(
+    "cache_prompt id_slot",
+    min_p=Only(0, why=_TOP_P),
+    repetition_penalty=Only(1, why=_PENALTY),
+    length_penalty=Only(1, why="there is no beam search here"),
+    use_beam_search=Only(False, why="there is no beam search here"),
+    best_of=Only(1, why="is not supported; ask for n replies and choose"),
+    skip_special_tokens=Only(True, why="markers are never part of a reply's text"),
+    frequency_penalty=Only(0, why=_PENALTY),
+    presence_penalty=Only(0, why=_PENALTY),
+    prompt_logprobs=Only(why="is a field of /v1/completions"),
+)
+class Neutral(BaseModel):
+    """Fields that clients send to every route that generates, at values that ask for nothing."""
+
+    # vLLM's
+    vllm_xargs: Annotated[Any, Only({}, why=_CANVAS)] = None
+    logprob_token_ids: Annotated[Any, Only([], why=_CANVAS)] = None
+    return_tokens_as_token_ids: Annotated[Any, Only(False, why=_CANVAS)] = None
+    # llama-server's
+    timings_per_token: AtTheEnd = None
+    return_progress: bool | None = Field(
+        None,
+        description="Send how far the prompt is encoded: streams of chats, responses, /completion.",
+    )
+
+
+_OBJECT: Schema = {"type": "object"}
+_SCHEMA = either(_OBJECT, {"type": "boolean"})
+JsonSchema = Annotated[dict[str, Any] | bool, WithJsonSchema(_SCHEMA)]
+SchemaOrText = Annotated[
+    dict[str, Any] | bool | str | None,
+    WithJsonSchema(either(*_SCHEMA["anyOf"], {"type": "string"}, NULL)),
+]
+Grammar = Annotated[str, Field(max_length=LONGEST_SOURCE)]
+Choices = Annotated[list[str], First, Field(min_length=1, max_length=MOST_CHOICES)]
+_WHITE_SPACE = "cannot be set: white space is bounded here"
+
+
+@without_effect("description")
+class NamedSchema(Body):
+    """OpenAI's `json_schema`."""
+
+    name: str | None = Field(None, description="Accepted and ignored.")
+    schema_: JsonSchema | None = Field(None, alias="schema", description="None: any object.")
+    strict: bool | None = Field(None, description="The schema is held whether or not it is true.")
+
+
+class ResponseFormat(Body):
+    """What the reply has to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+    schema_: JsonSchema | None = Field(
+        None, alias="schema", description="Of a json_object, as llama-server has it."
+    )
+
+
+@without_effect(
+    "disable_fallback",
+    disable_any_whitespace=Only(False, why=_WHITE_SPACE),
+    disable_additional_properties=Only(
+        False, why="is not supported; set additionalProperties in the schema"
+    ),
+    whitespace_pattern=Only(why=_WHITE_SPACE),
+    structural_tag=Only(why="is not supported; use tools with strict"),
+)
+class StructuredOutputs(Body):
+    """vLLM's; one of them."""
+
+    json_: SchemaOrText = Field(None, alias="json", description="A JSON schema, or its text.")
+    regex: Grammar | None = None
+    choice: Choices | None = None
+    grammar: Grammar | None = Field(None, description="GBNF or Lark.")
+    json_object: bool | None = None
+
+
+@without_effect(
+    "guided_decoding_backend",
+    guided_whitespace_pattern=Only(why=_WHITE_SPACE),
+)
+class Grammars(BaseModel):
+    """Fields of every body that asks for a reply."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaOrText = Field(None, description="The same as structured_outputs.json.")
+    guided_regex: Grammar | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Grammar | None = None
+    json_schema: JsonSchema | None = Field(None, description="As llama-server has it.")
+    grammar: Grammar | None = Field(None, description="GBNF or Lark; an empty one is none.")
+
+
+LONGEST_CANVAS = 4096
+"""Tokens and positions in a body at most, before the checkpoint's canvas length is looked at."""
+
+Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_Canvas = Annotated[list[Token], First, Field(max_length=LONGEST_CANVAS)]
+_CONSTRAINED = "is not supported; leave it out: the probabilities are the same"
+NamedTokens = Annotated[list[Token], First, Field(max_length=sampler_config.MOST_NAMED)]
+
+
+@without_effect(diffusion_constrained=Only(False, 0, why=_CONSTRAINED))
+class VllmXargs(Body):
+    """What vLLM's `vllm_xargs` has for diffusion models."""
+
+    diffusion_seed_canvas: _Canvas | None = Field(
+        None, description="What the first canvas begins as: a token for each of its positions."
+    )
+    diffusion_pinned: _Canvas | None = Field(
+        None, description="Positions that keep their token of the seed canvas at every step."
+    )
+    diffusion_canvas_length: int | None = Field(
+        None, ge=1, le=LONGEST_CANVAS, description="The same as canvas_length."
+    )
+    diffusion_max_steps: int | None = Field(
+        None, ge=1, le=MOST_TOKENS, description="Steps per canvas at most; the server's if fewer."
+    )
+    diffusion_read_only: bool | Literal[0, 1] | None = Field(
+        None,
+        description="Read the canvas and write no reply: the most probable token of each "
+        "position after the last step, log probabilities at temperature 1.",
+    )
+
+
+class Sampling(Neutral, Grammars, Body):
+    """How a reply is sampled and sent; null means the checkpoint's default.
+
+    The table of settings describes the fields. A description here is a note for HTTP alone.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = Field(None, description="At 0 the most probable token.")
+    top_k: Annotated[int | None, within("top_k")] = Field(None, description="0 and -1: all.")
+    seed: Annotated[int | None, within("seed")] = Field(
+        None, description="A negative one too, as in OpenAI's API."
+    )
+    stop: Annotated[str | Texts | None, WithJsonSchema(json_schemas.STOP)] = Field(
+        None, description="An empty text is none."
+    )
+    logit_bias: Annotated[
+        dict[str, float] | None,
+        at_most(json_schemas.MOST_BIASES),
+        WithJsonSchema(json_schemas.BIAS),
+    ] = Field(None, description="-100 bans a token.")
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    mode: Annotated[str | None, WithJsonSchema(json_schemas.MODE)] = None
+    max_steps: int | None = None
+    sampler: Annotated[str | None, WithJsonSchema(json_schemas.SAMPLER)] = None
+    entropy_bound: float | None = None
+    count: int | None = None
+    threshold: float | None = None
+    margin: float | None = None
+    t_min: float | None = None
+    t_max: float | None = None
+    stability: int | None = None
+    confidence: float | None = None
+    settle_at_end: bool | None = None
+    canvas_length: int | None = None
+    self_conditioning: bool | None = None
+    soft_skip: float | None = None
+    soft_top_k: Annotated[int | None, within("soft_top_k")] = None
+    max_thinking_tokens: Annotated[int | None, within("max_thinking_tokens")] = None
+    retry_empty: bool | None = None
+    timeout: Annotated[float | None, within("timeout_s")] = None
+    stream: bool | None = Field(None, description="Send server-sent events.")
+    stream_drafts: bool | None = Field(None, description="Also a frame for every settled canvas.")
+
+
+def _not_zero(value: int | None) -> int | None:
+    if value == 0:
+        raise ValueError("must be at least 1, or -1 for what fits")
+    return value
+
+
+MaxTokens = Annotated[
+    int | None,
+    Field(ge=-1, le=MOST_TOKENS),
+    AfterValidator(_not_zero),
+    WithJsonSchema(json_schemas.MAX_TOKENS),
+]
+Messages = Annotated[Objects, WithJsonSchema(json_schemas.MESSAGES)]
+Tools = Annotated[Objects | None, WithJsonSchema(json_schemas.TOOLS)]
+Continue = Annotated[
+    bool | None,
+    Field(description="Continue the last message, an assistant's; null: where it is one."),
+]
+AddPrompt = Annotated[
+    bool | None, Field(description="False: only where the last message is continued.")
+]
+
+
+@without_effect("include_obfuscation")
+class StreamOptions(Body):
+    include_usage: bool | None = Field(None, description="Send usage in a chunk of its own.")
+    continuous_usage_stats: AtTheEnd = None
+
+
+class TemplateKwargs(Body):
+    enable_thinking: bool | None = Field(None, description="Let the model think first.")
+
+
+class Generation(Sampling):
+    """What chat and text completions share."""
+
+    model: Annotated[str | None, Field(description="Ignored: one model is loaded.")] = None
+    max_tokens: MaxTokens = Field(None, description="Visible tokens at most; -1: what fits.")
+    n_predict: MaxTokens = Field(None, description="llama-server's name of max_tokens.")
+    n: int | None = Field(None, ge=1, description="Replies; the i-th has the seed plus i.")
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, max_length=512, description="Written to the audit log.")
+    vllm_xargs: VllmXargs | None = Field(None, description="A canvas that the client gives.")
+    logprob_token_ids: NamedTokens | None = Field(
+        None, description="Tokens whose log probabilities are named at every position."
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description='Name tokens "token_id:5" in log probabilities.'
+    )

@@ -85,7 +85,8 @@ def either(*schemas: Schema) -> Schema:
     return {"anyOf": list(schemas)}
 
 
-def _object(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
+def open_object(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
+    """An object that may have any further field."""
     return {
         "type": "object",
         "properties": {**required, **(optional or {})},
@@ -93,38 +94,39 @@ def _object(required: dict[str, Schema], optional: dict[str, Schema] | None = No
     }
 
 
-def _message(roles: list[str], required: dict[str, Schema], optional: dict[str, Schema]) -> Schema:
-    """Unknown keys of messages pass where they are null."""
-    return _object({"role": {"enum": roles}, **required}, optional) | {"additionalProperties": NULL}
+def closed(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
+    """An object whose unknown fields pass where they are null."""
+    return open_object(required, optional) | {"additionalProperties": NULL}
 
 
-def _list(items: Schema, least: int = 0) -> Schema:
+def list_of(items: Schema, least: int = 0) -> Schema:
+    """least: items."""
     return {"type": "array", "items": items} | ({"minItems": least} if least else {})
 
 
-IDS = _list({"type": "integer", "minimum": 0})
+IDS = list_of({"type": "integer", "minimum": 0})
 _PROMPT_IDS = IDS | {"minItems": 1}
 PROMPT = either(TEXT, _PROMPT_IDS)
-PROMPTS = either(TEXT, _list(TEXT, 1), _PROMPT_IDS, _list(_PROMPT_IDS, 1))
+PROMPTS = either(TEXT, list_of(TEXT, 1), _PROMPT_IDS, list_of(_PROMPT_IDS, 1))
 PROMPT_OR_NULL = either(TEXT, _PROMPT_IDS, NULL)
-_MIXED = _list(either({"type": "integer", "minimum": 0}, TEXT), 1)
-_TEXT_PARTS = _list(_object({"type": {"const": "text"}, "text": TEXT}))
+_MIXED = list_of(either({"type": "integer", "minimum": 0}, TEXT), 1)
+_TEXT_PARTS = list_of(open_object({"type": {"const": "text"}, "text": TEXT}))
 MIXED_PROMPT = either(
     TEXT,
     _MIXED,
     *(
-        _object(one) | {"additionalProperties": False}
+        open_object(one) | {"additionalProperties": False}
         for one in ({"prompt_string": TEXT}, {"content": _TEXT_PARTS})
     ),
 )
-MIXED_PROMPTS = either(MIXED_PROMPT, _list(MIXED_PROMPT, 1))
-EMBEDDING_INPUT = either(MIXED_PROMPT, _list(MIXED_PROMPT, 1) | {"maxItems": 2048})
+MIXED_PROMPTS = either(MIXED_PROMPT, list_of(MIXED_PROMPT, 1))
+EMBEDDING_INPUT = either(MIXED_PROMPT, list_of(MIXED_PROMPT, 1) | {"maxItems": 2048})
 EMBEDDING_INPUT_OR_NONE = either(*EMBEDDING_INPUT["anyOf"], {"const": []})
 MAX_TOKENS = either({"type": "integer", "minimum": 1, "maximum": MOST_TOKENS}, {"const": -1}, NULL)
 MAX_TOKENS_OR_NONE = either({"type": "integer", "minimum": -1, "maximum": MOST_TOKENS}, NULL)
 STOP = either(
     {"type": "string", "maxLength": LONGEST_STOP},
-    _list({"type": "string", "maxLength": LONGEST_STOP}) | {"maxItems": MOST_STOPS},
+    list_of({"type": "string", "maxLength": LONGEST_STOP}) | {"maxItems": MOST_STOPS},
     NULL,
 )
 BIAS = either(
@@ -173,28 +175,29 @@ def with_settings(schema: Schema) -> None:
         add_setting(name, field)
 
 
-_TEXTS = either(TEXT, _list(_object({"type": {"const": "text"}, "text": TEXT})))
-TEXTS = _TEXTS  # of a prediction
+TEXTS = either(TEXT, _TEXT_PARTS)
 _NAMED: Schema = {"name": {}}  # of a tool's message alone it is read
 _ARGUMENTS = either({"type": "object"}, {"const": ""}, {"const": "{}"}, NULL)
-_CALL = _object(
-    {"function": _object({"name": {"type": "string", "pattern": NAME}}, {"arguments": _ARGUMENTS})},
+_CALL = open_object(
+    {
+        "function": open_object(
+            {"name": {"type": "string", "pattern": NAME}}, {"arguments": _ARGUMENTS}
+        )
+    },
     {"id": either(TEXT, NULL), "type": {"const": "function"}},
 )
-MESSAGES = _list(
+MESSAGES = list_of(
     either(
-        _message(["system", "developer", "user"], {"content": _TEXTS}, _NAMED),
-        _message(
-            ["assistant"],
-            {},
+        closed({"role": {"enum": ["system", "developer", "user"]}, "content": TEXTS}, _NAMED),
+        closed(
+            {"role": {"const": "assistant"}},
             _NAMED
-            | {"content": either(_TEXTS, NULL), "tool_calls": either(_list(_CALL), NULL)}
+            | {"content": either(TEXTS, NULL), "tool_calls": either(list_of(_CALL), NULL)}
             | {"refusal": either(TEXT, NULL), "annotations": {}, "audio": NULL}
             | {"function_call": NULL, "reasoning_content": {}, "reasoning": {}},
         ),
-        _message(
-            ["tool"],
-            {"content": _TEXTS},
+        closed(
+            {"role": {"const": "tool"}, "content": TEXTS},
             {"name": either(TEXT, NULL), "tool_call_id": either(TEXT, NULL)},
         ),
     ),
@@ -202,7 +205,7 @@ MESSAGES = _list(
 )
 MESSAGES_OR_NULL = either(MESSAGES, NULL)
 
-_FUNCTION = _object(
+_FUNCTION = open_object(
     {"name": {"type": "string", "pattern": NAME}},
     {
         "description": either(TEXT, NULL),
@@ -210,37 +213,22 @@ _FUNCTION = _object(
         "strict": either(FLAG, NULL),
     },
 )
-TOOLS = either(_list(_object({"type": {"const": "function"}, "function": _FUNCTION})), NULL)
+TOOLS = either(list_of(open_object({"type": {"const": "function"}, "function": _FUNCTION})), NULL)
 TOOL_CHOICE = either(
     {"enum": ["none", "auto", "required", None]},
-    _object({"type": {"const": "function"}, "function": _object({"name": TEXT})}),
+    open_object({"type": {"const": "function"}, "function": open_object({"name": TEXT})}),
 )
 
 _COUNT = {"type": "integer", "minimum": 1, "maximum": MOST_TOKENS}
-_CHOICES = _list(TEXT | {"minLength": 1}, 1) | {"maxItems": MOST_CHOICES, "uniqueItems": True}
-PARTS = _list(
+_CHOICES = list_of(TEXT | {"minLength": 1}, 1) | {"maxItems": MOST_CHOICES, "uniqueItems": True}
+PARTS = list_of(
     either(
         TEXT,
         *(
-            _object({name: values}) | {"additionalProperties": NULL}
+            closed({name: values})
             for name, values in (("tokens", _COUNT), ("at_most", _COUNT), ("choices", _CHOICES))
         ),
     ),
     least=1,
 ) | {"maxItems": 2 * MOST_HOLES + 1}
-EXTRA = either(_list(_object({"text": TEXT}, {"filename": either(TEXT, NULL)})), NULL)
-
-
-def closed(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
-    """An object whose unknown fields pass where they are null."""
-    return {
-        "type": "object",
-        "properties": {**required, **(optional or {})},
-        "required": list(required),
-        "additionalProperties": NULL,
-    }
-
-
-def list_of(items: Schema, least: int = 0) -> Schema:
-    """least: items."""
-    return {"type": "array", "items": items, "minItems": least}
+EXTRA = either(list_of(open_object({"text": TEXT}, {"filename": either(TEXT, NULL)})), NULL)

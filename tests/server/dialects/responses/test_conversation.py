@@ -21,8 +21,8 @@ OUTPUTS = [{"type": "function_call_output", "call_id": name, "output": name * 3}
 )
 def test_a_user_may_write_before_an_output(items: list[dict[str, Any]]) -> None:
     """The prompt has outputs behind their calls, and what the user has written after them."""
-    talk = conversation(None, [(f"input[{i}]", item) for i, item in enumerate(items)])
-    assert [message["role"] for message in talk.messages] == ["assistant", "tool", "tool", "user"]
-    assert [message["content"] for message in talk.messages] == [None, "bbb", "aaa", "wait"]
-    for message, place in zip(talk.messages[1:], talk.places[1:], strict=True):
-        assert items[int(place.name[6:-1])].get("call_id") == message.get("tool_call_id")
+    turns = conversation(None, [(f"input[{i}]", item) for i, item in enumerate(items)])
+    assert [turn.message["role"] for turn in turns] == ["assistant", "tool", "tool", "user"]
+    assert [turn.message["content"] for turn in turns] == [None, "bbb", "aaa", "wait"]
+    for turn in turns[1:]:
+        assert items[int(turn.place[6:-1])].get("call_id") == turn.message.get("tool_call_id")

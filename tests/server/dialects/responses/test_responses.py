@@ -23,8 +23,7 @@ from tests.support.fake_engine import FakeEngine
 from sfumato.api import Model
 from sfumato.engine import Engine, EngineConfig, Failed
 from sfumato.server.app import ServerSettings, create_app
-from sfumato.server.dialects.responses.body import ResponsesBody
-from sfumato.server.dialects.responses.parsing import parse
+from sfumato.server.dialects.responses.body import ResponsesBody, parse
 from sfumato.server.dialects.responses.renderer import ResponsesRenderer
 from sfumato.server.service import Service
 
@@ -382,9 +381,9 @@ def test_the_input_of_a_stream_is_let_go(http: TestClient) -> None:
     service: Service = http.app.state.service  # type: ignore[attr-defined]
     body = ResponsesBody(input="sunny", stream=True, store=True)
     renderer = ResponsesRenderer(service, body, parse(service, body))
-    assert len(renderer._items) == 1 and not body.echo.items
+    assert len(renderer._inputs) == 1 and not body.envelope.echo.items
     created = next(iter(renderer.begin(0)))["response"]
-    assert created["store"] and not renderer._items
+    assert created["store"] and not renderer._inputs
 
 
 def test_errors_before_routing(embedded: Model) -> None:

@@ -18,20 +18,19 @@ from sfumato.server.chat.call import (
     Thinking,
     requests_of,
 )
-from sfumato.server.chat.deltas import DeltaRenderer
-from sfumato.server.chat.logprobs import Entry
-from sfumato.server.chat.objects import thinks, written_at
-from sfumato.server.dialects.anthropic.conversation import (
+from sfumato.server.chat.deltas import DeltaRenderer, Entry
+from sfumato.server.chat.objects import written_at
+from sfumato.server.dialects.anthropic.body import (
+    ANTHROPIC_ERRORS,
     WORDING,
+    CountBody,
+    MessagesBody,
     choice_of,
     conversation,
     tools_of,
 )
-from sfumato.server.dialects.anthropic.forms import ANTHROPIC_ERRORS, CountBody, MessagesBody
-from sfumato.server.http.dialect import Dialect, Frame
+from sfumato.server.http.dialect import Dialect, Frame, Post, Wire, named_event
 from sfumato.server.http.inflight import CollectedReply
-from sfumato.server.http.request_body import leaves_out
-from sfumato.server.http.wire import Wire, named_event
 from sfumato.server.service import Service
 from sfumato.text.calls import ToolCall
 
@@ -43,7 +42,7 @@ _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 def anthropic_card(service: Service) -> dict[str, Any]:
     """Fields beside OpenAI's."""
     model = service.model
-    can_think = {"supported": thinks(model.template.markers)}
+    can_think = {"supported": bool(model.template.markers.thought_open)}
     return {
         "type": "model",
         "display_name": service.name,
@@ -221,30 +220,29 @@ def _signature(digest: Any) -> str:
 
 
 PATH = "/v1/messages"
-COUNT_PATH = f"{PATH}/count_tokens"
 
 
 def parse(service: Service, body: MessagesBody) -> list[Request]:
     """Raises Refused."""
-    ignored = leaves_out(body, service.settings)
-    talk = conversation(body, service.settings, ignored)
+    unknown = body.envelope.unknown
+    talk = conversation(body, service.settings, unknown)
     choice, stops = body.tool_choice, [body.stop] if isinstance(body.stop, str) else body.stop
     stops = [*(stops or ()), *(body.stop_sequences or ())]
     call = ChatCall(
         PATH,
         body.model_copy(update={"stop": stops}),
         talk.messages,
-        tools=tools_of(body.tools, ignored),
+        names=talk.names,
+        tools=tools_of(body.tools, unknown),
         tool_choice=choice_of(choice),
         is_single=choice is not None and bool(choice.disable_parallel_tool_use),
-        forms=lambda: _formats(body),
+        forms=_formats(body),
         thinking=_thinking(body),
         limit=body.max_tokens,
         is_most=True,
         user=body.metadata.user_id if body.metadata else None,
     )
-    with talk.named():
-        return requests_of(service, call)
+    return requests_of(service, call)
 
 
 def _thinking(body: MessagesBody) -> Thinking:
@@ -271,7 +269,7 @@ def _formats(body: MessagesBody) -> Iterator[GrammarSource]:
         yield schema_source(body.output_format.schema_, "output_format.schema")
 
 
-def count(service: Service, body: CountBody) -> dict[str, Any]:
+def _count(service: Service, body: CountBody) -> dict[str, Any]:
     """The answer of the other route. Raises Refused."""
     fields = {name: value for name, value in body if name in MessagesBody.model_fields}
     # Of a prompt alone, no limit is looked at.
@@ -293,4 +291,15 @@ MESSAGES = Dialect(
     wire=WIRE,
     errors=ANTHROPIC_ERRORS,
     wording={**WORDING, "stop": "stop_sequences"},
+)
+
+COUNT_TOKENS = Post(
+    path=f"{PATH}/count_tokens",
+    name="count_tokens",
+    tag="Anthropic",
+    help="The tokens of a prompt, without a reply.",
+    body_type=CountBody,
+    at_once=_count,
+    errors=ANTHROPIC_ERRORS,
+    wording=MESSAGES.wording,
 )

@@ -32,10 +32,11 @@ from sfumato.server.dialects.decisions.questions import (
     STRING,
     WORDS,
     DecisionBody,
+    DecisionCall,
+    DecisionDialect,
     Loc,
     Part,
     check_count,
-    check_decides,
     checked,
     describe,
     figures,
@@ -49,9 +50,8 @@ from sfumato.server.dialects.decisions.questions import (
     text_of,
     typed_schema,
 )
-from sfumato.server.http.decisions import DecisionCall, DecisionDialect
-from sfumato.server.http.request_body import refusal
-from sfumato.server.schemas.body import First, Ignored
+from sfumato.server.http.errors import refusal
+from sfumato.server.schemas.body import First, without_effect
 from sfumato.server.schemas.json_schemas import NULL, Schema, closed, either
 from sfumato.server.service import Service
 
@@ -112,6 +112,7 @@ OPENAI_QUESTIONS = sized(
 )
 
 
+@without_effect("prompt_cache_key prompt_cache_options safety_identifier")
 class OpenAIDecisionBody(DecisionBody):
     input: Annotated[Any, WithJsonSchema(OPENAI_INPUT)] = Field(
         description="Text, or messages and calls of functions with their outputs."
@@ -119,9 +120,6 @@ class OpenAIDecisionBody(DecisionBody):
     questions: Annotated[Any, WithJsonSchema(OPENAI_QUESTIONS)] = Field(
         description="predicate, choice and score questions; answers come in the same order."
     )
-    prompt_cache_key: Ignored = None
-    prompt_cache_options: Ignored = None
-    safety_identifier: Ignored = None
 
 
 class OpenAIPredicate(Part):
@@ -165,7 +163,7 @@ Typed = OpenAIPredicate | OpenAIChoice | OpenAIScore
 
 def parse(service: Service, endpoint: str, body: OpenAIDecisionBody) -> DecisionCall:
     """Raises Refused."""
-    check_decides(service)
+
     state = state_of(body.input)
     if not isinstance(body.questions, list):
         raise refusal(("questions",), "must be a list of questions", "list_type")

@@ -1,17 +1,18 @@
-"""Typed decisions in any form: bodies, questions and answers that several forms share.
+"""Typed decisions in any form: `DecisionDialect`, and what bodies, questions and answers share.
 
-A body's questions and settings become a request to the engine. Questions are read one by one
-(`Part`), so that the first wrong one ends it; the bodies hold them as they came. Unknown fields of
-a body are ignored, as System One has it, and those of a question are refused: a condition that is
-not read must not look as if it were. Bodies that the JSON schemas allow are accepted, but for the
-rules in openapi.py.
+A form turns a body into the engine's request, and the answers into a body. Questions are read one
+by one (`Part`), so that the first wrong one ends it; the bodies hold them as they came. Unknown
+fields of a body are ignored, as System One has it, and those of a question are refused: a condition
+that is not read must not look as if it were. Bodies that the JSON schemas allow are accepted, but
+for the rules in openapi.py.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -27,31 +28,42 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from sfumato.diffusion.constraints import questions as ask
-from sfumato.diffusion.constraints.questions import (
-    MOST_LEVELS,
-    MOST_OPTIONS,
-    MOST_QUESTIONS,
-    Answer,
-    ChoiceAnswer,
-    ScoreAnswer,
-    YesNoAnswer,
-)
-from sfumato.engine import DecisionRequest
+from sfumato.diffusion.constraints.questions import MOST_QUESTIONS, Answer
+from sfumato.engine import Decided, DecisionRequest
 from sfumato.options.limits import FIRST_SEED, LAST_SEED, MOST_READ_STEPS, MOST_READS, MOST_SECONDS
 from sfumato.refused import Refused
-from sfumato.server.http.errors import without_paths
-from sfumato.server.http.request_body import refusal
-from sfumato.server.schemas.body import UNKNOWN_FIELD, Body, First, at_most
-from sfumato.server.schemas.json_schemas import NULL, Schema, closed, either
+from sfumato.server.http.errors import OPENAI_ERRORS, ErrorForm, refusal
+from sfumato.server.schemas.body import UNKNOWN_FIELD, Body
+from sfumato.server.schemas.json_schemas import Schema, closed, either
 from sfumato.server.service import Service
+
+B = TypeVar("B", bound="DecisionBody")
+
+
+@dataclass(frozen=True)
+class DecisionCall:
+    """A request, and how its answers are rendered."""
+
+    request: DecisionRequest
+    answer: Callable[[Decided], Mapping[str, Any]]  # in a thread
+
+
+@dataclass(frozen=True)
+class DecisionDialect(Generic[B]):
+    """One form of a request for decisions, and of its answers and errors."""
+
+    body_type: type[B]
+    parse: Callable[[Service, str, B], DecisionCall]  # endpoint; in a thread; raises Refused
+    errors: ErrorForm = OPENAI_ERRORS
+    state: str = "state"  # the field that holds what the engine calls the state
+    listed: bool = False  # questions are a list, and their ids are their numbers
+
 
 LONGEST_NAME = 1024  # characters of a question's id or name
 
 STRING: Schema = {"type": "string"}
 
 TEXT = either(STRING, {"type": "object"}, {"type": "array"})
-
-DESCRIBED = either(*TEXT["anyOf"], NULL)
 
 SAMPLES = either({"type": "integer", "minimum": 1, "maximum": MOST_READS}, {"enum": ["auto", None]})
 
@@ -84,21 +96,6 @@ def sized(schema: Schema, most: int) -> Schema:
 
 def typed_schema(name: str, required: dict[str, Schema], optional: dict[str, Schema]) -> Schema:
     return closed({"type": {"const": name}, **required}, optional)
-
-
-def questions_schema(noul_criteria: Schema, instructions: Schema, level: Schema) -> Schema:
-    """The map of questions that System One and Gemini have."""
-    instructed = {"instructions": instructions}
-    options = sized({"type": "object", "additionalProperties": DESCRIBED}, MOST_OPTIONS)
-    levels = sized({"type": "array", "items": level}, MOST_LEVELS)
-    kinds = (
-        typed_schema("noul", {}, instructed | {"criteria": either(noul_criteria, NULL)}),
-        typed_schema("choice", {"criteria": options}, instructed),
-        typed_schema("score", {"criteria": levels}, instructed),
-    )
-    names = {"minLength": 1, "maxLength": LONGEST_NAME}
-    entries = {"type": "object", "propertyNames": names, "additionalProperties": either(*kinds)}
-    return sized(entries, MOST_QUESTIONS)
 
 
 WORDS: Schema = STRING | {"minLength": 1}
@@ -184,38 +181,6 @@ class Part(BaseModel):
         }
 
 
-Options = Annotated[dict[str, Described], at_most(MOST_OPTIONS), Field(min_length=1)]
-Levels = Annotated[list[Text], First, Field(min_length=1, max_length=MOST_LEVELS)]
-
-
-class NoulCriteria(Part):
-    true: Described = None
-    false: Described = None
-
-
-class NoulQuestion(Part):
-    type: Literal["noul"]
-    instructions: Described = None
-    criteria: NoulCriteria | None = None
-
-
-class ChoiceQuestion(Part):
-    type: Literal["choice"]
-    instructions: Described = None
-    criteria: Options
-
-
-class ScoreQuestion(Part):
-    type: Literal["score"]
-    instructions: Described = None
-    criteria: Levels
-
-
-MapQuestion = NoulQuestion | ChoiceQuestion | ScoreQuestion
-"""A question of the map that System One has, and Gemini with other descriptions."""
-MAP_TYPES = ("noul", "choice", "score")
-
-
 def reader(kinds: Any) -> Callable[..., Any]:
     return TypeAdapter(Annotated[kinds, Field(discriminator="type")]).validate_python
 
@@ -238,15 +203,6 @@ def no_images(field: str) -> Refused:
     return Refused(field, _NO_IMAGES, code="unsupported")
 
 
-def check_decides(service: Service) -> None:
-    """Raises Refused where the model that is served cannot answer questions."""
-    reason = service.model.undecided
-    if reason is not None:
-        raise Refused(
-            None, f"{service.name!r} cannot decide: {without_paths(reason)}", code="unsupported"
-        )
-
-
 def text_of(value: Any, loc: Loc) -> str:
     """Text as it is, null as nothing, anything else as its JSON text. Raises Refused."""
     if value is None or isinstance(value, str):
@@ -255,41 +211,6 @@ def text_of(value: Any, loc: Loc) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
         raise refusal(loc, "holds a number that is too large", "finite_number") from None
-
-
-def checked_map(questions: Any) -> Mapping[str, Any]:
-    """Id → question, with its count and ids checked. Raises Refused."""
-    if not isinstance(questions, dict):
-        raise refusal(("questions",), "must be an object: id → question", "dict_type")
-    check_count(len(questions))
-    for name in questions:
-        if not 1 <= len(name) <= LONGEST_NAME:
-            raise refusal(
-                ("questions", name),
-                f"an id has 1 to {LONGEST_NAME} characters, and not {len(name):,}",
-                "string_length",
-                "questions",
-            )
-    return questions
-
-
-def read_map(
-    service: Service,
-    given: Any,
-    read: Callable[..., Read],
-    question: Callable[[Read, Loc], ask.Question],
-    is_tagged: bool = False,
-) -> tuple[dict[str, Read], dict[str, ask.Question]]:
-    """The questions of a map as they were read, and as the engine gets them. is_tagged: whether
-    places have a question's type. Raises Refused."""
-    typed: dict[str, Read] = {}
-    questions: dict[str, ask.Question] = {}
-    for name, value in checked_map(given).items():
-        loc: Loc = ("questions", name)
-        one = read_question(read, value, loc, MAP_TYPES, service.settings.lenient)
-        loc = (*loc, value["type"]) if is_tagged else loc
-        typed[name], questions[name] = one, checked(question(one, loc), loc)
-    return typed, questions
 
 
 def check_count(count: int) -> None:
@@ -363,7 +284,7 @@ def request_of(
         order=body.x_order or "state",
         label_mass=body.x_label_mass is not False,
         timeout_s=body.x_timeout,
-        since=body.since,
+        since=body.envelope.since,
         endpoint=endpoint,
     )
 
@@ -378,42 +299,3 @@ def figures(answer: Answer) -> dict[str, Any]:
         "x_orders": answer.orders,
         "x_order_spread": answer.order_spread,
     }
-
-
-def question_of(
-    typed: MapQuestion, instructions: str, descriptions: tuple[str, str], loc: Loc
-) -> ask.Question:
-    """descriptions: of yes and no; loc: where the question stands. Raises Refused."""
-    loc = (*loc, "criteria")
-    if isinstance(typed, NoulQuestion):
-        return ask.YesNoQuestion(instructions, *descriptions)
-    if isinstance(typed, ChoiceQuestion):
-        described = typed.criteria.items()
-        options = tuple(ask.Option(name, text_of(it, (*loc, name))) for name, it in described)
-        return ask.ChoiceQuestion(instructions, options)
-    levels = tuple(text_of(level, (*loc, number)) for number, level in enumerate(typed.criteria))
-    return ask.ScoreQuestion(instructions, levels)
-
-
-def answer_of(typed: MapQuestion, answer: Answer, levels: Sequence[Any]) -> dict[str, Any]:
-    """levels: of a score as the caller reads them, from low to high."""
-    if isinstance(typed, NoulQuestion):
-        assert isinstance(answer, YesNoAnswer)
-        return {"type": "noul", "noul": answer.probability, **figures(answer)}
-    if isinstance(typed, ChoiceQuestion):
-        assert isinstance(answer, ChoiceAnswer)
-        names = list(typed.criteria)
-        own: dict[str, Any] = {
-            "type": "choice",
-            "choice": names[answer.best],
-            "probabilities": dict(zip(names, answer.probabilities, strict=True)),
-        }
-    else:
-        assert isinstance(answer, ScoreAnswer)
-        own = {
-            "type": "score",
-            "score": answer.score,
-            "legend": {str(number): level for number, level in enumerate(levels)},
-            "probabilities": {str(n): p for n, p in enumerate(answer.probabilities)},
-        }
-    return {**own, "confidence": answer.confidence, **figures(answer)}

@@ -3,42 +3,194 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import Field, WithJsonSchema
 
 from sfumato.diffusion.constraints.grammar import GrammarSource, schema_source
 from sfumato.engine import Account, Finished, Request
 from sfumato.options import exclusions
+from sfumato.options.limits import MOST_TOKENS
 from sfumato.refused import Refused
 from sfumato.server.chat import objects
 from sfumato.server.chat.call import (
     ChatCall,
     Thinking,
+    before,
     check_count,
     requests_of,
 )
-from sfumato.server.chat.deltas import DeltaRenderer
-from sfumato.server.chat.logprobs import Entry
-from sfumato.server.chat.prompts import insertion
-from sfumato.server.dialects.ollama.forms import (
-    LEVELS,
-    OLLAMA_ERRORS,
-    OllamaChatBody,
-    OllamaGenerateBody,
-    OllamaGeneration,
-    OllamaOptions,
-    nanoseconds,
-    now,
-)
-from sfumato.server.http.dialect import Dialect, Frame
-from sfumato.server.http.errors import Wording
+from sfumato.server.chat.deltas import DeltaRenderer, Entry
+from sfumato.server.chat.sampling import given_in
+from sfumato.server.http.dialect import Dialect, Frame, Wire, line
+from sfumato.server.http.errors import ApiError, ErrorForm, Wording
 from sfumato.server.http.inflight import CollectedReply
-from sfumato.server.http.request_body import check_fields, leaves_out
-from sfumato.server.http.wire import Wire, line
-from sfumato.server.schemas.body import Unknown
+from sfumato.server.schemas.body import (
+    Body,
+    Ids,
+    Ignored,
+    Objects,
+    Only,
+    Sampling,
+    Unknown,
+    without_effect,
+)
+from sfumato.server.schemas.json_schemas import (
+    IDS,
+    NAME,
+    NULL,
+    TEXT,
+    TOOLS,
+    Schema,
+    closed,
+    either,
+    list_of,
+    within,
+)
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
 from sfumato.text.calls import ToolCall
+
+LEVELS = ("low", "medium", "high", "max")
+THINK: Schema = {"enum": [True, False, *LEVELS, None]}
+FORMAT = either({"enum": ["", "json", None]}, {"type": "object"})
+NO_IDS = either(IDS | {"maxItems": 0}, NULL)
+_ANY: Schema = {}
+_NO_IMAGES: Schema = {"images": either({"const": []}, NULL)}
+_CALL = closed(
+    {"function": closed({"name": {"type": "string", "pattern": NAME}}, {"arguments": _ANY})},
+    {"id": _ANY, "type": {"const": "function"}},
+)
+_CALL["properties"]["function"]["properties"] |= {
+    "arguments": either({"type": "object"}, NULL),
+    "index": _ANY,
+    "description": _ANY,
+}
+_TEXT = {"content": TEXT}
+MESSAGES = either(
+    list_of(
+        either(
+            closed({"role": {"enum": ["system", "developer", "user"]}, **_TEXT}, _NO_IMAGES),
+            closed(
+                {"role": {"const": "assistant"}},
+                _NO_IMAGES
+                | {"content": either(TEXT, NULL), "thinking": _ANY}
+                | {"tool_calls": either(list_of(_CALL), NULL), "tool_name": NULL},
+            ),
+            closed(
+                {"role": {"const": "tool"}, **_TEXT},
+                _NO_IMAGES
+                | {name: either(TEXT, NULL) for name in ("tool_name", "name", "tool_call_id")},
+            ),
+        )
+    ),
+    NULL,
+)
+
+_PENALTY = "penalties are not supported: the tokens of a canvas are drawn together"
+_IMAGES = "images are not supported yet"
+Think = Annotated[
+    Any,
+    WithJsonSchema(THINK),
+    Field(description="true, false, or low, medium, high, max: tokens of a thought (false)."),
+]
+Format = Annotated[
+    Any,
+    WithJsonSchema(FORMAT),
+    Field(description="json, or the JSON schema that the answer has to match."),
+]
+
+
+@without_effect(
+    "num_ctx num_keep num_batch num_gpu num_gqa num_thread main_gpu low_vram numa f16_kv "
+    "logits_all vocab_only use_mmap use_mlock embedding_only penalize_newline repeat_last_n "
+    "mirostat_tau mirostat_eta",
+    mirostat=Only(0, why="is not supported"),
+    repeat_penalty=Only(0, 1, why=_PENALTY),
+    tfs_z=Only(0, 1, why="is not supported; use top_p"),
+    typical_p=Only(0, 1, why="is not supported; use top_p"),
+)
+class OllamaOptions(Sampling):
+    """Ollama's options, and the fields of our own."""
+
+    num_predict: int | None = Field(
+        None, ge=-2, le=MOST_TOKENS, description="Tokens at most; -1, -2, 0: what fits."
+    )
+
+
+@without_effect("truncate shift")
+class OllamaGeneration(Body):
+    """What both routes share."""
+
+    model: Annotated[str | None, Field(description="Ignored: one model is loaded.")] = None
+    options: OllamaOptions | None = None
+    stream: bool | None = Field(None, description="False: one body; else lines of JSON.")
+    stream_drafts: bool | None = Field(None, description="Also a line for every step.")
+    format: Format = None
+    think: Think = None
+    logprobs: bool | None = Field(None, description="Of the step that settled each token.")
+    top_logprobs: Annotated[int | None, within("top_tokens")] = None
+    keep_alive: Ignored = None
+
+
+class OllamaChatBody(OllamaGeneration):
+    messages: Annotated[Objects | None, WithJsonSchema(MESSAGES)] = Field(
+        None, description="Empty: nothing is generated; the model is loaded already."
+    )
+    tools: Annotated[Objects | None, WithJsonSchema(TOOLS)] = None
+
+
+@without_effect(
+    template=Only("", why="cannot be set; use raw"),
+    images=Only([], why=_IMAGES),
+    width=Only(0, why="no images are made here"),
+    height=Only(0, why="no images are made here"),
+    steps=Only(0, why="no images are made here; use options.max_steps"),
+)
+class OllamaGenerateBody(OllamaGeneration):
+    prompt: str | None = Field(None, description="Empty: nothing is generated.")
+    suffix: str | None = Field(None, description="What comes after the reply.")
+    system: str | None = None
+    raw: bool | None = Field(None, description="True: no chat template; markers are tokens.")
+    context: Annotated[Ids | None, WithJsonSchema(NO_IDS)] = Field(
+        None, description="Refused unless empty: send messages to /api/chat."
+    )
+
+
+@without_effect("verbose system template options")
+class OllamaShowBody(Body):
+    model: str | None = None
+    name: str | None = Field(None, description="The same as model.")
+
+
+_SCHEMA = {
+    "type": "object",
+    "properties": {"error": {"type": "string"}},
+    "required": ["error"],
+}
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    return {"error": error.message}
+
+
+OLLAMA_ERRORS = ErrorForm(error_body, name="OllamaError", schema=_SCHEMA)
+
+
+def now() -> str:
+    """The time of the day, in UTC."""
+    return shown(datetime.now(UTC))
+
+
+def shown(moment: datetime) -> str:
+    """moment: in UTC."""
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def nanoseconds(seconds: float) -> int:
+    return max(0, round(1e9 * seconds))
+
 
 _KEYS = {
     "system": {"content"},
@@ -49,24 +201,22 @@ _KEYS = {
 
 
 def conversation(
-    given: Sequence[Mapping[str, Any]], settings: ServerSettings, ignored: Unknown | None
+    given: Sequence[Mapping[str, Any]], settings: ServerSettings, unknown: Unknown
 ) -> list[dict[str, Any]]:
-    """ignored: records what a lenient server leaves out; None where unknown fields are refused.
-    Raises Refused."""
+    """The messages in the roles of the chat template. Raises Refused."""
     check_count(given, settings)
     messages: list[dict[str, Any]] = []
     for number, message in enumerate(given):
-        messages.append(_message(message, f"messages[{number}]", ignored, messages))
+        messages.append(_message(message, f"messages[{number}]", unknown, messages))
     return messages
 
 
 def _message(
     message: Mapping[str, Any],
     where: str,
-    ignored: Unknown | None,
+    unknown: Unknown,
     before: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """ignored: None where unknown fields are refused."""
     role = message.get("role")
     role = "system" if role == "developer" else role
     if not isinstance(role, str) or role not in _KEYS:
@@ -75,7 +225,7 @@ def _message(
         name = f"{where}.images"
         raise Refused(name, "images are not supported yet", code="unsupported")
     known = _KEYS[role] | {"role", "images"}
-    check_fields(message, known, where, ignored)
+    unknown.check(message, known, where)
     if not isinstance(message.get("content"), str | None):
         raise Refused(f"{where}.content", "must be text")
     clean: dict[str, Any] = {"role": role, "content": message.get("content")}
@@ -126,8 +276,8 @@ GENERATE_PATH = "/api/generate"
 
 def parse_chat(service: Service, body: OllamaChatBody) -> list[Request]:
     """Raises Refused."""
-    ignored = leaves_out(body, service.settings)
-    messages = conversation(body.messages or (), service.settings, ignored)
+    unknown = body.envelope.unknown
+    messages = conversation(body.messages or (), service.settings, unknown)
     return requests_of(service, _call(body, CHAT_PATH, messages=messages, tools=body.tools))
 
 
@@ -142,17 +292,11 @@ def parse_generate(service: Service, body: OllamaGenerateBody) -> list[Request]:
         system = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*system, {"role": "user", "content": prompt}]
         return requests_of(service, _call(body, GENERATE_PATH, messages=messages))
-    given = {name: getattr(body, name) for name in ("system", "raw", "suffix")}
-    exclusions.check(exclusions.OLLAMA, given)
+    exclusions.check(exclusions.OLLAMA, given_in(body))
     ids = service.raw_prompt(prompt, GENERATE_PATH, special=bool(body.raw))
-    if not ids:
-        raise Refused("prompt", "is empty, and this model has no token to begin with")
     call = _call(body, GENERATE_PATH)
     if suffix:
-        given = {"suffix": True, "format": body.format, "logprobs": body.logprobs}
-        exclusions.check(exclusions.OLLAMA, given)
-        hole = insertion(service, call.drawn, suffix, call.limit, "suffix", GENERATE_PATH)
-        call = replace(call, holes=hole)
+        call = before(service, call, suffix)
     return requests_of(service, call, [ids])
 
 
@@ -166,7 +310,7 @@ def _call(body: OllamaGeneration, endpoint: str, **prompt: Any) -> ChatCall:
     return ChatCall(
         endpoint,
         options,
-        forms=lambda: _format(body.format),
+        forms=_format(body.format),
         thinking=_thinking(body, options),
         logprobs=bool(body.logprobs),
         alternatives=body.top_logprobs,
@@ -181,7 +325,7 @@ def options_of(body: OllamaGeneration) -> OllamaOptions:
     given = body.options or OllamaOptions.model_validate({})
     sending = {"stream": streams(body), "stream_drafts": body.stream_drafts}
     options = given.model_copy(update=sending)
-    options.arrived(body.since, body.owner)
+    options.envelope.since = body.envelope.since
     return options
 
 
@@ -222,7 +366,7 @@ class OllamaRenderer(DeltaRenderer):
         self, service: Service, body: OllamaGeneration, requests: Sequence[Request]
     ) -> None:
         top = (body.top_logprobs or 0) if body.logprobs else None
-        super().__init__(service, requests, body, body.options, alternatives=top)
+        super().__init__(service, requests, body, alternatives=top)
 
     def content(
         self, text: str, thought: str = "", calls: Sequence[ToolCall] = (), at: int = 0

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sfumato.refused import Refused
 from sfumato.server.chat.call import call_token
-from sfumato.server.chat.objects import thinks, written_at
-from sfumato.server.dialects.ollama.forms import OLLAMA_ERRORS, OllamaShowBody, shown
+from sfumato.server.chat.objects import written_at
+from sfumato.server.dialects.ollama.chat import OLLAMA_ERRORS, OllamaShowBody, shown
+from sfumato.server.http.dialect import Get, Post
 from sfumato.server.http.errors import ApiError
-from sfumato.server.plain_routes import Get, Post
 from sfumato.server.service import Service
 
 VERSION = "0.12.6"
@@ -78,7 +79,7 @@ def _capabilities(service: Service) -> list[str]:
         "completion",
         "insert",
         *(["tools"] if has_tools else []),
-        *(["thinking"] if thinks(markers) else []),
+        *(["thinking"] if markers.thought_open else []),
     ]
 
 
@@ -122,44 +123,40 @@ def _digest(service: Service) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-TAG = "Ollama"
-
-
+_TAGS = Get(
+    path="/api/tags",
+    name="tags",
+    tag="Ollama",
+    help="The model under each of its names.",
+    answer=tags,
+    errors=OLLAMA_ERRORS,
+    has_head=True,
+)
 GETS = (
-    Get(
-        "/api/version",
-        "version",
-        TAG,
-        "The version of Ollama whose API this is.",
-        version,
-        form=OLLAMA_ERRORS,
-        has_head=True,
+    replace(
+        _TAGS,
+        path="/api/version",
+        name="version",
+        help="The version of Ollama whose API this is.",
+        answer=version,
     ),
-    Get(
-        "/api/tags",
-        "tags",
-        TAG,
-        "The model under each of its names.",
-        tags,
-        form=OLLAMA_ERRORS,
-        has_head=True,
-    ),
-    Get(
-        "/api/ps",
-        "running",
-        TAG,
-        "The model, which is always loaded.",
-        running,
-        form=OLLAMA_ERRORS,
+    _TAGS,
+    replace(
+        _TAGS,
+        path="/api/ps",
+        name="running",
+        help="The model, which is always loaded.",
+        answer=running,
+        has_head=False,
     ),
 )
 SHOW = Post(
-    "/api/show",
-    "show",
-    TAG,
-    "The model's properties and what it can do.",
-    OllamaShowBody,
-    show,
+    path="/api/show",
+    name="show",
+    tag="Ollama",
+    help="The model's properties and what it can do.",
+    body_type=OllamaShowBody,
+    at_once=show,
     statuses=(404,),
-    form=OLLAMA_ERRORS,
+    errors=OLLAMA_ERRORS,
 )

@@ -6,18 +6,14 @@ model; references become what they refer to, looked up once, and bounded as a bo
 
 from __future__ import annotations
 
-import re
 import secrets
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sfumato.refused import Refused
 from sfumato.server.dialects.openai_chat import UNSUPPORTED
-from sfumato.server.dialects.responses.body import LONGEST_ID
-from sfumato.server.http.request_body import check_fields
 from sfumato.server.response_store import Item, Missing, ResponseStore, Stored
 from sfumato.server.schemas.body import Unknown
 from sfumato.text.messages import tool_name
@@ -68,6 +64,7 @@ def _size(item: Item) -> int:
 Find = Callable[[str], Item]
 """An item by its id; raises Missing."""
 
+LONGEST_ID = 128
 _ROLES = ("user", "assistant", "system", "developer")
 _COMMON = {"type", "id", "status", "phase"}
 _ORIGIN = {"namespace", "caller", "created_by"}  # what hosted tools add to calls
@@ -87,20 +84,19 @@ def new_id(prefix: str) -> str:
 
 
 def items_of(
-    given: str | Sequence[Mapping[str, Any]], find: Find, ignored: Unknown | None
+    given: str | Sequence[Mapping[str, Any]], find: Find, unknown: Unknown
 ) -> list[tuple[str, Item]]:
-    """Each with its place. find: looks up references; ignored: gets the names of unknown fields;
-    None where they are refused. Raises Refused."""
+    """Each with its place. find: looks up references. Raises Refused."""
     if isinstance(given, str):
         return [("input", _message("user", [_input(given)], new_id("msg")))]
     if not given:
         raise Refused("input", "is empty", "send a text or at least one item")
     places = ((f"input[{i}]", item) for i, item in enumerate(given))
-    checked = ((where, _item(item, where, find, ignored)) for where, item in places)
+    checked = ((where, _item(item, where, find, unknown)) for where, item in places)
     return [(where, item) for where, item in checked if item is not None]
 
 
-def _item(item: Mapping[str, Any], where: str, find: Find, ignored: Unknown | None) -> Item | None:
+def _item(item: Mapping[str, Any], where: str, find: Find, unknown: Unknown) -> Item | None:
     """None for a thought."""
     kind = item.get("type")
     if "type" not in item:
@@ -109,24 +105,24 @@ def _item(item: Mapping[str, Any], where: str, find: Find, ignored: Unknown | No
         return None
     if not isinstance(kind, str) or kind not in _KEYS:
         kinds = ", ".join((*_KEYS, "reasoning"))
-        raise _refused(f"{where}.type", f"must be one of {kinds}", "unsupported")
-    check_fields(item, _KEYS[kind], where, ignored)
+        raise Refused(f"{where}.type", f"must be one of {kinds}", code="unsupported")
+    unknown.check(item, _KEYS[kind], where)
     if kind == "item_reference":
         return _referred(item, where, find)
     own = item.get("id") if item.get("id") is not None else new_id(_PREFIXES[kind])
     if not isinstance(own, str) or not 0 < len(own) <= LONGEST_ID:
-        raise _refused(f"{where}.id", f"must be a text of 1 to {LONGEST_ID} characters")
+        raise Refused(f"{where}.id", f"must be a text of 1 to {LONGEST_ID} characters")
     if kind == "message":
         return _checked_message(item, own, where)
     call_id = item.get("call_id")
     if not isinstance(call_id, str) or not 0 < len(call_id) <= LONGEST_ID:
-        raise _refused(f"{where}.call_id", f"must be a text of 1 to {LONGEST_ID} characters")
+        raise Refused(f"{where}.call_id", f"must be a text of 1 to {LONGEST_ID} characters")
     head = {"id": own, "type": kind, "status": "completed", "call_id": call_id}
     if kind == "function_call_output":
-        return head | {"output": _joined(item.get("output"), f"{where}.output")}
+        return head | {"output": "".join(_texts(item.get("output"), f"{where}.output"))}
     arguments = item.get("arguments")
     if not isinstance(arguments, str):
-        raise _refused(f"{where}.arguments", "must be a text of JSON")
+        raise Refused(f"{where}.arguments", "must be a text of JSON")
     name = tool_name(item.get("name"), f"{where}.name")
     return head | {"name": name, "arguments": arguments}
 
@@ -134,17 +130,17 @@ def _item(item: Mapping[str, Any], where: str, find: Find, ignored: Unknown | No
 def _referred(item: Mapping[str, Any], where: str, find: Find) -> Item | None:
     name = item.get("id")
     if not isinstance(name, str):
-        raise _refused(f"{where}.id", "must be the id of an item")
+        raise Refused(f"{where}.id", "must be the id of an item")
     try:
         referred = find(name)
     except Missing:
         if name.startswith(_REASONING):
             return None
-        raise _refused(
+        raise Refused(
             f"{where}.id",
             f"there is no item {name[:LONGEST_ID]!r} here; send the item itself, or keep the "
             "response that it is of (store, --response-store)",
-            "item_not_found",
+            code="item_not_found",
         ) from None
     return None if referred["type"] == "reasoning" else referred
 
@@ -152,7 +148,7 @@ def _referred(item: Mapping[str, Any], where: str, find: Find) -> Item | None:
 def _checked_message(item: Mapping[str, Any], own: str, where: str) -> Item:
     role = item.get("role")
     if role not in _ROLES:
-        raise _refused(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
+        raise Refused(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
     texts = _texts(item.get("content"), f"{where}.content")
     made = _output if role == "assistant" else _input
     return _message(role, [made(text) for text in texts], own)
@@ -170,33 +166,25 @@ def _output(text: str) -> Item:
     return {"type": "output_text", "text": text, "annotations": []}
 
 
-def _joined(content: Any, where: str) -> str:
-    return "".join(_texts(content, where))
-
-
 def _texts(content: Any, where: str) -> list[str]:
     """The texts of a content: a text, or parts. Raises Refused."""
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
-        raise _refused(where, "must be text or a list of parts")
+        raise Refused(where, "must be text or a list of parts")
     return [_text(part, f"{where}[{i}]") for i, part in enumerate(content)]
 
 
 def _text(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if isinstance(kind, str) and kind in UNSUPPORTED:
-        raise _refused(where, UNSUPPORTED[kind], "unsupported")
+        raise Refused(where, UNSUPPORTED[kind], code="unsupported")
     if kind != "refusal" and kind not in _TEXTS:
-        raise _refused(f"{where}.type", "must be input_text, output_text or refusal")
+        raise Refused(f"{where}.type", "must be input_text, output_text or refusal")
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
-        raise _refused(f"{where}.text", "must be text")
+        raise Refused(f"{where}.text", "must be text")
     return text
-
-
-def _refused(where: str, message: str, code: str | None = None) -> Refused:
-    return Refused(where, message, code=code)
 
 
 Tool = dict[str, Any]
@@ -211,20 +199,20 @@ _KNOWN = {
 _HOSTED = "hosted tools are not supported; only functions, which the client runs itself"
 
 
-def nested(tools: Sequence[Mapping[str, Any]] | None, ignored: Unknown | None) -> list[Tool] | None:
-    """Chat's tools. ignored: gets the names of unknown fields; None where they are refused. Raises
-    Refused; what is wrong inside a function is found where chat's are checked."""
+def nested(tools: Sequence[Mapping[str, Any]] | None, unknown: Unknown) -> list[Tool] | None:
+    """Chat's tools. Raises Refused; what is wrong inside a function is found where chat's are
+    checked."""
     if tools is None:
         return None
-    return [_nested(tool, f"tools[{i}]", ignored) for i, tool in enumerate(tools)]
+    return [_nested(tool, f"tools[{i}]", unknown) for i, tool in enumerate(tools)]
 
 
-def _nested(tool: Mapping[str, Any], where: str, ignored: Unknown | None) -> Tool:
+def _nested(tool: Mapping[str, Any], where: str, unknown: Unknown) -> Tool:
     kind = tool.get("type")
     if kind != "function":
         name = f"{where}.type"
         raise Refused(name, f"must be function: {_HOSTED}", code="unsupported")
-    check_fields(tool, _KNOWN, where, ignored)
+    unknown.check(tool, _KNOWN, where)
     return {"type": "function", "function": _known(tool)}
 
 
@@ -261,134 +249,76 @@ Message = dict[str, Any]
 _INSTRUCTIONS = "instructions"
 
 
-_INDEX = re.compile(
-    r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\](?:\.function)?|(\.tool_call_id|\.content)(?!\w))?"
-)
-_NAMES = {".tool_call_id": ".call_id", ".content": ".output"}  # of messages that are outputs
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a message stands in the body, and where its calls do."""
-
-    name: str
-    calls: list[str] = field(default_factory=list)
-
-
 @dataclass
-class Conversation:
-    """Messages of the chat template, each with its place."""
+class Turn:
+    """A message of the chat template, and where the message and its calls stand in the body."""
 
-    messages: list[Message] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
-
-    def add(self, message: Message, place: str) -> None:
-        self.messages.append(message)
-        self.places.append(Place(place))
-
-    def without(self, count: int) -> Conversation:
-        """The conversation without so many messages behind the system's first ones."""
-        head = _head(self.messages)
-        at = head + count
-        return Conversation(
-            [*self.messages[:head], *self.messages[at:]], [*self.places[:head], *self.places[at:]]
-        )
-
-    @contextmanager
-    def named(self) -> Iterator[None]:
-        """Gives an Refused that is raised within the body's places."""
-        try:
-            yield
-        except Refused as error:
-            raise error.about(*map(self._place, error.fields)) from None
-
-    def _place(self, field: str) -> str:
-        match = _INDEX.match(field)
-        if match is None or int(match[1]) >= len(self.places):
-            return field
-        return self._name(match) + field[match.end() :]
-
-    def _name(self, match: re.Match[str]) -> str:
-        number, call, of_output = int(match[1]), match[2], match[3] or ""
-        place = self.places[number]
-        if call is not None:
-            return place.calls[int(call)] if int(call) < len(place.calls) else place.name
-        is_output = self.messages[number]["role"] == "tool"
-        if place.name == _INSTRUCTIONS:
-            return place.name
-        return place.name + (_NAMES.get(of_output, "") if is_output else of_output)
+    message: Message
+    place: str
+    calls: list[str] = field(default_factory=list)
+    outputs: list[Turn] = field(default_factory=list)  # of its calls
 
 
-def conversation(instructions: str | None, items: Iterable[tuple[str, Item]]) -> Conversation:
-    """items: each with its place. Raises Refused."""
-    reader = _Reader()
+def conversation(instructions: str | None, items: Iterable[tuple[str, Item]]) -> list[Turn]:
+    """items: each with its place. The output of a call stands right behind the message with that
+    call, as the chat template has it, even where a user has written in between. Raises Refused."""
+    turns: list[Turn] = []
+    callers: dict[str, Turn] = {}  # by the ids of calls
     if instructions is not None:
-        reader.talk.add({"role": "system", "content": instructions}, _INSTRUCTIONS)
+        turns.append(Turn({"role": "system", "content": instructions}, _INSTRUCTIONS))
     for where, item in items:
+        last = turns[-1] if turns else None
+        is_open = last is not None and last.message["role"] == "assistant" and not last.outputs
         if item["type"] == "message":
-            reader.add_message(item, where)
+            _add_message(turns, item, where, last if is_open else None)
         elif item["type"] == "function_call":
-            reader.add_call(item, where)
+            if last is None or not is_open:
+                last = Turn({"role": "assistant", "content": None}, where)
+                turns.append(last)
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            last.message.setdefault("tool_calls", []).append(call)
+            last.calls.append(where)
+            callers[item["call_id"]] = last
         elif item["type"] == "function_call_output":
-            reader.add_output(item, where)
-    if not reader.talk.messages:
+            name = item["call_id"]
+            if name not in callers:
+                raise Refused(f"{where}.call_id", f"{name!r} is of no function_call before it")
+            output = {"role": "tool", "tool_call_id": name, "content": item["output"]}
+            callers[name].outputs.append(Turn(output, where))
+    if not turns:
         raise Refused("input", "holds nothing but thoughts", "add a message")
-    return reader.conversation()
+    return [each for turn in turns for each in (turn, *turn.outputs)]
 
 
-class _Reader:
-    """Makes messages of items. The output of a call stands right behind the message with that call,
-    as the chat template has it, even where a user has written in between."""
+def _add_message(turns: list[Turn], item: Item, where: str, last: Turn | None) -> None:
+    """last: the assistant's turn that is still open."""
+    role = "system" if item["role"] == "developer" else item["role"]
+    texts = [part["text"] for part in item["content"]]
+    if role == "assistant" and last is not None and last.message.get("tool_calls"):
+        # Outputs follow the message with their calls, so text behind calls joins that message.
+        last.message["content"] = (last.message.get("content") or "") + "".join(texts)
+        return
+    content: Any = "".join(texts)
+    if len(texts) > 1 and role == "user":
+        content = [{"type": "text", "text": text} for text in texts]
+    turns.append(Turn({"role": role, "content": content}, where))
 
-    def __init__(self) -> None:
-        self.talk = Conversation()  # without outputs
-        self._callers: dict[str, int] = {}  # a call's id → the number of its message
-        self._outputs: dict[int, Conversation] = {}  # that number → its outputs
 
-    def conversation(self) -> Conversation:
-        made = Conversation()
-        for number, message in enumerate(self.talk.messages):
-            outputs = self._outputs.get(number, Conversation())
-            made.messages += [message, *outputs.messages]
-            made.places += [self.talk.places[number], *outputs.places]
-        return made
-
-    def add_message(self, item: Item, where: str) -> None:
-        role = "system" if item["role"] == "developer" else item["role"]
-        texts = [part["text"] for part in item["content"]]
-        last = self._open_turn()
-        if role == "assistant" and last is not None and last.get("tool_calls"):
-            # Outputs follow the message with their calls, so text behind calls joins that message.
-            last["content"] = (last.get("content") or "") + "".join(texts)
-            return
-        content: Any = "".join(texts)
-        if len(texts) > 1 and role == "user":
-            content = [{"type": "text", "text": text} for text in texts]
-        self.talk.add({"role": role, "content": content}, where)
-
-    def add_call(self, item: Item, where: str) -> None:
-        talk = self.talk
-        if self._open_turn() is None:
-            talk.add({"role": "assistant", "content": None}, where)
-        function = {"name": item["name"], "arguments": item["arguments"]}
-        call = {"id": item["call_id"], "type": "function", "function": function}
-        talk.messages[-1].setdefault("tool_calls", []).append(call)
-        talk.places[-1].calls.append(where)
-        self._callers[item["call_id"]] = len(talk.messages) - 1
-
-    def add_output(self, item: Item, where: str) -> None:
-        """Raises Refused."""
-        name = item["call_id"]
-        if name not in self._callers:
-            raise Refused(f"{where}.call_id", f"{name!r} is of no function_call before it")
-        outputs = self._outputs.setdefault(self._callers[name], Conversation())
-        outputs.add({"role": "tool", "tool_call_id": name, "content": item["output"]}, where)
-
-    def _open_turn(self) -> Message | None:
-        """The last message, where it is the assistant's and none of its calls has an output."""
-        messages = self.talk.messages
-        is_open = messages and len(messages) - 1 not in self._outputs
-        return messages[-1] if is_open and messages[-1]["role"] == "assistant" else None
+def names_of(turns: Iterable[Turn]) -> dict[str, str]:
+    """What the body calls the messages, by the names that they have for the engine."""
+    names = {}
+    for number, turn in enumerate(turns):
+        at, place = f"messages[{number}]", turn.place
+        names[at] = place
+        if turn.message["role"] == "tool":
+            names |= {f"{at}.tool_call_id": f"{place}.call_id", f"{at}.content": f"{place}.output"}
+        elif place == _INSTRUCTIONS:
+            names[f"{at}.content"] = place
+        for place_in_turn, call in enumerate(turn.calls):
+            calls = f"{at}.tool_calls[{place_in_turn}]"
+            names |= {calls: call, f"{calls}.function": call}
+    return names
 
 
 def latest_turns(
@@ -396,7 +326,7 @@ def latest_turns(
 ) -> list[Message]:
     """The messages without the oldest turns, as few of them as makes the others fit: the system's
     first messages, and those from a user's message on. Where no turn fits, the last one."""
-    head = _head(messages)
+    head = heads(messages)
     starts = [i for i, each in enumerate(messages) if each["role"] == "user" and i > head]
     shorter: list[list[Message]] = [[*messages[:head], *messages[at:]] for at in starts]
     if not shorter or fits(messages):
@@ -405,6 +335,6 @@ def latest_turns(
     return shorter[min(at, len(shorter) - 1)]
 
 
-def _head(messages: Sequence[Message]) -> int:
+def heads(messages: Sequence[Message]) -> int:
     """How many messages of the system come first."""
     return next((i for i, each in enumerate(messages) if each["role"] != "system"), len(messages))

@@ -1,65 +1,115 @@
-"""A response as one body, and as the events of a stream; it is kept where it is to be.
+"""A response as one body, and as the events of a stream; and the routes of those that are kept.
 
 A thought is an item of its own, text is a message, and each call is an item. Items follow each
-other; where text comes behind a call, it is another message."""
+other; where text comes behind a call, it is another message.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Query
+from fastapi import Request as HttpRequest
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from sfumato.engine import Account, Finished, Request
+from sfumato.refused import Refused
 from sfumato.server.chat import objects
-from sfumato.server.chat.deltas import DeltaRenderer
-from sfumato.server.chat.logprobs import Entry, Logged
-from sfumato.server.dialects.responses.body import ResponsesBody
+from sfumato.server.chat.deltas import DeltaRenderer, Entry, Logged
+from sfumato.server.dialects.responses.body import PATH, WORDING, RequestEcho, ResponsesBody, parse
 from sfumato.server.dialects.responses.input import new_id
-from sfumato.server.dialects.responses.parsing import PATH, WORDING, parse
-from sfumato.server.http.dialect import Dialect, Frame
+from sfumato.server.http import request_body
+from sfumato.server.http.dialect import SSE, Dialect, Frame, named_event
 from sfumato.server.http.errors import ApiError
 from sfumato.server.http.inflight import CollectedReply
-from sfumato.server.http.wire import SSE, named_event
-from sfumato.server.response_store import Item
+from sfumato.server.http.middleware import OWNER
+from sfumato.server.openapi import fails
+from sfumato.server.response_store import Item, Missing, Stored
 from sfumato.server.service import Service
 from sfumato.text.calls import ToolCall
-
-Event = dict[str, Any]  # its type and fields, without the number in the stream
 
 _ENCRYPTED = "not-needed"
 """The value of `encrypted_content`: no past thought returns to the model, so nothing has to be
 encrypted."""
 
 
-class Output:
-    """Takes a reply in parts, and gives the events of each."""
+_STATUS = {"max_tokens": "incomplete", "cancelled": "cancelled"}  # other replies are completed
+_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}  # others are errors of the server
+_NOT_KEPT = "store: the response was not kept: --response-store has no room, or it was deleted"
 
-    def __init__(self, logprobs: bool = False, encrypted: bool = False) -> None:
-        """logprobs: whether texts come with the log probabilities of their tokens; encrypted:
-        whether thoughts have an encrypted content."""
-        self.items: list[Item] = []  # the last one may be open
+
+class ResponsesRenderer(DeltaRenderer):
+    """One reply, as items of an output."""
+
+    def __init__(self, service: Service, body: ResponsesBody, requests: Sequence[Request]) -> None:
+        echo: RequestEcho | None = body.envelope.echo
+        assert echo is not None
+        top, progress = (body.top_logprobs or 0) if echo.logprobs else None, body.return_progress
+        super().__init__(service, requests, body, alternatives=top, progress=bool(progress))
+        self._echo = body.envelope.echo = replace(echo, items=())
+        self._inputs = echo.items  # until they are kept
+        self.notes += echo.notes
+        # Where calls may stand between texts, items are in the order of a stream.
+        self.keeps_settled = echo.logprobs or bool(self.tools)
+        self._number = 0  # of the next event
+        self._is_over = False  # whether the response has ended
+        self._base = _head(service, requests[0]) | echo.fields
+        self._output: list[Item] = []  # the last one may be open
         self._is_open = False
         self._parts: list[str] = []  # of the open item's text
         self._tokens: list[Entry] = []
-        self._logprobs, self._encrypted = logprobs, encrypted
         self._held: list[Logged] = []  # white space, which alone makes no message beside calls
 
-    def thought(self, piece: str) -> Iterator[Event]:
+    def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
+        (collected,) = replies
+        end = collected.finished
+        for settled in collected.settled:
+            _drain(self.settled(0, settled))
+        collected.settled.clear()
+        _drain(self.rest(0, end.reply))
+        _drain(self._end_items(_status(end) == "completed"))
+        return self._kept(self._ended(end), begun=False)
+
+    def extra(self, fields: Frame) -> Frame:
+        """An event of our own, for those who ask for drafts."""
+        (kind,) = fields
+        return self._event(f"sfumato:{kind}", **fields)
+
+    def begin(self, number: int) -> Iterable[Frame]:
+        if self._base["store"]:
+            items, self._inputs = self._inputs, ()
+            if not self.service.responses.add(self._echo.owner, self._base, items):
+                self._base = self._base | {"store": False}
+                self.notes.append(_NOT_KEPT)
+        for kind in ("created", "in_progress"):
+            yield self._event(f"response.{kind}", response=self._base)
+
+    def reported(self, number: int, progress: dict[str, Any]) -> Frame:
+        """Reports progress as llama-server does: one more event `response.in_progress`."""
+        return self._event("response.in_progress", response=self._base, prompt_progress=progress)
+
+    def thought(self, number: int, piece: str) -> Iterable[Frame]:
         if not self._is("reasoning"):
             yield from self._close()
             yield self._open({"id": new_id("rs"), "type": "reasoning", "summary": []})
-            yield self._event("reasoning_summary_part.added", summary_index=0, part=_summary(""))
+            yield self._of_item("reasoning_summary_part.added", summary_index=0, part=_summary(""))
         self._parts.append(piece)
-        yield self._event("reasoning_summary_text.delta", summary_index=0, delta=piece)
+        yield self._of_item("reasoning_summary_text.delta", summary_index=0, delta=piece)
 
-    def text(self, piece: str, tokens: Sequence[Entry]) -> Iterator[Event]:
-        """Text of the answer, which is made of these tokens."""
-        self._held.append((piece, list(tokens)))
+    def text(self, number: int, piece: str, tokens: list[Entry] | None) -> Iterable[Frame]:
+        self._held.append((piece, tokens or []))
         if self._is("message") or piece.strip():
             yield from self._release()
 
-    def call(self, call: ToolCall, arguments: Sequence[str]) -> Iterator[Event]:
+    def call(
+        self, number: int, at: int, call: ToolCall, arguments: Sequence[str]
+    ) -> Iterable[Frame]:
         yield from self._close()
         item = {
             "id": new_id("fc"),
@@ -72,169 +122,86 @@ class Output:
         yield self._open(item)
         for piece in arguments:
             self._parts.append(piece)
-            yield self._event("function_call_arguments.delta", delta=piece)
+            yield self._of_item("function_call_arguments.delta", delta=piece)
         yield from self._close()
 
-    def end(self, complete: bool) -> Iterator[Event]:
+    def end(self, number: int, end: Finished) -> Iterable[Frame]:
+        self._is_over = True
+        is_complete = _status(end) == "completed"
+        yield from self._end_items(is_complete)
+        kind = "response.completed" if is_complete else "response.incomplete"
+        yield self._event(kind, response=self._kept(self._ended(end), begun=True))
+
+    def left(self) -> None:
+        """What is kept is cancelled, with what has settled."""
+        if self._base["store"] and not self._is_over:
+            _drain(self._end_items(complete=False))
+            over = {"status": "cancelled", "output": self._output}
+            self.service.responses.update(self._echo.owner, self._base | over)
+
+    def failed(self, error: ApiError, body: Frame) -> Iterable[Frame]:
+        self._is_over = True
+        _drain(self._end_items(complete=False))
+        failure = {"code": _CODES.get(error.status, "server_error"), "message": error.message}
+        over = {"status": "failed", "error": failure, "output": self._output}
+        yield self._event("response.failed", response=self._kept(self._base | over, begun=True))
+
+    def _end_items(self, complete: bool) -> Iterator[Frame]:
         """The reply has ended. complete: by itself, and at no limit."""
-        kinds = {item["type"] for item in self.items}
-        if (self._held or complete) and "message" not in kinds and "function_call" not in kinds:
+        kinds = {item["type"] for item in self._output}
+        if (self._held or complete) and not kinds & {"message", "function_call"}:
             yield from self._release()
         yield from self._close("completed" if complete else "incomplete")
 
     def _is(self, kind: str) -> bool:
-        return self._is_open and self.items[-1]["type"] == kind
+        return self._is_open and self._output[-1]["type"] == kind
 
-    def _release(self) -> Iterator[Event]:
+    def _release(self) -> Iterator[Frame]:
         """The held text, in a message."""
         if not self._is("message"):
             yield from self._close()
             item = {"id": new_id("msg"), "type": "message", "status": "in_progress"}
             yield self._open(item | {"role": "assistant", "content": []})
-            yield self._event("content_part.added", content_index=0, part=self._content("", []))
+            yield self._of_item("content_part.added", content_index=0, part=self._content("", []))
         for text, tokens in self._held:
             self._parts.append(text)
             self._tokens += tokens
-            yield self._event(
-                "output_text.delta", content_index=0, delta=text, logprobs=list(tokens)
-            )
+            yield self._of_item("output_text.delta", content_index=0, delta=text, logprobs=tokens)
         self._held = []
 
     def _content(self, text: str, tokens: list[Entry]) -> Item:
         content = {"type": "output_text", "text": text, "annotations": []}
-        return content | ({"logprobs": tokens} if self._logprobs else {})
+        return content | ({"logprobs": tokens} if self._echo.logprobs else {})
 
-    def _open(self, item: Item) -> Event:
-        self.items.append(item)
+    def _open(self, item: Item) -> Frame:
+        self._output.append(item)
         self._is_open, self._parts, self._tokens = True, [], []
-        at = len(self.items) - 1
-        return {"type": "response.output_item.added", "output_index": at, "item": dict(item)}
+        at = len(self._output) - 1
+        return self._event("response.output_item.added", output_index=at, item=dict(item))
 
-    def _close(self, status: str = "completed") -> Iterator[Event]:
+    def _close(self, status: str = "completed") -> Iterator[Frame]:
         """Ends the open item, if there is one."""
         if not self._is_open:
             return
-        item, text = self.items[-1], "".join(self._parts)
+        item, text, tokens = self._output[-1], "".join(self._parts), self._tokens
         if item["type"] == "message":
-            part = self._content(text, self._tokens)
-            yield self._event("output_text.done", content_index=0, text=text, logprobs=self._tokens)
-            yield self._event("content_part.done", content_index=0, part=part)
+            part = self._content(text, tokens)
+            yield self._of_item("output_text.done", content_index=0, text=text, logprobs=tokens)
+            yield self._of_item("content_part.done", content_index=0, part=part)
             item |= {"content": [part], "status": status}
         elif item["type"] == "reasoning":
-            yield self._event("reasoning_summary_text.done", summary_index=0, text=text)
-            yield self._event("reasoning_summary_part.done", summary_index=0, part=_summary(text))
-            item["summary"] = [_summary(text)]
-            if self._encrypted:
+            part = _summary(text)
+            yield self._of_item("reasoning_summary_text.done", summary_index=0, text=text)
+            yield self._of_item("reasoning_summary_part.done", summary_index=0, part=part)
+            item["summary"] = [part]
+            if self._echo.encrypted:
                 item["encrypted_content"] = _ENCRYPTED
         else:
-            yield self._event("function_call_arguments.done", name=item["name"], arguments=text)
+            yield self._of_item("function_call_arguments.done", name=item["name"], arguments=text)
             item |= {"arguments": text, "status": "completed"}
         self._is_open = False
-        at = len(self.items) - 1
-        yield {"type": "response.output_item.done", "output_index": at, "item": item}
-
-    def _event(self, kind: str, **fields: Any) -> Event:
-        """An event of the open item."""
-        at = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
-        return {"type": f"response.{kind}", **at, **fields}
-
-
-def _summary(text: str) -> Item:
-    return {"type": "summary_text", "text": text}
-
-
-_STATUS = {"max_tokens": "incomplete", "cancelled": "cancelled"}  # other replies are completed
-_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}  # others are errors of the server
-_NOT_KEPT = "store: the response was not kept: --response-store has no room, or it was deleted"
-
-
-class ResponsesRenderer(DeltaRenderer):
-    """One reply, as items of an output."""
-
-    def __init__(self, service: Service, body: ResponsesBody, requests: Sequence[Request]) -> None:
-        echo = body.echo
-        assert echo is not None
-        top, progress = (body.top_logprobs or 0) if echo.logprobs else None, body.return_progress
-        super().__init__(service, requests, body, alternatives=top, progress=bool(progress))
-        self._echo = replace(echo, items=())
-        self._items = echo.items  # until they are kept
-        body.keep(self._echo)
-        self.notes += echo.notes
-        # Where calls may stand between texts, items are in the order of a stream.
-        self.keeps_settled = echo.logprobs or bool(self.tools)
-        self._output = Output(echo.logprobs, echo.encrypted)
-        self._number = 0  # of the next event
-        self._is_over = False  # whether the response has ended
-        self._base = _head(service, requests[0]) | echo.fields
-
-    def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
-        (collected,) = replies
-        end = collected.finished
-        for settled in collected.settled:
-            _drain(self.settled(0, settled))
-        collected.settled.clear()
-        _drain(self.rest(0, end.reply))
-        _drain(self._output.end(_status(end) == "completed"))
-        return self._kept(self._ended(end), begun=False)
-
-    def extra(self, fields: Frame) -> Frame:
-        """An event of our own, for those who ask for drafts."""
-        (kind,) = fields
-        return self._numbered({"type": f"sfumato:{kind}", **fields})
-
-    def begin(self, number: int) -> Iterable[Frame]:
-        if self._base["store"]:
-            items, self._items = self._items, ()
-            if not self.service.responses.add(self._echo.owner, self._base, items):
-                self._base = self._base | {"store": False}
-                self.notes.append(_NOT_KEPT)
-        response = self._base
-        yield self._numbered({"type": "response.created", "response": response})
-        yield self._numbered({"type": "response.in_progress", "response": response})
-
-    def reported(self, number: int, progress: dict[str, Any]) -> Frame:
-        """Reports progress as llama-server does: one more event `response.in_progress`."""
-        event = {"type": "response.in_progress", "response": self._base}
-        return self._numbered(event | {"prompt_progress": progress})
-
-    def thought(self, number: int, piece: str) -> Iterable[Frame]:
-        return map(self._numbered, self._output.thought(piece))
-
-    def text(self, number: int, piece: str, tokens: list[Entry] | None) -> Iterable[Frame]:
-        return map(self._numbered, self._output.text(piece, tokens or ()))
-
-    def call(
-        self, number: int, at: int, call: ToolCall, arguments: Sequence[str]
-    ) -> Iterable[Frame]:
-        return map(self._numbered, self._output.call(call, arguments))
-
-    def end(self, number: int, end: Finished) -> Iterable[Frame]:
-        self._is_over = True
-        is_complete = _status(end) == "completed"
-        yield from map(self._numbered, self._output.end(is_complete))
-        kind = "response.completed" if is_complete else "response.incomplete"
-        response = self._kept(self._ended(end), begun=True)
-        yield self._numbered({"type": kind, "response": response})
-
-    def left(self) -> None:
-        """What is kept is cancelled, with what has settled."""
-        if self._base["store"] and not self._is_over:
-            _drain(self._output.end(complete=False))
-            over = {"status": "cancelled", "output": self._output.items}
-            self.service.responses.update(self._echo.owner, self._base | over)
-
-    def failed(self, error: ApiError, body: Frame) -> Iterable[Frame]:
-        self._is_over = True
-        _drain(self._output.end(complete=False))
-        failure = {"code": _CODES.get(error.status, "server_error"), "message": error.message}
-        response = self._base | {
-            "status": "failed",
-            "error": failure,
-            "output": self._output.items,
-        }
-        yield self._numbered(
-            {"type": "response.failed", "response": self._kept(response, begun=True)}
-        )
+        at = len(self._output) - 1
+        yield self._event("response.output_item.done", output_index=at, item=item)
 
     def _ended(self, end: Finished) -> Frame:
         """The response without what is said of its keeping."""
@@ -246,7 +213,7 @@ class ResponsesRenderer(DeltaRenderer):
             "incomplete_details": (
                 {"reason": "max_output_tokens"} if status == "incomplete" else None
             ),
-            "output": self._output.items,
+            "output": self._output,
             "usage": _usage(account),
             "timings": objects.timings(account),
             **self.warned(end.reply),
@@ -261,22 +228,31 @@ class ResponsesRenderer(DeltaRenderer):
         if begun:
             is_kept = store.update(owner, response)
         else:
-            is_kept = store.add(owner, response, self._items)
+            is_kept = store.add(owner, response, self._inputs)
         if is_kept:
             return response
         notes = [*response.get("warnings", ()), _NOT_KEPT]
         return response | {"store": False, "warnings": notes}
 
-    def _numbered(self, event: Event) -> Frame:
+    def _event(self, kind: str, **fields: Any) -> Frame:
         self._number += 1
-        return {"type": event["type"], "sequence_number": self._number - 1, **event}
+        return {"type": kind, "sequence_number": self._number - 1, **fields}
+
+    def _of_item(self, kind: str, **fields: Any) -> Frame:
+        """An event of the open item."""
+        at = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+        return self._event(f"response.{kind}", **at, **fields)
+
+
+def _summary(text: str) -> Item:
+    return {"type": "summary_text", "text": text}
 
 
 def _status(end: Finished) -> str:
     return _STATUS.get(end.reply.stop_reason, "completed")
 
 
-def _drain(events: Iterable[Event]) -> None:
+def _drain(events: Iterable[Frame]) -> None:
     for _ in events:
         pass
 
@@ -307,6 +283,159 @@ def _usage(account: Account) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": account.thought_tokens},
         "total_tokens": account.prompt_tokens + account.output_tokens,
     }
+
+
+_PATH = "/v1/responses/{response_id}"
+_MOST_LISTED = 100  # items, as OpenAI has it
+_Number = Annotated[int | None, Query(ge=0, lt=10**9)]
+_IN_PROGRESS = "in_progress"
+_LOOK_S = 0.25  # how often a stream looks whether its response has ended
+_SHOWN: dict[int | str, dict[str, Any]] = fails(400, 404) | {
+    200: {
+        "description": "The response, as one body or as its last event.",
+        "content": {SSE.media_type: {"schema": {}}},
+    }
+}
+
+
+def add_routes(app: FastAPI, service: Service) -> None:
+    """The four routes below `/v1/responses`."""
+
+    @app.get(_PATH, tags=["OpenAI"], responses=_SHOWN)
+    async def response(
+        http: HttpRequest, response_id: str, stream: bool = False, starting_after: _Number = None
+    ) -> Response:
+        """A response that is kept; as a stream, its last event, once it has ended. starting_after:
+        the number of the last event that the client has seen."""
+        if not stream:
+            return await run_in_threadpool(_response, service, http, response_id)
+        owner = _entry(service, http, response_id).owner
+        events = _until_its_end(service, owner, response_id, starting_after)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(events, media_type=SSE.media_type, headers=headers)
+
+    @app.delete(_PATH, tags=["OpenAI"], responses=fails(404))
+    async def delete_response(http: HttpRequest, response_id: str) -> dict[str, Any]:
+        """Forgets a response; one that is being made goes on."""
+        try:
+            service.responses.remove(_owner(http), response_id)
+        except Missing:
+            raise _missing(response_id) from None
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    @app.post(f"{_PATH}/cancel", tags=["OpenAI"], responses=fails(404, 408))
+    async def cancel_response(http: HttpRequest, response_id: str) -> Response:
+        """Ends a response that is being made in a stream; others stay as they are."""
+        await request_body.discard(http)
+        entry = _entry(service, http, response_id)
+        if entry.status == _IN_PROGRESS:
+            running = service.running.get(_request_id(response_id))
+            if running is not None:
+                running.cancel()
+        return await run_in_threadpool(_response, service, http, response_id)
+
+    @app.get(f"{_PATH}/input_items", tags=["OpenAI"], responses=fails(400, 404))
+    def input_items(
+        http: HttpRequest,
+        response_id: str,
+        order: Literal["asc", "desc"] = "desc",
+        limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = 20,
+        after: str | None = None,
+    ) -> dict[str, Any]:
+        """The items that a response answers, the last one first."""
+        items = _inputs(service, http, response_id)
+        return _page(items if order == "asc" else items[::-1], limit, after)
+
+
+def _page(items: list[Item], limit: int, after: str | None) -> dict[str, Any]:
+    """The first items behind the one with the id `after`. Raises Refused."""
+    if after is not None:
+        at = next((i for i, item in enumerate(items) if item["id"] == after), None)
+        if at is None:
+            raise Refused("after", "is the id of none of these items")
+        items = items[at + 1 :]
+    shown = items[:limit]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(items) > limit,
+    }
+
+
+async def _until_its_end(
+    service: Service, owner: str, name: str, after: int | None
+) -> AsyncIterator[str]:
+    """The last event of a response, which has all of it. after: the number of an event that is not
+    sent again."""
+    sent, number = time.monotonic(), 0 if after is None else after + 1
+    while True:
+        try:
+            entry = service.responses.get(owner, name)
+        except Missing:
+            missing = {"type": "error", "code": "not_found", "message": _missing(name).message}
+            yield named_event(missing | {"param": None, "sequence_number": number})
+            return
+        if entry.status != _IN_PROGRESS:
+            break
+        await asyncio.sleep(_LOOK_S)
+        if time.monotonic() - sent >= service.settings.keepalive_s:
+            yield SSE.keepalive
+            sent = time.monotonic()
+    kind = entry.status if entry.status in ("completed", "failed") else "incomplete"
+    response = await run_in_threadpool(json.loads, entry.response)
+    last = {"type": f"response.{kind}", "sequence_number": number, "response": response}
+    yield named_event(last)
+
+
+def _response(service: Service, http: HttpRequest, name: str) -> Response:
+    """Raises ApiError."""
+    entry = _entry(service, http, name)
+    if entry.status != _IN_PROGRESS:
+        return Response(entry.response, media_type="application/json")
+    running = service.running.get(_request_id(name))
+    is_going = running is not None and running.is_going
+    fields = json.loads(entry.response)
+    return JSONResponse(fields if is_going else fields | {"status": "cancelled"})
+
+
+def _inputs(service: Service, http: HttpRequest, name: str) -> list[Item]:
+    """The body's own input, behind the inputs and outputs of earlier responses that are still
+    here."""
+    owner, store = _owner(http), service.responses
+    entry = _entry(service, http, name)
+    most = service.settings.max_messages
+    before = store.chain(owner, entry.previous, most, is_whole=False)
+    earlier = [item for one in before for item in (*one.inputs, *one.outputs)]
+    return [*earlier, *entry.inputs]
+
+
+def _entry(service: Service, http: HttpRequest, name: str) -> Stored:
+    try:
+        return service.responses.get(_owner(http), name)
+    except Missing:
+        raise _missing(name) from None
+
+
+def _owner(http: HttpRequest) -> str:
+    owner: str = http.scope.get(OWNER, "")
+    return owner
+
+
+def _request_id(name: str) -> str:
+    """The id of the request that makes a response."""
+    return f"req-{name.removeprefix('resp_')}"
+
+
+def _missing(name: str) -> ApiError:
+    return ApiError(
+        404,
+        f"there is no response {name[:128]!r} here; it was not kept, was deleted, or was forgotten "
+        "(--response-store)",
+        "response_id",
+        "not_found",
+    )
 
 
 RESPONSES = Dialect(

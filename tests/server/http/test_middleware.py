@@ -107,7 +107,7 @@ def test_keys_are_compared_in_constant_time(ask: Any, monkeypatch: pytest.Monkey
         seen.append((a, b))
         return compare(a, b)
 
-    monkeypatch.setattr("sfumato.server.http.security.hmac.compare_digest", watched)
+    monkeypatch.setattr("sfumato.server.http.middleware.hmac.compare_digest", watched)
     ask(
         ServerSettings(api_keys=(KEY,)),
         "GET",

@@ -1,7 +1,10 @@
-"""The gate in front of every route: path, host, origin, key, size of the body, and response
-headers.
+"""What every request passes before a route: `Observer`, `Framing` and `Gate`.
 
-Plain ASGI, so that a stream passes through unbuffered and a disconnect reaches its route.
+The gate checks path, host, origin, key and size of the body, and adds headers to answers. The
+observer, which is outermost and so sees what the gate refuses too, counts every answer by route,
+status and time, and writes refusals to the logs; its labels are templates of routes and statuses,
+never a client's text. Plain ASGI, so that a stream passes through unbuffered and a disconnect
+reaches its route.
 """
 
 from __future__ import annotations
@@ -10,14 +13,26 @@ import base64
 import binascii
 import hashlib
 import hmac
-from collections.abc import Awaitable, Callable, MutableMapping
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from fastapi.datastructures import Headers
 
-from sfumato.server.http.errors import ERROR_FORM, OPENAI_ERRORS, ApiError, ErrorForm
+from sfumato.server.http.errors import (
+    CLIENT_GONE,
+    ERROR_FORM,
+    OPENAI_ERRORS,
+    REFUSAL,
+    ApiError,
+    ErrorForm,
+)
+from sfumato.server.http.logs import RateLimit
+from sfumato.server.metrics import Metrics
 from sfumato.server.settings import ServerSettings
 
 # Of OpenAI's API, which has them in /v1.
@@ -84,16 +99,6 @@ class KeyRefused(ApiError):
         self.missing = missing
 
 
-class TwoLengths(ApiError):
-    def __init__(self) -> None:
-        super().__init__(
-            400,
-            "the request has Content-Length and Transfer-Encoding; send one of them",
-            code="two_lengths",
-            headers={"Connection": "close"},
-        )
-
-
 class Framing:
     """Refuses requests that say in two ways where they end, and closes their connection: a proxy
     may have read the other way, and the rest of the body would be a request that it never saw
@@ -106,7 +111,13 @@ class Framing:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
             if "content-length" in headers and "transfer-encoding" in headers:
-                await TwoLengths().response(scope)(scope, receive, send)
+                error = ApiError(
+                    400,
+                    "the request has Content-Length and Transfer-Encoding; send one of them",
+                    code="two_lengths",
+                    headers={"Connection": "close"},
+                )
+                await error.response(scope)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
@@ -247,3 +258,95 @@ def _limited(receive: Receive, limit: int) -> Receive:
         return message
 
     return counted
+
+
+log = logging.getLogger(__name__)
+
+PAGE, OTHER = "page", "other"
+AuditLine = Callable[[dict[str, Any]], None]
+
+
+class Observer:
+    """Counts and times answers, and reports refusals."""
+
+    def __init__(
+        self, app: App, routes: Sequence[Any], metrics: Metrics, audit: AuditLine | None
+    ) -> None:
+        """audit: takes a line for the audit log."""
+        self.app, self._routes, self._metrics = app, routes, metrics
+        self._refusals = Refusals(audit)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        status = CLIENT_GONE  # where no answer is begun
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        path = canonical(scope["path"])  # as the gate has it
+        try:
+            await self.app(scope, receive, watched)
+        except Exception:
+            status = 500
+            raise
+        finally:
+            route = self._route(scope, path, status)
+            self._metrics.answered(route, status, time.perf_counter() - began)
+            if status >= 400 and status != CLIENT_GONE:
+                self._refusals.add(scope, route, status)
+
+    def _route(self, scope: Scope, path: str, status: int) -> str:
+        """The template of the route that matches the request."""
+        matched = scope.get("route")
+        if matched is None:
+            matched = next((r for r in self._routes if r.path_regex.match(path)), None)
+        template = getattr(matched, "path", "")
+        if template:
+            return str(template)
+        # Other requests reach the page's files.
+        return OTHER if matched is None or status in (404, 405) else PAGE
+
+
+class Refusals:
+    """Writes refusals to the log and the audit log: some of each status at once, then one every ten
+    seconds with the number of those left out. The metrics count them all."""
+
+    def __init__(self, audit: AuditLine | None, limit: RateLimit | None = None) -> None:
+        self._audit, self._limit = audit, limit or RateLimit()
+
+    def add(self, scope: Scope, route: str, status: int) -> None:
+        held_back = self._limit.passes(status)
+        if held_back is None:
+            return
+        error: ApiError | None = scope.get(REFUSAL)
+        kind = error.code if error else None
+        client = scope["client"][0] if scope.get("client") else None
+        method = str(scope["method"])[:20]
+        more = f"; {held_back} more with this status since the last such line" if held_back else ""
+        log.warning(
+            "refused: %s %s, status %d, %s, client %s%s",
+            *(method, route, status, kind or "no code", client, more),
+        )
+        if self._audit is None or (error is not None and error.recorded):
+            return
+        self._audit(
+            {
+                "event": "refused",
+                "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "request_id": error.headers.get("X-Request-Id") if error else None,
+                "endpoint": route,
+                "method": method,
+                "status": status,
+                "error": kind,
+                "client": client,
+                "success": False,
+                "seconds": None,
+                "held_back": held_back,
+            }
+        )
