@@ -147,7 +147,7 @@ def test_a_refusal_is_counted_and_audited(
     assert entry["seconds"] is None and "xxx" not in log.read_text()
     assert (other["event"], other["endpoint"], other["status"]) == ("refused", path, 400)
     assert re.match(
-        r"\d{4}-\d\d-\d\dT[\d:.]+Z WARNING sfumato\.server\.http\.observe: refused: ", stderr
+        r"\d{4}-\d\d-\d\dT[\d:.]+Z WARNING sfumato\.server\.http\.middleware: refused: ", stderr
     )
     assert stderr.count("\n") == 3  # the last one: that it stops
 
