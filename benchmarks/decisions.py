@@ -34,9 +34,9 @@ from sfumato.diffusion.constraints.questions import Question, YesNoQuestion
 from sfumato.diffusion.constraints.read import (
     CanvasRow,
     OpenRead,
-    next_turn,
+    next_chunk,
     read_canvases,
-    take_turns,
+    run_chunks,
 )
 from sfumato.diffusion.constraints.read_template import BETWEEN, NOISE, ReadCanvas
 from sfumato.diffusion.noise import Noise
@@ -116,10 +116,10 @@ def of_batch(model: Model, rounds: int) -> Figures:
 
     def apart() -> None:
         for read in opened():
-            take_turns(model.network, [next_turn(read, 1024)])
+            run_chunks(model.network, [next_chunk(read, 1024)])
 
     def together() -> None:
-        take_turns(model.network, [next_turn(read, 1024) for read in opened()])
+        run_chunks(model.network, [next_chunk(read, 1024) for read in opened()])
 
     seconds = medians(rounds, apart=apart, together=together)
     ratio = seconds["apart"] / seconds["together"]

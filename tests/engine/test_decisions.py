@@ -110,12 +110,12 @@ def test_that_holds_in_other_dtypes_and_by_other_kernels(
 
 
 @pytest.fixture
-def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of the tokens of a step, so that fewer questions are many."""
     monkeypatch.setattr("sfumato.engine.engine.TURN", 128)
 
 
-@pytest.mark.usefixtures("short_turns")
+@pytest.mark.usefixtures("short_chunks")
 def test_one_question_waits_for_few_of_many(model: Model) -> None:
     serving = engine(model)
     first = serving.decide(DecisionRequest(STATE, many(16)))
@@ -163,7 +163,7 @@ def test_long_questions_are_encoded_one_at_a_time(model: Model) -> None:
     assert [handle.result().answers for handle in handles] == wanted
 
 
-@pytest.mark.usefixtures("short_turns")
+@pytest.mark.usefixtures("short_chunks")
 def test_a_deadline_ends_a_decision_with_what_it_had_read(model: Model) -> None:
     now = [0.0]
     serving = Engine(model, EngineConfig(slots=1, context=1024), clock=lambda: now[0])

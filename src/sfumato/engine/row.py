@@ -49,7 +49,7 @@ class Row:
         self.prefix = array("i", self.claim.prompt.ids)
         self.encoded = 0  # how much of it the slot holds
         self.encodes_alone = False  # after its encoding failed together with others
-        self.turn = -1  # of the last score that this row had a part in, of all rows' turns
+        self.last_scored = -1  # the number of this row's last share of a score, of all rows' shares
         self.reads = 0  # canvases that were read
         self.times = job.task.stats or Times()
         self.step_s: list[float] = []  # of each forward that denoised or read

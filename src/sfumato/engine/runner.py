@@ -19,7 +19,13 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.causal import draw_next
 from sfumato.diffusion.constraints.decision_plan import NoiseKey
-from sfumato.diffusion.constraints.read import PIECE, CanvasRow, Turn, read_canvases, take_turns
+from sfumato.diffusion.constraints.read import (
+    PIECE,
+    CanvasRow,
+    ReadChunk,
+    read_canvases,
+    run_chunks,
+)
 from sfumato.diffusion.constraints.read_template import NOISE, ReadCanvas
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler_config import SamplerConfig
@@ -38,7 +44,7 @@ from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.segments import Suffix
 from sfumato.tasks.works import Draw
 
-_Owned = tuple[Row, Turn]
+_Owned = tuple[Row, ReadChunk]
 
 
 @dataclass(frozen=True)
@@ -51,14 +57,13 @@ class Scored:
     error: Exception | None
 
 
-class ScoreTurns:
-    """Takes the turns of rows.
+class ScoreRunner:
+    """Runs the chunks of scores of rows.
 
-    A batch of reads that raises is taken again in halves, so that only those rows fail of which one
-    turn raises by itself. Where memory ran out, a turn that is left alone goes through the network
-    in smaller forwards, down to one canvas of one sample, and the steps that follow read half as
-    many tokens, until no row is left.
-    """
+    A batch of reads that raises is run again in halves, so that only those rows fail of which one
+    chunk raises by itself. Where memory ran out, a chunk that is left alone goes through the
+    network in smaller forwards, down to one canvas of one sample, and the steps that follow read
+    half as many tokens, until no row is left."""
 
     def __init__(
         self,
@@ -69,40 +74,40 @@ class ScoreTurns:
         """free: gives back unused memory, after an error for want of it; forwards: of a device that
         works by itself."""
         self._network, self._free, self._forwards = network, free, forwards
-        self._turns = 0  # of all rows
+        self._scored = 0  # shares of all rows
         self._limit: int | None = None  # tokens, after a memory shortage
 
     def run(self, share: Share) -> list[Scored]:
-        """Scores for the rows whose last turn is longest ago, each an equal share of the tokens or
+        """Scores for the rows whose last share is longest ago, each an equal share of the tokens or
         one item."""
         if not share.sharers:
             self._limit = None
         tokens = share.tokens if self._limit is None else min(share.tokens, self._limit)
-        turns: dict[Row, list[Turn]] = {}
+        chunks: dict[Row, list[ReadChunk]] = {}
         sizes: dict[Row, int] = {}
         # One long question is open at a time, since it takes the memory of a slot of its length.
         has_long = any(row.score.holds_long for row in share.rows)
-        for row in sorted(share.rows, key=lambda row: row.turn):
-            if turns and sum(sizes.values()) >= tokens:
+        for row in sorted(share.rows, key=lambda row: row.last_scored):
+            if chunks and sum(sizes.values()) >= tokens:
                 break
             if row.score.begins_long:
                 if has_long:
                     continue
                 has_long = True
-            turns[row] = row.score.turns(row.slot, tokens // max(1, share.sharers))
-            row.turn, self._turns = self._turns, self._turns + 1
-            sizes[row] = sum(turn.tokens for turn in turns[row]) + row.score.line_tokens
+            chunks[row] = row.score.chunks(row.slot, tokens // max(1, share.sharers))
+            row.last_scored, self._scored = self._scored, self._scored + 1
+            sizes[row] = sum(chunk.tokens for chunk in chunks[row]) + row.score.line_tokens
         errors: dict[Row, Exception] = {}
-        reads = [(row, turn) for row, own in turns.items() for turn in own]
+        reads = [(row, chunk) for row, own in chunks.items() for chunk in own]
         if reads:
             self._take(reads, errors)
-        for row in turns:
+        for row in chunks:
             if row not in errors and (error := self._score_lines(row)) is not None:
                 errors[row] = error
-        return [Scored(row, sizes[row], bool(own), errors.get(row)) for row, own in turns.items()]
+        return [Scored(row, sizes[row], bool(own), errors.get(row)) for row, own in chunks.items()]
 
     def _score_lines(self, row: Row) -> Exception | None:
-        """Scores the likelihoods of a row's turn; returns what kept it from that."""
+        """Scores the likelihoods of a row's chunk; returns what kept it from that."""
         if not row.score.line_tokens:
             return None
         try:
@@ -120,12 +125,12 @@ class ScoreTurns:
         errors: dict[Row, Exception],
         together: int = PREFILL_CHUNK,
     ) -> None:
-        """Takes the turns, and adds what one raised by itself to the errors. together: tokens of a
+        """Runs the chunks, and adds what one raised by itself to the errors. together: tokens of a
         forward at most."""
-        total = sum(turn.tokens for _, turn in items)
+        total = sum(chunk.tokens for _, chunk in items)
         smaller = 0
         try:
-            take_turns(self._network, [turn for _, turn in items], together, self._forwards)
+            run_chunks(self._network, [chunk for _, chunk in items], together, self._forwards)
             return
         except Exception as error:
             if is_out_of_memory(error):
@@ -198,7 +203,7 @@ class Runner:
             questions = QuestionPool(network.config, places, PIECE, *kinds)
             graphs = self._denoiser.device_steps.graphs
             self._forwards = ReadForwards(network, graphs, questions)
-        self._scores = ScoreTurns(network, self._free, self._forwards)
+        self._scores = ScoreRunner(network, self._free, self._forwards)
 
     def warm_up(self, slots: Sequence[Slot], config: SamplerConfig) -> None:
         """Compiles what steps run, where the network's device works by itself; see warm_up.py. A

@@ -148,8 +148,9 @@ class QuantizedCheckpoint(Checkpoint):
     device: torch.device
 
     def read(self, name: str) -> Tensor | Stored:
-        """As `Checkpoint.read`; a matrix that is quantized on the way is no view of the file, and
-        lies on `device`. Raises ValueError, naming the tensor, for values that are not finite."""
+        """Reads as `Checkpoint.read` does; a matrix that is quantized on the way is no view of the
+        file, and lies on `device`. Raises ValueError, naming the tensor, for values that are not
+        finite."""
         value = super().read(name)
         if not isinstance(value, Tensor) or is_float(self.tensors[name].format):
             return value
@@ -238,7 +239,8 @@ def as_codes(checkpoint: Checkpoint, device_of: Callable[[str], torch.device]) -
 
 
 def as_all_codes(checkpoint: Checkpoint) -> Checkpoint:
-    """As `as_codes`, for a device that need not be here, whose kernels serve all of them."""
+    """Converts as `as_codes` does, for a device that need not be here, whose kernels serve all of
+    them."""
 
     def stays(_: str, info: TensorInfo) -> bool:
         return not planes.refusal(info.format, info.shape)

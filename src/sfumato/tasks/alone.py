@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.causal import draw_next
-from sfumato.diffusion.constraints.read import take_turns
+from sfumato.diffusion.constraints.read import run_chunks
 from sfumato.diffusion.limits import Limits, Outcome, SettledCanvas, Times, plan_reply
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import Denoiser
@@ -136,7 +136,7 @@ class _Alone:
     def _score(self, work: Score) -> Any:
         progress = ScoreProgress(work)
         while not progress.done:
-            take_turns(self._network, progress.turns(self._slot, PREFILL_CHUNK))
+            run_chunks(self._network, progress.chunks(self._slot, PREFILL_CHUNK))
             progress.score_lines(self._network, self._slot, self._prefix)
             progress.collect()
             if not progress.done:

@@ -1,6 +1,6 @@
 """A `Score` under way: which of its items are done, which are open, and what goes next.
 
-Both drivers take its turns: as many tokens of a step as they can spare.
+Both drivers take its chunks: as many tokens of a step as they can spare.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sfumato.diffusion.causal import row_log_likelihoods
-from sfumato.diffusion.constraints.read import PIECE, OpenRead, Turn, next_turn
+from sfumato.diffusion.constraints.read import PIECE, OpenRead, ReadChunk, next_chunk
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
 from sfumato.tasks.works import Likelihood, Read, Score
@@ -25,7 +25,7 @@ class ScoreProgress:
         self._results: list[Any] = [None] * len(self._items)
         self._begun = 0  # items
         self._open: dict[int, OpenRead] = {}  # by number
-        self._lines: dict[int, Likelihood] = {}  # that the last turns score, by number
+        self._lines: dict[int, Likelihood] = {}  # that the last chunks score, by number
 
     @property
     def holds_long(self) -> bool:
@@ -48,18 +48,18 @@ class ScoreProgress:
         assert self.done
         return self._results
 
-    def turns(self, slot: Slot, tokens: int) -> list[Turn]:
+    def chunks(self, slot: Slot, tokens: int) -> list[ReadChunk]:
         """What is read next, of at most so many tokens or of one item. slot: holds the prefix."""
-        turns: list[Turn] = []
+        chunks: list[ReadChunk] = []
         left = tokens
         for begun in self._open.values():
-            if not turns or left > 0:
-                turns.append(next_turn(begun, left))
-                left -= turns[-1].tokens
-        while self._begun < len(self._items) and (not (turns or self._lines) or left > 0):
+            if not chunks or left > 0:
+                chunks.append(next_chunk(begun, left))
+                left -= chunks[-1].tokens
+        while self._begun < len(self._items) and (not (chunks or self._lines) or left > 0):
             number, item = self._begun, self._items[self._begun]
             size = _tokens(item)
-            is_first = not (turns or self._lines)
+            is_first = not (chunks or self._lines)
             if isinstance(item, Likelihood):
                 if not is_first and size > left:
                     break
@@ -69,10 +69,10 @@ class ScoreProgress:
                     break
                 read = OpenRead(item.reading, slot, item.key, item.settings)
                 self._open[number] = read
-                turns.append(next_turn(read, left))
-                left -= turns[-1].tokens
+                chunks.append(next_chunk(read, left))
+                left -= chunks[-1].tokens
             self._begun += 1
-        return turns
+        return chunks
 
     @property
     def line_tokens(self) -> int:
@@ -80,9 +80,9 @@ class ScoreProgress:
         return sum(map(_tokens, self._lines.values()))
 
     def score_lines(self, network: Network, slot: Slot, prefix: Sequence[int]) -> None:
-        """Scores the likelihoods that belong to the last turns; prefix: what the slot holds. Raises
-        FloatingPointError where the model's scores are no numbers. May be called again where it
-        raised."""
+        """Scores the likelihoods that belong to the last chunks; prefix: what the slot holds.
+        Raises FloatingPointError where the model's scores are no numbers. May be called again where
+        it raised."""
         slots, rows, firsts = [], [], []
         for line in self._lines.values():
             # A slot has no hidden state of its last token, from which the token after it is scored.

@@ -1,5 +1,5 @@
-"""Reads of decisions on a device: the host waits once for a turn of all of them. Traced on a device
-that holds no numbers."""
+"""Reads of decisions on a device: the host waits once for a chunk of all of them. Traced on a
+device that holds no numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.oracle import tiny_config
 from torch import Tensor
 
 from sfumato.diffusion.constraints.decision_plan import DecisionSettings, NoiseKey, Read, Target
-from sfumato.diffusion.constraints.read import OpenRead, Turn, take_turns
+from sfumato.diffusion.constraints.read import OpenRead, ReadChunk, run_chunks
 from sfumato.diffusion.constraints.read_template import NOISE, ReadCanvas
 from sfumato.model import devices
 from sfumato.model.devices import DeviceResult
@@ -27,9 +27,9 @@ CANVASES = tuple(
 )
 
 
-class Turns:
-    """Turns of two reads with canvases of two settings, whose numbers come from the host in a copy
-    for which it does not wait."""
+class ReadChunks:
+    """Chunks of two reads with canvases of two settings, whose numbers come from the host in a
+    copy for which it does not wait."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.given = 0
@@ -44,14 +44,14 @@ class Turns:
         self.network = fake_network(CONFIG)
         (slot,) = self.network.new_slots(1, 64)
         slot.length = 20
-        self.turns = []
+        self.chunks = []
         with torch.device("cpu"):
             target = Target("q", 0, 0, ((0, None), (1, None), (2, None)))
             read = Read(array("i", [4] * 9), CANVASES, (target,))
             for steps in (1, 3):
                 settings = DecisionSettings(steps=steps, label_mass=True)
                 open_read = OpenRead(read, slot, NoiseKey(0, [1] * 20), settings)
-                self.turns.append(Turn(open_read, 9, 2, 100))
+                self.chunks.append(ReadChunk(open_read, 9, 2, 100))
 
     def _to_device(self, values: Tensor, device: torch.device) -> Tensor:
         if values.device == DEVICE:
@@ -77,7 +77,7 @@ def test_the_results_of_turns_come_in_one_copy(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("sfumato.diffusion.constraints.read.fetch_together", no_numbers)
     with fake_device():
-        turns = Turns(monkeypatch)
+        chunks = ReadChunks(monkeypatch)
         with Trace(copies=1) as trace, torch.device("cpu"), pytest.raises(InterruptedError):
-            take_turns(turns.network, turns.turns)
-    assert trace.copies == 1 and waits == [2 * (2 + 4)] and turns.given
+            run_chunks(chunks.network, chunks.chunks)
+    assert trace.copies == 1 and waits == [2 * (2 + 4)] and chunks.given

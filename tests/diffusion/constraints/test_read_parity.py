@@ -24,7 +24,7 @@ import sfumato
 from sfumato.api import EMBEDDED
 from sfumato.diffusion.constraints.decision_plan import DecisionSettings, NoiseKey, Read, Target
 from sfumato.diffusion.constraints.questions import ChoiceQuestion, Option, YesNoQuestion
-from sfumato.diffusion.constraints.read import CanvasRow, OpenRead, next_turn, take_turns
+from sfumato.diffusion.constraints.read import CanvasRow, OpenRead, next_chunk, run_chunks
 from sfumato.diffusion.constraints.read_template import NOISE, ReadCanvas
 from sfumato.model.network import Network
 
@@ -47,7 +47,7 @@ def opened(
     network.encode([torch.tensor(prefix)], [slot])
     open_read = OpenRead(read, slot, NoiseKey(settings.seed, prefix), settings)
     while not open_read.done:
-        take_turns(network, [next_turn(open_read, 10_000)])
+        run_chunks(network, [next_chunk(open_read, 10_000)])
     return open_read
 
 

@@ -168,7 +168,7 @@ class OpenRead:
 
 
 @dataclass(frozen=True)
-class Turn:
+class ReadChunk:
     """What a read does next: its question is encoded up to `stop`, and, where that is all of it,
     `samples` samples are read."""
 
@@ -178,41 +178,41 @@ class Turn:
     tokens: int  # that go through the network, of a canvas for one denoising step
 
 
-def next_turn(read: OpenRead, tokens: int) -> Turn:
-    """A turn of at most so many tokens, or the smallest that there is."""
+def next_chunk(read: OpenRead, tokens: int) -> ReadChunk:
+    """A chunk of at most so many tokens, or the smallest that there is."""
     held, canvas = read.suffix.length, read.read.canvas_tokens
     stop = min(len(read.ids), held + max(1, tokens // PIECE) * PIECE)
     if stop < len(read.ids):
-        return Turn(read, stop, 0, stop - held)
+        return ReadChunk(read, stop, 0, stop - held)
     room = (tokens - (stop - held)) // canvas
     samples = max(1, min(room, read.wanted - len(read.samples)))
-    return Turn(read, stop, samples, stop - held + samples * canvas)
+    return ReadChunk(read, stop, samples, stop - held + samples * canvas)
 
 
-def take_turns(
+def run_chunks(
     network: Network,
-    turns: Sequence[Turn],
+    chunks: Sequence[ReadChunk],
     together: int = PREFILL_CHUNK,
     forwards: ReadForwards | None = None,
 ) -> None:
-    """Does what the turns say, packed into few forwards, each of at most so many tokens `together`
+    """Does what the chunks say, packed into few forwards, each of at most so many tokens `together`
     or of one piece or canvas, which changes no answer. Where it raises, what was encoded stays
-    encoded, no sample is added, and the same turns may be taken again. forwards: those of a device
+    encoded, no sample is added, and the same chunks may be taken again. forwards: those of a device
     that works by itself, which take canvases of one width.
 
     Waits for a device once, after all forwards, and not where no samples are read."""
-    for turn in turns:
+    for chunk in chunks:
         if forwards is not None:
-            forwards.place(turn.read.suffix, len(turn.read.ids))
-    while pieces := [turn for turn in turns if turn.read.suffix.length < turn.stop]:
+            forwards.place(chunk.read.suffix, len(chunk.read.ids))
+    while pieces := [chunk for chunk in chunks if chunk.read.suffix.length < chunk.stop]:
         for group in _packed(pieces, _next_piece, together):
             _encode(network, group)
-    rows = [list(_rows(turn)) for turn in turns]
+    rows = [list(_rows(chunk)) for chunk in chunks]
     kinds: dict[tuple[int, int], list[CanvasRow]] = {}
-    for turn, own in zip(turns, rows, strict=True):
+    for chunk, own in zip(chunks, rows, strict=True):
         for row in own:
             width = 0 if forwards is None else len(row.canvas.ids)
-            kinds.setdefault((turn.read.settings.steps, width), []).append(row)
+            kinds.setdefault((chunk.read.settings.steps, width), []).append(row)
     groups = [
         (steps, part)
         for (steps, _), alike in sorted(kinds.items(), key=lambda kind: kind[0])
@@ -222,31 +222,31 @@ def take_turns(
     readings: dict[CanvasRow, list[Sample]] = {}
     for (_, part), results in zip(groups, fetch_together(on_device), strict=True):
         readings.update(zip(part, results, strict=True))
-    for turn, own in zip(turns, rows, strict=True):
-        each = len(turn.read.read.canvases)
+    for chunk, own in zip(chunks, rows, strict=True):
+        each = len(chunk.read.read.canvases)
         for start in range(0, len(own), each):
             canvases = [readings[row] for row in own[start : start + each]]
-            sample = tuple(target.sample(canvases) for target in turn.read.read.targets)
-            turn.read.samples.append(sample)
+            sample = tuple(target.sample(canvases) for target in chunk.read.read.targets)
+            chunk.read.samples.append(sample)
 
 
-def _next_piece(turn: Turn) -> int:
+def _next_piece(chunk: ReadChunk) -> int:
     """How many tokens are encoded at once."""
-    return min(PIECE, turn.stop - turn.read.suffix.length)
+    return min(PIECE, chunk.stop - chunk.read.suffix.length)
 
 
-def _encode(network: Network, turns: Sequence[Turn]) -> None:
+def _encode(network: Network, chunks: Sequence[ReadChunk]) -> None:
     """One forward: the next piece of each question."""
     pieces = []
-    for turn in turns:
-        start = turn.read.suffix.length
-        pieces.append(turn.read.ids[start : start + _next_piece(turn)])
-    network.encode_beside(pieces, [turn.read.suffix for turn in turns])
+    for chunk in chunks:
+        start = chunk.read.suffix.length
+        pieces.append(chunk.read.ids[start : start + _next_piece(chunk)])
+    network.encode_beside(pieces, [chunk.read.suffix for chunk in chunks])
 
 
-def _rows(turn: Turn) -> Iterator[CanvasRow]:
-    open_read, done = turn.read, len(turn.read.samples)
-    for sample in range(done, done + turn.samples):
+def _rows(chunk: ReadChunk) -> Iterator[CanvasRow]:
+    open_read, done = chunk.read, len(chunk.read.samples)
+    for sample in range(done, done + chunk.samples):
         for canvas in open_read.read.canvases:
             key = open_read.key.extended(canvas.ids)
             wanted = open_read.settings.label_mass
