@@ -18,7 +18,8 @@ import pytest
 
 from sfumato import catalog
 from sfumato.api import EMBEDDED
-from sfumato.cli import hub, pull
+from sfumato.cli import _resolve_models, hub, pull
+from sfumato.engine.memory.device_memory import Budget
 from sfumato.model import families
 from sfumato.model.families import FAMILIES, Family
 from sfumato.weights.checkpoint import locate
@@ -57,7 +58,7 @@ def test_a_name_becomes_a_path_that_is_found_again_without_the_hub(
     assert cli("pull", f"{REPO}:q4_k_m").out.strip() == str(path)  # "hf:" may be left out
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     args = SimpleNamespace(model=f"hf:{REPO}:Q4_K_M", name=None)
-    pull.resolve(args)  # type: ignore[arg-type]
+    pull.resolve(args, "model")  # type: ignore[arg-type]
     assert (args.model, args.name) == (str(path), Q4)
     again = cli("pull", f"hf:{REPO}:Q4_K_M")
     assert (again.code, again.out.strip()) == (0, str(path))
@@ -260,7 +261,7 @@ def test_the_safetensors_that_a_folder_would_be_read_by() -> None:
 
 def test_a_servers_name_of_its_model_is_left_alone() -> None:
     args = SimpleNamespace(model="hf:a/b", url="http://127.0.0.1:1/v1")
-    pull.resolve(args)  # type: ignore[arg-type]
+    _resolve_models(args)  # type: ignore[arg-type]
     assert args.model == "hf:a/b"
 
 
@@ -281,7 +282,8 @@ def test_what_does_not_fit_is_not_downloaded(
         monkeypatch.setattr(pull.shutil, "disk_usage", lambda _: SimpleNamespace(free=3000))
         words = "4 kB are to be downloaded, and 3 kB of disk are free in"
     else:
-        monkeypatch.setattr(pull, "_budget", lambda _: (500_000_000, "memory of this machine"))
+        free = Budget(500_000_000, "memory of this machine")
+        monkeypatch.setattr("sfumato.engine.memory.device_memory.budget", lambda _: free)
         words = r"running it takes about 600 MB, and 500 MB are free \(memory of this machine\)"
     done = cli("pull", f"hf:{REPO}:Q4_K_M")
     assert done.code == 2

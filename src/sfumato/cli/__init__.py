@@ -67,9 +67,7 @@ def _run(argv: Sequence[str] | None) -> int:
         print_message("warning", warning)
     if getattr(args, "verbose", False):
         logging.basicConfig(level=logging.INFO, format="sfumato: %(message)s", stream=sys.stderr)
-    if any(isinstance(value, str) and value.startswith("hf:") for value in vars(args).values()):
-        importlib.import_module("sfumato.cli.pull").resolve(args)
-    _resolve_embedded(args)
+    _resolve_models(args)
     with loading():
         module = importlib.import_module(f"sfumato.cli.{args.module}")
     try:
@@ -83,16 +81,20 @@ def _run(argv: Sequence[str] | None) -> int:
     return code
 
 
-def _resolve_embedded(args: argparse.Namespace) -> None:
-    """Replaces the name "embedded" by the model in the package, unless a path has that name."""
-    names = [name for name in ("model", "path", "source") if getattr(args, name, 0) == EMBEDDED]
-    other = getattr(args, "url", None) or getattr(args, "random_weights", None)
-    if not names or other or os.path.exists(EMBEDDED):
+def _resolve_models(args: argparse.Namespace) -> None:
+    """Replaces names of models by paths: "embedded", unless a path has that name, and `hf:` names,
+    whose files are downloaded."""
+    # With --url, -m is the server's name of a model; SFUMATO_MODEL is for other runs.
+    if getattr(args, "url", None) or getattr(args, "random_weights", None):
         return
-    for name in names:
-        folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), EMBEDDED)
-        # --model without a value means the embedded model too.
-        setattr(args, name, None if name == "model" else folder)
+    for key in ("model", "path", "source"):
+        given = getattr(args, key, None)
+        if isinstance(given, str) and given.startswith("hf:"):
+            importlib.import_module("sfumato.cli.pull").resolve(args, key)
+        elif given == EMBEDDED and not os.path.exists(EMBEDDED):
+            folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), EMBEDDED)
+            # --model without a value means the embedded model too.
+            setattr(args, key, None if key == "model" else folder)
 
 
 @contextmanager

@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import shutil
-import textwrap
 from typing import Any
 
 import torch
@@ -25,7 +23,7 @@ from sfumato.cli.probes import (
     quantized_dtype,
     step_seconds,
 )
-from sfumato.cli.terminal import print_report, size, table
+from sfumato.cli.terminal import print_report, size, table, wrapped
 from sfumato.device_trial import try_device
 from sfumato.engine.memory.device_memory import (
     Budget,
@@ -41,19 +39,19 @@ from sfumato.ops.paths import paths
 from sfumato.ops.registry import has_twins
 from sfumato.ops.triton.planes import LAYOUTS
 
-LEAST_WIDTH = 40
 WHOLE = 0.9  # of a core: a probe that had as much was not delayed
 
 
 def main(args: argparse.Namespace) -> int:
     """Measure for a few seconds, and print."""
     findings = facts(tests=args.verbose)
-    width = max(LEAST_WIDTH, shutil.get_terminal_size((80, 24)).columns)
     lines = [*verdict(findings), "", *formats_table(findings["formats"]), *notes(findings)]
-    lines = [wrapped for line in lines for wrapped in _wrap(line, width)]
+    # An indented line is a row of a table, or a command to copy.
+    lines = [line if line.startswith(" ") else wrapped(line) for line in lines]
     if args.verbose:
-        lines += ["", *detail(findings, width)]
-        lines += ["", *operations_table(findings["operations"], width)]
+        served = [(o["operation"], f"{o['path']}: {o['reason']}") for o in findings["operations"]]
+        lines += ["", *_named(detail(findings))]
+        lines += ["", *_named([("operation", "served by, and why"), *served])]
     print_report(args.json, findings, lines)
     return 0
 
@@ -85,7 +83,7 @@ def facts(tests: bool = False) -> dict[str, Any]:
             "cgroup_limit": memory_limit(),
         },
         "disk_free": environment.free_disk(),
-        "devices": devices(),
+        "devices": [vars(each) for each in accelerators()],  # those too that torch cannot use
         "runs_on": str(device),
         "backend": ops.backend,
         "backend_reason": ops.reason,
@@ -109,12 +107,6 @@ def operations(device: torch.device, tests: bool) -> list[dict[str, str]]:
     elif tests:
         ops.prepare(device, formats=frozenset(LAYOUTS))
     return [vars(path) for path in paths(device)]
-
-
-def operations_table(rows: list[dict[str, str]], width: int) -> list[str]:
-    """Who serves each operation, and why."""
-    served = [(row["operation"], f"{row['path']}: {row['reason']}") for row in rows]
-    return _named([("operation", "served by, and why"), *served], width)
 
 
 def entries(
@@ -148,41 +140,29 @@ def best(formats: list[dict[str, Any]]) -> str | None:
     return next((each["format"] for each in formats if each["fits"] in ("yes", "unknown")), None)
 
 
-def devices() -> list[dict[str, Any]]:
-    """Accelerators of this machine, those too that torch cannot use; none is not an error."""
-    return [vars(each) for each in accelerators()]
-
-
 def verdict(findings: dict[str, Any]) -> list[str]:
     """Whether the model fits and how fast it is, in two or three sentences."""
     smallest, budget = findings["formats"][0], findings["budget"]
+    place = "this CPU" if findings["runs_on"] == "cpu" else findings["runs_on"]
     taken = next((f for f in findings["formats"] if f["format"] == findings["best"]), None)
     if taken is None:
         free = f"{size(budget['bytes'])} of memory are free" if budget else "too little is free"
+        now = " now, while other programs hold memory" if smallest["fits"] == "not now" else ""
         return [
-            f"{catalog.MODEL} does not fit{_now(smallest)}: {smallest['format']}, the smallest, "
-            f"needs {size(smallest['memory'])}, and {free} on {_place(findings['runs_on'])}.",
+            f"{catalog.MODEL} does not fit{now}: {smallest['format']}, the smallest, "
+            f"needs {size(smallest['memory'])}, and {free} on {place}.",
             "`sfumato demo` shows the small model that is part of this package.",
         ]
     step = taken["step_s"]
     low, high = (seconds(count * step) for count in catalog.STEPS)
     lines = [
-        f"{catalog.MODEL} fits: take {taken['format']}, about {seconds(step)} a step on "
-        f"{_place(findings['runs_on'])}.",
+        f"{catalog.MODEL} fits: take {taken['format']}, about {seconds(step)} a step on {place}.",
         f"A text of 256 tokens takes {catalog.STEPS[0]} to {catalog.STEPS[1]} steps: {low} to "
         f"{high}.",
     ]
     if taken["fits"] == "unknown":
         lines.append(f"It needs {size(taken['memory'])}; what is free cannot be found out here.")
     return lines
-
-
-def _place(device: str) -> str:
-    return "this CPU" if device == "cpu" else device
-
-
-def _now(smallest: dict[str, Any]) -> str:
-    return " now, while other programs hold memory" if smallest["fits"] == "not now" else ""
 
 
 def formats_table(formats: list[dict[str, Any]]) -> list[str]:
@@ -227,11 +207,11 @@ def seconds(value: float) -> str:
     return f"{value / 60:.1f} min" if value < 570 else f"{value / 60:.0f} min"
 
 
-def detail(findings: dict[str, Any], width: int) -> list[str]:
+def detail(findings: dict[str, Any]) -> list[tuple[str, str]]:
     """What the machine has, and what was measured, for people."""
     cpu, speed = findings["cpu"], findings["speed"]
     memory = (f"{k.replace('_', ' ')} {size(v)}" for k, v in findings["memory"].items() if v)
-    rows = [
+    return [
         (
             "sfumato",
             f"{findings['sfumato']}, Python {findings['python']}, torch {findings['torch']}",
@@ -251,22 +231,12 @@ def detail(findings: dict[str, Any], width: int) -> list[str]:
             "program (the better of these rates for all of its arithmetic, or reading its weights)",
         ),
     ]
-    return _named(rows, width)
 
 
-def _named(rows: list[tuple[str, str]], width: int) -> list[str]:
-    """Names and texts in two columns, in lines of a width."""
+def _named(rows: list[tuple[str, str]]) -> list[str]:
+    """Names and texts in two columns, in lines of the terminal's width."""
     indent = 2 + max(len(name) for name, _ in rows)
-    lines = []
-    for name, text in rows:
-        lines += textwrap.wrap(
-            f"{name:<{indent}}{text}",
-            width,
-            subsequent_indent=" " * indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    return lines
+    return [wrapped(text, f"{name:<{indent}}", " " * indent) for name, text in rows]
 
 
 def _accelerator(device: dict[str, Any]) -> str:
@@ -312,10 +282,3 @@ def _dtypes(device: str) -> str:
         f"{small if device == 'cpu' else ''}, else as stored (but float16 as bfloat16, for its "
         "range)"
     )
-
-
-def _wrap(line: str, width: int) -> list[str]:
-    """A sentence in lines of the terminal's width; an indented line stays as it is."""
-    if not line or line.startswith(" "):
-        return [line]
-    return textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)

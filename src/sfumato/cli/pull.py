@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from sfumato import catalog
@@ -65,9 +64,8 @@ def fetch(
     remaining = hub.missing(listing, names)
     if not remaining:
         return hub.download(listing, names, reference)
-    room = room_for(listing, names, remaining, memory(listing, names, quantize), device)
-    reasons = [*_unreadable(listing), *room.lacks()]
-    reasons = reasons or unread_scheme(listing, reference)
+    room, lacks = _room(listing, names, remaining, memory(listing, names, quantize), device)
+    reasons = [*_unreadable(listing), *lacks] or unread_scheme(listing, reference)
     if reasons and not force:
         raise ValueError(
             f"{reference}: {'; '.join(reasons)}. No weights were downloaded; "
@@ -120,70 +118,50 @@ def unread_scheme(listing: Listing, reference: Reference) -> list[str]:
     return []
 
 
-def resolve(args: argparse.Namespace) -> None:
-    """Replaces every `hf:` name among the options by a path, and downloads what is not in the
-    local cache. Raises ValueError or OSError where a download fails or would not fit."""
-    if getattr(args, "url", None):  # there -m is the server's name of a model
-        return
-    if getattr(args, "random_weights", None):  # SFUMATO_MODEL is for other runs
-        return
-    for name in ("model", "path", "source"):
-        given = getattr(args, name, None)
-        if isinstance(given, str) and given.startswith(hub.PREFIX):
-            reference = hub.parse(given)
-            quantize, device = getattr(args, "quantize", None), getattr(args, "device", "auto")
-            path = hub.local(reference) or fetch(reference, quantize, device)
-            setattr(args, name, str(path))
-            args.asked_for = given  # for messages: the path of a snapshot is only a hash
-            if (
-                getattr(args, "name", "") is None
-            ):  # for clients: the folder of a snapshot is only a hash
-                args.name = path.name if path.is_file() else reference.repo.split("/")[1]
+def resolve(args: argparse.Namespace, key: str) -> None:
+    """Replaces an option's `hf:` name by a path, and downloads what is not in the local cache.
+    Raises ValueError or OSError where a download fails or would not fit."""
+    given: str = getattr(args, key)
+    reference = hub.parse(given)
+    quantize, device = getattr(args, "quantize", None), getattr(args, "device", "auto")
+    path = hub.local(reference) or fetch(reference, quantize, device)
+    setattr(args, key, str(path))
+    # For messages and for clients: the folder of a snapshot is only a hash.
+    args.asked_for = given
+    if getattr(args, "name", "") is None:
+        args.name = path.name if path.is_file() else reference.repo.split("/")[1]
 
 
-@dataclass(frozen=True)
-class Room:
-    """Disk and memory that a model needs, and that are free. Bytes."""
+def _room(
+    listing: Listing, names: list[str], remaining: int, need: float, device: str
+) -> tuple[str, list[str]]:
+    """The disk and memory that a model needs and that are free, and what does not fit.
 
-    total: int
-    remaining: int  # of it, to be downloaded
-    disk: int
-    folder: Path
-    need: float  # of memory, to run it
-    memory: tuple[int, str] | None  # free, and who says so; None: not known
+    remaining: bytes to be downloaded; need: bytes of memory, to run it."""
+    from sfumato.engine.memory.device_memory import budget
+    from sfumato.model.placement import pick_device
 
-    def lacks(self) -> list[str]:
-        """What does not fit."""
-        reasons = []
-        if self.remaining > self.disk:
-            reasons.append(
-                f"{size(self.remaining)} are to be downloaded, and {size(self.disk)} of disk are "
-                f"free in {self.folder}"
-            )
-        if self.memory is not None and self.need > self.memory[0]:
-            reasons.append(
-                f"running it takes about {size(self.need)}, and {size(self.memory[0])} are free "
-                f"({self.memory[1]})"
-            )
-        return reasons
-
-    def __str__(self) -> str:
-        rest = f" of {size(self.total)}" if self.remaining < self.total else ""
-        free = "" if self.memory is None else f" ({size(self.memory[0])} free)"
-        return (
-            f"{size(self.remaining)}{rest} ({size(self.disk)} of disk free); running it takes "
-            f"{size(self.need)}{free}"
-        )
-
-
-def room_for(
-    listing: Listing, names: list[str], remaining: int, need: float, device: str = "auto"
-) -> Room:
-    """What there is room for."""
     folder = hub.cache_folder(listing.repo)
     existing = next(path for path in (folder, *folder.parents) if path.exists())
+    disk, memory = shutil.disk_usage(existing).free, budget(pick_device(device))
     total = sum(listing.sizes[name] for name in names)
-    return Room(total, remaining, shutil.disk_usage(existing).free, existing, need, _budget(device))
+    lacks = []
+    if remaining > disk:
+        lacks.append(
+            f"{size(remaining)} are to be downloaded, and {size(disk)} of disk are free in "
+            f"{existing}"
+        )
+    if memory is not None and need > memory.nbytes:
+        lacks.append(
+            f"running it takes about {size(need)}, and {size(memory.nbytes)} are free "
+            f"({memory.source})"
+        )
+    rest = f" of {size(total)}" if remaining < total else ""
+    free = "" if memory is None else f" ({size(memory.nbytes)} free)"
+    text = (
+        f"{size(remaining)}{rest} ({size(disk)} of disk free); running it takes {size(need)}{free}"
+    )
+    return text, lacks
 
 
 def memory(listing: Listing, names: list[str], quantize: str | None) -> float:
@@ -194,12 +172,3 @@ def memory(listing: Listing, names: list[str], quantize: str | None) -> float:
         return weights * _SHARE[quantize] + catalog.MARGIN
     share = _NARROW_SHARE.get(listing.quantized or "", 1.0)
     return entry.memory if entry is not None else weights * share + catalog.MARGIN
-
-
-def _budget(device: str) -> tuple[int, str] | None:
-    """Free bytes where a model would run, and who says so."""
-    from sfumato.engine.memory.device_memory import budget
-    from sfumato.model.placement import pick_device
-
-    free = budget(pick_device(device))
-    return None if free is None else (free.nbytes, free.source)
