@@ -17,7 +17,7 @@ from tests.support.scripted_model import VOCABULARY, tokenizer
 import sfumato
 from sfumato import Engine, Request
 from sfumato.cli import chat, generation
-from sfumato.cli.display import Silent
+from sfumato.cli.display import Display
 from sfumato.cli.generation import Answer
 from sfumato.engine import EngineConfig, EngineError, TooLarge
 
@@ -191,7 +191,7 @@ def test_what_fails_is_one_line_and_the_chat_goes_on(
 
 
 def test_a_display_that_fails_takes_its_answer_along(network: ScriptedNetwork) -> None:
-    class Broken(Silent):
+    class Broken(Display):
         def show(self, event: object) -> None:
             raise OSError("no space left")
 
@@ -199,7 +199,7 @@ def test_a_display_that_fails_takes_its_answer_along(network: ScriptedNetwork) -
     engine = generation.engine(scripted_model(network), request)
     with pytest.raises(OSError, match="no space"):
         generation.answer(engine, request, Broken())
-    answer = generation.answer(engine, Request("Hi", seed=0), Silent())
+    answer = generation.answer(engine, Request("Hi", seed=0), Display())
     assert answer.text == "Yes." and engine.state().totals.requests["cancelled"] == 1
 
 
@@ -232,6 +232,6 @@ def test_what_the_engine_says_ends_in_the_advice_that_is_replaced(
     engine = Engine(scripted_model(network), EngineConfig(slots=1, context=8))
     monkeypatch.setattr(engine._pool, "_lacks", lambda *_: "takes 9 bytes, and 1 are left")
     with pytest.raises(ValueError, match=r"left|no room") as caught:
-        generation.answer(engine, Request("Hi", max_tokens=100), Silent())
+        generation.answer(engine, Request("Hi", max_tokens=100), Display())
     assert str(caught.value).endswith("; lower --max-tokens, or free some memory")
     assert "--slots" not in str(caught.value)

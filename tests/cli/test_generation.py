@@ -14,7 +14,7 @@ from tests.cli.conftest import FakeEngine, Terminal
 from sfumato import Model, Request
 from sfumato.cli import generation, terminal
 from sfumato.cli.arguments import CommandLine
-from sfumato.cli.display import Silent
+from sfumato.cli.display import Display
 from sfumato.diffusion import sampler
 from sfumato.model import quantization
 from sfumato.options import SAMPLERS
@@ -36,7 +36,7 @@ def test_what_is_written_out_for_a_quick_help_is_the_truth() -> None:
 @pytest.mark.parametrize("presses", [0, 1, 2])
 def test_the_signal_handler_is_given_back(use: Any, presses: int) -> None:
     model = use("one", "two", interrupt_at=1, presses=presses)
-    answer = generation.answer(FakeEngine(model), HI, Silent())
+    answer = generation.answer(FakeEngine(model), HI, Display())
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert (answer.interrupted, answer.reply is None) == (presses > 0, presses > 1)
 
@@ -46,7 +46,7 @@ def test_the_signal_handler_is_given_back_after_a_failure() -> None:
         raise ValueError("the prompt is too long")
 
     with pytest.raises(ValueError):
-        generation.answer(SimpleNamespace(submit=fails), HI, Silent())  # type: ignore[arg-type]
+        generation.answer(SimpleNamespace(submit=fails), HI, Display())  # type: ignore[arg-type]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -55,7 +55,7 @@ def test_a_signal_that_is_ignored_stays_so(use: Any) -> None:
     model = use("one", interrupt_at=0)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        answer = generation.answer(FakeEngine(model), HI, Silent())
+        answer = generation.answer(FakeEngine(model), HI, Display())
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
@@ -64,7 +64,7 @@ def test_a_signal_that_is_ignored_stays_so(use: Any) -> None:
 
 def test_in_another_thread_nothing_is_handled(use: Any) -> None:
     with ThreadPoolExecutor() as pool:
-        answer = pool.submit(generation.answer, FakeEngine(use("one")), HI, Silent()).result()
+        answer = pool.submit(generation.answer, FakeEngine(use("one")), HI, Display()).result()
     assert answer.text == "one"
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import groupby
 from typing import NamedTuple
 
@@ -44,7 +45,7 @@ class Pieces:
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
-        self._known: dict[int, str] = {}
+        self._one = cache(lambda token: harmless(decode([token])))
 
     def __call__(self, ids: Sequence[int]) -> list[str]:
         """The text of each id; of the bytes of one character, the first has it all."""
@@ -58,11 +59,6 @@ class Pieces:
                     texts[place:stop] = [joined] + [""] * (stop - place - 1)
             place = stop
         return texts
-
-    def _one(self, token: int) -> str:
-        if token not in self._known:
-            self._known[token] = harmless(self._decode([token]))
-        return self._known[token]
 
 
 class Fragment(NamedTuple):

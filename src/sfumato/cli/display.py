@@ -13,7 +13,7 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.text import Text
@@ -136,18 +136,20 @@ class Region:
         self._console.file.flush()
 
 
-class Display(Protocol):
-    """What a reply is shown on."""
+class Display:
+    """What a reply is shown on. This one shows nothing: the reply is printed in another form."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        pass
 
     def show(self, event: Event) -> None:
-        """Take in the next event of the stream."""
+        """Takes in the next event of the stream."""
 
 
-class Plain:
+class Plain(Display):
     """The answer's text and a final newline on standard output, as it is committed; after Ctrl-C
     also the last draft of the canvas that had not settled."""
 
@@ -156,9 +158,6 @@ class Plain:
         self._clean = harmless if sys.stdout.isatty() else str
         self._written = ""
         self._draft: Draft | None = None  # of the canvas under way
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         if KeyboardInterrupt in error:  # its type comes first
@@ -185,14 +184,7 @@ class Plain:
             self._draft = None
 
 
-class Silent(Plain):
-    """Nothing: the reply is printed in another form at its end."""
-
-    def show(self, event: Event) -> None:
-        pass
-
-
-class Live:
+class Live(Display):
     """The canvas in place, its progress below, committed lines above.
 
     `pause_s` is the least time that a draft is shown: a small model is too quick for the eye. With

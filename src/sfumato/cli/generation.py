@@ -24,7 +24,7 @@ from sfumato.api import EMBEDDED
 from sfumato.cli import terminal
 from sfumato.cli.arguments import sampler_options
 from sfumato.cli.canvas import CanvasDrawing
-from sfumato.cli.display import Display, Live, Plain, Silent, is_visual
+from sfumato.cli.display import Display, Live, Plain, is_visual
 from sfumato.diffusion.noise import Noise
 from sfumato.engine import Engine, EngineConfig, EngineError, Failed, Finished, Request, TooLarge
 from sfumato.engine.memory.guard import Subject, check_placed, most_gpu_layers
@@ -240,7 +240,7 @@ def display(
     slow: hold every frame, from the noise on; view: how canvases are drawn, where not as text.
     """
     if getattr(args, "json", False):
-        return Silent()
+        return Display()
     if args.no_visual or not is_visual():
         return Plain()
     length, vocabulary = model.config.canvas_length, model.config.vocab_size
