@@ -224,57 +224,30 @@ Options = tuple[tuple[int, int | None], ...]
 """Where each option is on the canvases, see `Target.options`."""
 
 
-class LabelCanvases:
-    """The orders of a plan's questions, and their canvases; each is made once."""
-
-    def __init__(self, template: ReadTemplate, orders: int) -> None:
-        """orders: how many are wanted of each question."""
-        self._template, self._orders = template, orders
-        self._listings: dict[tuple[type[Question], int, bool], list[Listing]] = {}
-        self._canvases: dict[Listing, tuple[tuple[ReadCanvas, ...], Options]] = {}
-
-    def listings(self, question: Question, labels: tuple[Label, ...]) -> list[Listing]:
-        """labels: those that its line has for its kind and number of options."""
-        key = type(question), len(labels), means_itself(question, labels)
-        if key not in self._listings:
-            self._listings[key] = listing_orders(question, labels, self._orders)
-        return self._listings[key]
-
-    def canvases(self, listing: Listing) -> tuple[tuple[ReadCanvas, ...], Options]:
-        """Of one of these orders. Raises ValueError where the model's canvas is too short."""
-        if listing not in self._canvases:
-            self._canvases[listing] = _canvases(self._template, listing.labels)
-        return self._canvases[listing]
-
-
 def _canvases(
     template: ReadTemplate, labels: Sequence[Label]
 ) -> tuple[tuple[ReadCanvas, ...], Options]:
-    if all(len(label.ids) == 1 for label in labels):
-        ids = [label.ids[0] for label in labels]
-        canvas = _fitting(template.canvas([NOISE], [0], [ids]), template)
-        return (canvas,), tuple((number, None) for number in range(len(labels)))
+    """The canvases of a question that is read by itself, and where its options are on them. Raises
+    ValueError where the model's canvas is too short."""
+    tokens = len(labels[0].ids)  # of every label
     firsts = list(dict.fromkeys(label.ids[0] for label in labels))
-    seconds: list[list[int]] = [
-        [label.ids[1] for label in labels if label.ids[0] == first] for first in firsts
-    ]
-    canvases = [template.canvas([NOISE, NOISE], [0], [firsts])]
-    for first, after in zip(firsts, seconds, strict=True):
-        canvases.append(template.canvas([first, NOISE], [1], [after]))
-    numbers = ((firsts.index(label.ids[0]), label.ids[1]) for label in labels)
-    options = tuple((first, seconds[first].index(second)) for first, second in numbers)
-    return tuple(_fitting(canvas, template) for canvas in canvases), options
-
-
-def _fitting(canvas: ReadCanvas | None, template: ReadTemplate) -> ReadCanvas:
-    if canvas is None:
+    made = [template.canvas([NOISE] * tokens, [0], [firsts])]
+    options: Options = tuple((number, None) for number in range(len(labels)))
+    if tokens > 1:
+        seconds = [[label.ids[1] for label in labels if label.ids[0] == first] for first in firsts]
+        for first, after in zip(firsts, seconds, strict=True):
+            made.append(template.canvas([first, NOISE], [1], [after]))
+        numbers = ((firsts.index(label.ids[0]), label.ids[1]) for label in labels)
+        options = tuple((first, seconds[first].index(second)) for first, second in numbers)
+    canvases = tuple(canvas for canvas in made if canvas is not None)
+    if len(canvases) < len(made):
         raise Refused(
             "questions",
             f"a canvas of this model has {template.canvas_length} tokens, which is too "
             "short for an answer",
             "use another model",
         )
-    return canvas
+    return canvases, options
 
 
 @dataclass(frozen=True)
@@ -344,17 +317,24 @@ def _reads(
     """A read for each question and order of its options; jointly, reads of as many questions at a
     time as a canvas holds, in even parts, but for those whose labels have two tokens. state: its
     ids where it follows the question; None where it comes before."""
-    shared = LabelCanvases(template, settings.orders)
+    # Each order of options, and its canvases, is made once for all questions that share it.
+    listings: dict[tuple[type[Question], int, bool], list[Listing]] = {}
+    made: dict[Listing, tuple[tuple[ReadCanvas, ...], Options]] = {}
     joint: dict[str, Question] = {}
     for name, question in questions.items():
         labels = _labels(question, template.line(), name)
         if settings.joint and all(len(label.ids) == 1 for label in labels):
             joint[name] = question
             continue
-        for number, order in enumerate(shared.listings(question, labels)):
+        key = type(question), len(labels), means_itself(question, labels)
+        if key not in listings:
+            listings[key] = listing_orders(question, labels, settings.orders)
+        for number, order in enumerate(listings[key]):
             text = question_text(question, order.texts, order.listed)
             ids = _prompt(template, text, state, where_of(name))
-            canvases, options = shared.canvases(order)
+            if order not in made:
+                made[order] = _canvases(template, order.labels)
+            canvases, options = made[order]
             yield Read(ids, canvases, (Target(name, number, 0, options),))
     for part in _even_parts(template, joint):
         yield from _joint_orders(template, part, settings, state)

@@ -13,9 +13,9 @@ message and the tokens of a canvas come from the model's text side and its famil
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, product
+from itertools import product
 
 from sfumato.diffusion.constraints.questions import Question, ScoreQuestion, YesNoQuestion
 from sfumato.diffusion.step.batch import WIDTHS
@@ -116,18 +116,20 @@ class Line:
             )
         self.ids = tuple(first)  # with the label A
         self.position = differ[0]  # of the label's token
-        self._tokens: dict[str, int | None] = {}
+        self._tokens: dict[tuple[str, int], tuple[int, ...] | None] = {}
         self._chosen: dict[tuple[type[Question], int], tuple[Label, ...]] = {}
 
-    def token(self, text: str) -> int | None:
-        """The token of a label in this line; None where the label changes more than that one."""
-        if text not in self._tokens:
+    def tokens(self, text: str, count: int = 1) -> tuple[int, ...] | None:
+        """The tokens of a label in this line, so many of them; None where there are more or fewer,
+        or others of the line change."""
+        key = text, count
+        if key not in self._tokens:
             ids = self._encode(f"{self._before}{text}{self._after}")
-            at = self.position
-            same = len(ids) == len(self.ids)
-            same = same and (*ids[:at], *ids[at + 1 :]) == (*self.ids[:at], *self.ids[at + 1 :])
-            self._tokens[text] = ids[at] if same else None
-        return self._tokens[text]
+            at, end = self.position, self.position + count
+            same = len(ids) == len(self.ids) - 1 + count
+            same = same and (*ids[:at], *ids[end:]) == (*self.ids[:at], *self.ids[at + 1 :])
+            self._tokens[key] = tuple(ids[at:end]) if same else None
+        return self._tokens[key]
 
     def labels(self, question: Question) -> tuple[Label, ...]:
         """A label for each of the question's options, as `choose_labels` has it. They are chosen
@@ -138,17 +140,6 @@ class Line:
             self._chosen[key] = choose_labels(question, self)
         return self._chosen[key]
 
-    def pair(self, text: str) -> tuple[int, int] | None:
-        """The tokens of a label of two characters; None where they are not those that the
-        characters have by themselves."""
-        ids = self._encode(f"{self._before}{text}{self._after}")
-        at = self.position
-        alone = tuple(self.token(character) for character in text)
-        rest = (*self.ids[:at], *self.ids[at + 1 :])
-        if tuple(ids[at : at + 2]) != alone or (*ids[:at], *ids[at + 2 :]) != rest:
-            return None
-        return ids[at], ids[at + 1]
-
 
 def choose_labels(question: Question, line: Line) -> tuple[Label, ...]:
     """A label for each option, in their order: words for yes and no and digits for up to ten
@@ -158,49 +149,35 @@ def choose_labels(question: Question, line: Line) -> tuple[Label, ...]:
     options, all labels have two.  Raises ValueError where it has too few of these as well.
     """
     count = len(question.options)
+    words: Iterable[str] = ()
     if isinstance(question, YesNoQuestion):
-        words = _labels(line, iter(("yes", "no")), 2)
+        words = "yes", "no"
     elif isinstance(question, ScoreQuestion) and count <= len(string.digits):
-        words = _labels(line, iter(string.digits[:count]), count)
-    else:
-        words = ()
-    if len(words) == count:
-        return words
-    labels = _labels(line, _candidates(), count)
-    if len(labels) == count:
-        return labels
-    pairs = _pairs(line, count)
-    if len(pairs) == count:
-        return pairs
+        words = string.digits[:count]
+    pairs = ["".join(pair) for pair in product(string.ascii_uppercase, repeat=2)]
+    letters = (*string.ascii_uppercase, *string.ascii_lowercase, *pairs, *_OTHER)
+    most = 0
+    for texts, tokens in ((words, 1), (letters, 1), (pairs, 2)):
+        labels = _labels(line, texts, count, tokens)
+        if len(labels) == count:
+            return labels
+        most = len(labels) if texts is letters else most
     raise ValueError(
-        f"{count} options: this model's tokenizer has single tokens for {len(labels)} labels; ask "
-        f"for at most {len(labels)} options"
+        f"{count} options: this model's tokenizer has single tokens for {most} labels; ask "
+        f"for at most {most} options"
     )
 
 
-def _candidates() -> Iterator[str]:
-    yield from string.ascii_uppercase
-    yield from string.ascii_lowercase
-    yield from map("".join, product(string.ascii_uppercase, repeat=2))
-    yield from _OTHER
-
-
-def _labels(line: Line, texts: Iterator[str], count: int) -> tuple[Label, ...]:
-    """The first `count` of the texts that are labels of one token, all different."""
-    chosen: dict[int, Label] = {}
+def _labels(line: Line, texts: Iterable[str], count: int, tokens: int) -> tuple[Label, ...]:
+    """The first `count` of the texts that are labels of so many tokens, all different."""
+    chosen: dict[tuple[int, ...], Label] = {}
     for text in texts:
-        token = line.token(text)
-        if token is not None and token not in chosen:
-            chosen[token] = Label(text, (token,))
+        ids = line.tokens(text, tokens)
+        if ids is not None and ids not in chosen:
+            chosen[ids] = Label(text, ids)
             if len(chosen) == count:
                 break
     return tuple(chosen.values())
-
-
-def _pairs(line: Line, count: int) -> tuple[Label, ...]:
-    texts = map("".join, product(string.ascii_uppercase, repeat=2))
-    tokens = ((text, line.pair(text)) for text in texts)
-    return tuple(islice((Label(text, ids) for text, ids in tokens if ids is not None), count))
 
 
 @dataclass(frozen=True, eq=False)
