@@ -19,7 +19,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from sfumato.diffusion.constraints.held_schema import MOST_NOTES, held_schema
-from sfumato.diffusion.constraints.schema_limits import check_groups, check_rules, check_schema
+from sfumato.diffusion.constraints.schema_limits import (
+    check_groups,
+    check_rules,
+    check_schema,
+    entries,
+)
 from sfumato.refused import Refused
 from sfumato.weights.errors import quoted
 
@@ -353,34 +358,11 @@ def _without_anchors(pattern: str) -> str:
 
 def _schema_literals(schema: Any) -> Iterator[str]:
     """Names of properties, and texts of `enum` and `const`, in a JSON schema."""
-    pending = [schema]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, list):
-            pending += part
-        elif isinstance(part, dict):
-            for key, value in part.items():
-                if key == "properties" and isinstance(value, dict):
-                    yield from value
-                    pending += value.values()
-                elif key in ("enum", "const"):
-                    yield from _texts(value)
-                elif isinstance(value, dict | list):
-                    pending.append(value)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Every text in plain data, the keys of objects too."""
-    pending = [value]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, str):
-            yield part
-        elif isinstance(part, dict):
-            yield from part
-            pending += part.values()
-        elif isinstance(part, list):
-            pending += part
+    for keyword, value in entries(schema):
+        if isinstance(value, str) and keyword in ("enum", "const"):
+            yield value
+        elif isinstance(value, Mapping) and keyword in ("enum", "const", "properties"):
+            yield from value
 
 
 _LIMITS = {

@@ -47,17 +47,18 @@ class _Values:
     """A set that has all values of a schema."""
 
     kinds: frozenset[str]
-    listed: frozenset[str] | None = None  # as JSON; None: not listed
+    listed: dict[str, Any] | None = None  # by `value_key`; None: not listed
 
     def meets(self, other: _Values) -> bool:
         if self.listed is not None and other.listed is not None:
-            return not self.listed.isdisjoint(other.listed)
+            return not self.listed.keys().isdisjoint(other.listed)
         return not self.kinds.isdisjoint(other.kinds)
 
     def within(self, other: _Values) -> _Values:
-        listed = [each.listed for each in (self, other) if each.listed is not None]
-        both = frozenset.intersection(*listed) if listed else None
-        return _Values(self.kinds & other.kinds, both)
+        listed = self.listed if other.listed is None else other.listed
+        if self.listed is not None and other.listed is not None:
+            listed = {key: value for key, value in self.listed.items() if key in other.listed}
+        return _Values(self.kinds & other.kinds, listed)
 
 
 _ANY = _Values(_ALL)
@@ -208,7 +209,7 @@ def _set_of(part: dict[str, Any]) -> _Values:
     for listed in ([part["const"]] if "const" in part else None, part.get("enum")):
         if isinstance(listed, list) and not any(isinstance(each, list | dict) for each in listed):
             own = frozenset().union(*(_kinds(value) for value in listed))
-            values = values.within(_Values(own, frozenset(map(value_key, listed))))
+            values = values.within(_Values(own, {value_key(value): value for value in listed}))
     return values
 
 
@@ -225,7 +226,6 @@ MOST_NAMES = 400
 MOST_MADE = 2**16
 """Characters that stand in place of keywords, in one schema."""
 _LONGEST_NAME = 1024
-_KINDS = "object", "array", "string", "number", "integer", "boolean", "null"
 
 # Of one schema, of a list of them, and of an object's values.
 _INNER = "items", "additionalItems", "additionalProperties"
@@ -449,18 +449,13 @@ def _values_of(schema: Any) -> list[Any] | None:
     """The values that a schema lists, each once, where it says nothing else of them."""
     if not isinstance(schema, dict) or schema.keys() - {"type", "enum", "const"} - NOTES:
         return None
-    values = [True, False] if schema.get("type") == "boolean" else None
-    if "const" in schema:
-        values = [schema["const"]] if "enum" not in schema else None
-    elif "enum" in schema:
-        values = schema["enum"]
-    if not isinstance(values, list) or len(values) > MOST_NAMES:
+    listed = None if {"enum", "const"} <= schema.keys() else _set_of(schema).listed
+    if listed is None and schema.get("type") == "boolean" and not {"enum", "const"} & schema.keys():
+        return [True, False]
+    if listed is None or len(listed) > MOST_NAMES:
         return None
-    if any(isinstance(value, list | dict) for value in values):
-        return None
-    unique = {value_key(value): value for value in values}.values()
-    kinds = {kind for kind in _KINDS if _may_be(schema, kind)}
-    return [value for value in unique if kinds_of(value) & kinds]
+    kinds = {kind for kind in _TYPES if _may_be(schema, kind)}
+    return [value for value in listed.values() if kinds_of(value) & kinds]
 
 
 def _is_annotation(name: str) -> bool:

@@ -28,7 +28,8 @@ Graph = Mapping[Hashable, Iterable[Hashable]]
 """What refers to what."""
 
 # Where no schema stands, but values; and schemas that count only where something refers to them.
-_NO_SCHEMAS = {"enum", "const", "default", "examples", "$defs", "definitions"}
+_DEFINITIONS = {"$defs", "definitions"}
+_NO_SCHEMAS = {"enum", "const", "default", "examples", *_DEFINITIONS}
 _NAMED_SCHEMAS = {"properties", "patternProperties", "dependentSchemas"}
 
 _NAME = r"[A-Za-z_][\w-]*+"  # takes whole words, so that no search tries each part of a long one
@@ -168,21 +169,23 @@ class References:
         return target
 
 
-def _entries(data: Any) -> Iterator[tuple[str, Any]]:
-    """All that stands in plain data, with the key that it stands under; below `enum` and `const`,
-    with these."""
+def entries(data: Any) -> Iterator[tuple[str, Any]]:
+    """All that stands in a schema or other plain data, with the keyword that it stands under: none
+    where a key is a name, and that keyword for all that is below `enum` and `const`."""
     pending: list[tuple[str, Any]] = [("", data)]
     while pending:
         name, value = pending.pop()
         yield name, value
         if isinstance(value, Mapping):
-            pending += [(name if name in _VALUES else key, each) for key, each in value.items()]
+            own = name if name in _VALUES else ""
+            are_names = name in _VALUES | _NAMED_SCHEMAS | _DEFINITIONS
+            pending += [(own if are_names else key, each) for key, each in value.items()]
         elif isinstance(value, list):
             pending += [(name, each) for each in value]
 
 
 def _objects(data: Any) -> Iterator[Mapping[str, Any]]:
-    return (value for _, value in _entries(data) if isinstance(value, Mapping))
+    return (value for _, value in entries(data) if isinstance(value, Mapping))
 
 
 def _nested(value: Any) -> int:
@@ -262,7 +265,7 @@ def check_schema(schema: Any, field: str) -> None:
 def check_numbers(schema: Any, field: str) -> None:
     """Raises ValueError, naming the field, for a whole number that float64 need not hold: grammars
     count in such numbers, and would let others pass."""
-    for name, value in _entries(schema):
+    for name, value in entries(schema):
         if name in _NUMBERS and type(value) is int and abs(value) > MOST_NUMBER:
             raise Refused(
                 field,
