@@ -22,7 +22,7 @@ def test_strict_refuses_what_does_not_fit_a_slot() -> None:
         TooLarge, match=r"a context of 41 tokens and slots have 40; raise --context"
     ):
         slots.lease(key([1]), 41)
-    assert [view.busy for view in slots.views()] == [True, False]
+    assert [view.busy for view in slots.states({})] == [True, False]
 
 
 def test_a_larger_slot_is_made_and_kept_for_the_next_turn() -> None:
@@ -31,7 +31,7 @@ def test_a_larger_slot_is_made_and_kept_for_the_next_turn() -> None:
     slots.release(serve(slots, prompt[:20]), keep=True)
     lease = serve(slots, prompt, need=70)
     assert (lease.context, lease.cached, lease.allocated) == (80, 20, False)
-    assert slots.views()[lease.index].larger and slots.larger_bytes == lease.slot.nbytes()
+    assert slots.states({})[lease.index].larger and slots.larger_bytes == lease.slot.nbytes()
     slots.release(lease, keep=True)
     again = serve(slots, [*prompt, 1], need=75)
     assert (again.index, again.cached, again.allocated) == (lease.index, 60, True)
@@ -52,7 +52,7 @@ def test_a_larger_slot_needs_memory() -> None:
     second = slots.lease(key([2]), 60)  # the idle one makes room
     assert second and second.context == 60
     assert slots.larger_bytes == large > small
-    assert [view.context for view in slots.views()] == [40, 40, 40, 60]
+    assert [view.context for view in slots.states({})] == [40, 40, 40, 60]
 
 
 def test_the_longest_slot_that_can_be_had() -> None:
@@ -71,7 +71,7 @@ def test_an_idle_larger_slot_stays_where_giving_it_up_would_not_help() -> None:
     idle = serve(slots, [2] * 45, need=50)
     slots.release(idle, keep=True)
     assert busy and slots.lease(key([3]), 60) is None
-    assert [view.context for view in slots.views()] == [40, 40, 40, 80, 50]
+    assert [view.context for view in slots.states({})] == [40, 40, 40, 80, 50]
     assert serve(slots, [2] * 45, need=50).cached == 45
 
 
@@ -104,7 +104,7 @@ def test_a_slot_that_its_conversation_has_outgrown_is_given_up() -> None:
     for need, cached, contexts in ((10, 0, [10]), (20, 8, [10, 20]), (30, 18, [10, 30])):
         lease = serve(slots, prompt, need=need)
         assert lease.cached == cached
-        assert [view.context for view in slots.views()] == contexts
+        assert [view.context for view in slots.states({})] == contexts
         slots.release(lease, keep=True)
         prompt += range(100 + need, 110 + need)
 
@@ -114,5 +114,5 @@ def test_a_slot_that_holds_another_conversation_besides_is_kept() -> None:
     slots.release(serve(slots, shared, need=10), keep=True)
     slots.release(serve(slots, [*shared, 31, 32], need=20), keep=True)
     slots.release(serve(slots, [*shared, 41, 42], need=30), keep=True)
-    assert [view.context for view in slots.views()] == [10, 20, 30]
+    assert [view.context for view in slots.states({})] == [10, 20, 30]
     assert serve(slots, [*shared, 31, 32, 33], need=20).cached == 10

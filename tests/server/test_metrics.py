@@ -21,8 +21,9 @@ from sfumato.engine.events import Account, Failed, Finished
 from sfumato.engine.memory.device_memory import Budget
 from sfumato.engine.memory.estimate import Prediction
 from sfumato.engine.memory.guard import MemoryView
+from sfumato.engine.queue.slots import SlotState
 from sfumato.engine.request import Request
-from sfumato.engine.stats import EngineState, Health, History, RowState, SlotState, Speeds, Totals
+from sfumato.engine.stats import EngineState, Health, History, RowState, Speeds, Totals
 from sfumato.server.metrics import CONTENT_TYPE, Metrics
 
 CHAT = "/v1/chat/completions"

@@ -38,8 +38,9 @@ from sfumato.engine.circuit import CircuitState
 from sfumato.engine.events import Sink
 from sfumato.engine.memory.estimate import Prediction
 from sfumato.engine.memory.guard import MemoryView
+from sfumato.engine.queue.slots import SlotState
 from sfumato.engine.request import AnyRequest
-from sfumato.engine.stats import History, SlotState, Speeds, Totals
+from sfumato.engine.stats import History, Speeds, Totals
 from sfumato.text.template import ChatTemplate
 from sfumato.train.recipe import EMBEDDED
 

@@ -90,21 +90,6 @@ class CanvasPlan:
 
 
 @dataclass(frozen=True)
-class RowStart:
-    """What a canvas begins with, beside its tokens; all on the host."""
-
-    pinned: Tensor  # int64 [length]: the token of a pinned position, -1 elsewhere
-    seed: int
-    canvas: int
-    attempt: int
-    temperatures: list[float]  # of each step
-    cold: bool  # temperature 0: the draw is the argmax
-    self_conditioning: bool
-    hard_pins: bool = False  # whether pinned positions have no soft embedding
-    commits: int = 0  # tokens that the row puts into the cache in place of being denoised
-
-
-@dataclass(frozen=True)
 class Draft:
     """A canvas after a denoising step. Every position may still change."""
 
@@ -165,7 +150,7 @@ class Canvas:
         if given is not None and given.tokens is not None:
             self._begun = torch.tensor(given.tokens)
         self._seeds = None if begins is None else torch.tensor(begins, dtype=torch.int64)
-        self._has_hard_pins = hard_pins or given is not None
+        self.hard_pins = hard_pins or given is not None
         self._pinned = self._pins(pinned or {})
         self.guidance: Guidance | None = None  # of the step to come
         self.has_new_pins = False  # that its row does not have yet
@@ -175,7 +160,8 @@ class Canvas:
         self.history_rows = min(depth, config.max_steps)
         # A `StepBatch` and a row of it, where the state is; None before a step.
         self.place: tuple[Any, int] | None = None  # where the state is; None before a step
-        self._start: RowStart | None = None
+        self.commits = 0  # tokens that the row puts into the cache in place of being denoised
+        self.temperatures: list[float] = []  # of each step, once it is prepared
         self._soft_top_k: list[int] = []
 
     @classmethod
@@ -257,41 +243,28 @@ class Canvas:
 
     # What a step needs of the row alone.
 
-    def prepare(self) -> RowStart:
+    def prepare(self) -> None:
         """Tabulates temperature and soft_top_k, once. What fails here is the row's own fault, so
         the engine calls this before it puts rows together."""
-        if self._start is None:
-            config = self.config
-            assert config.schedule and config.max_steps
-            steps = range(1, config.max_steps + 1)
-            scale = config.temperature or 1.0  # at 0 the distribution keeps the schedule
-            temperatures = [
-                max(
-                    MIN_TEMPERATURE, temperature_at(config.schedule, step, config.max_steps) * scale
-                )
-                for step in steps
-            ]
-            counts = config.soft_top_k
-            if counts is not None:
-                assert not isinstance(counts, int)
-                self._soft_top_k = [count_at(counts, step, config.max_steps) for step in steps]
-            self._start = RowStart(
-                self._pinned,
-                self.noise.seed,
-                self.noise.canvas,
-                self.noise.attempt,
-                temperatures,
-                config.temperature == 0,
-                config.self_conditioning,
-                self._has_hard_pins,
-            )
-        return self._start
+        if self.temperatures:
+            return
+        config = self.config
+        assert config.schedule and config.max_steps
+        steps = range(1, config.max_steps + 1)
+        scale = config.temperature or 1.0  # at 0 the distribution keeps the schedule
+        given = (temperature_at(config.schedule, step, config.max_steps) for step in steps)
+        temperatures = [max(MIN_TEMPERATURE, temperature * scale) for temperature in given]
+        counts = config.soft_top_k
+        if counts is not None:
+            assert not isinstance(counts, int)
+            self._soft_top_k = [count_at(counts, step, config.max_steps) for step in steps]
+        self.temperatures = temperatures
 
     def temperature(self) -> float:
         """Of the step to come. At a setting of 0 the distribution keeps the schedule; the draw does
         not."""
-        temperatures = self.prepare().temperatures
-        return temperatures[min(self.step, len(temperatures) - 1)]
+        self.prepare()
+        return self.temperatures[min(self.step, len(self.temperatures) - 1)]
 
     def soft_top_k(self) -> int:
         """How many of each position's most probable tokens count in the step to come; 0: all."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from sfumato.diffusion.sampler import EntropyBound, LinearTemperature, StableAndConfident
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
-from sfumato.model.families import Family, SamplerKeys, family_of
+from sfumato.model.families import SamplerKeys, family_of
 from sfumato.model.families.family import shortest_float
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError, quoted
@@ -25,10 +25,6 @@ def checkpoint_defaults(checkpoint: Checkpoint) -> SamplerConfig:
         defaults = defaults_from_gguf(metadata, family.sampler)
     else:
         defaults = defaults_from_hf(metadata.get("generation_config") or {}, family.sampler)
-    return _for_process(defaults, family)
-
-
-def _for_process(defaults: SamplerConfig, family: Family) -> SamplerConfig:
     if family.canvas.noise != "uniform":
         raise CheckpointError(
             f"{family.name}: denoises canvases from {family.canvas.noise!r} noise; only 'uniform' "

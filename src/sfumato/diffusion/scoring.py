@@ -145,10 +145,12 @@ class Scoring:
             if not rows:
                 continue
             members = [canvases[i] for i in rows]
-            bans = None if kind == "adjusted" else _all_bans(members, vocab_size, device)
+            limits = [] if kind == "adjusted" else ban_limits(members, vocab_size)
+            lengths = [canvas.length for canvas in members]
+            bans = Bans.of(limits, lengths, device) if any(limits) else None
             # Statistics beyond a canvas are not read: those positions need not be left out.
             all_rows = kind == "plain" and bans is None and len(rows) == len(canvases)
-            if all_rows or sum(canvas.length for canvas in members) == starts[-1]:
+            if all_rows or sum(lengths) == starts[-1]:
                 return cls((ScoringGroup(kind, rows, None, bans, vocab_size),), None, tuple(starts))
             places = torch.cat([torch.arange(canvases[i].length) + starts[i] for i in rows])
             order.append(places)
@@ -206,7 +208,7 @@ def score(
         if banned is not None:
             stats = replace(stats, entropy=stats.entropy.masked_fill(banned, float("inf")))
         if group.kind != "plain":
-            own = _with_named(head, members, _by_row(stats, members), *inputs[:2])
+            own = _by_row(head, members, stats, *inputs[:2])
             rows = zip(group.rows, own, strict=True)
             extra |= {i: row for i, row in rows if _has_more(row)}
         passes.append(replace(_first_top(stats, TOP), logits=None))
@@ -266,39 +268,32 @@ def _first_top(stats: HeadStats, count: int) -> HeadStats:
     return replace(stats, top_ids=stats.top_ids[:, :count], top_probs=stats.top_probs[:, :count])
 
 
-def _by_row(stats: HeadStats, canvases: Sequence[Canvas]) -> list[HeadStats]:
-    """Each row's part of a group's statistics, with as many of its most probable tokens as it asked
-    for, and with its scores if it asked for them."""
+def _by_row(
+    head: VocabularyHead,
+    canvases: Sequence[Canvas],
+    stats: HeadStats,
+    hidden: Tensor,
+    temperature: Tensor,
+) -> list[HeadStats]:
+    """Each row's part of a group's statistics: with as many of its most probable tokens as it asked
+    for, with its scores if it asked for them, and with the log probabilities of the tokens that it
+    names, of which those that are banned have none."""
     rows = []
     wanting = [canvas.length for canvas in canvases if _needs_logits(canvas)]
     logits = iter(() if stats.logits is None else stats.logits.split(wanting))
     stats = replace(stats, logits=None)
     for canvas, at in zip(canvases, slices_of(canvases), strict=True):
         row = _first_top(stats[at], max(TOP, canvas.config.top_tokens or 0))
-        rows.append(replace(row, logits=next(logits)) if _needs_logits(canvas) else row)
-    return rows
-
-
-def _with_named(
-    head: VocabularyHead,
-    canvases: Sequence[Canvas],
-    rows: Sequence[HeadStats],
-    hidden: Tensor,
-    temperature: Tensor,
-) -> list[HeadStats]:
-    """The rows' statistics, with the log probabilities of the tokens that a row names. What is
-    banned there has none."""
-    named = []
-    for canvas, row, at in zip(canvases, rows, slices_of(canvases), strict=True):
-        ids = canvas.config.named_tokens
-        if ids:
-            logs = named_log_probs(head, hidden[at], temperature[at], row, ids)
+        if _needs_logits(canvas):
+            row = replace(row, logits=next(logits))
+        if ids := canvas.config.named_tokens:
+            named = named_log_probs(head, hidden[at], temperature[at], row, ids)
             for banned in _bans(canvas) or ():
                 columns = [n for n, token in enumerate(ids) if token in banned.ids]
-                logs[: banned.positions, columns] = float("-inf")
-            row = replace(row, named=logs)
-        named.append(row)
-    return named
+                named[: banned.positions, columns] = float("-inf")
+            row = replace(row, named=named)
+        rows.append(row)
+    return rows
 
 
 def _score_adjusted(
@@ -344,13 +339,6 @@ def _bans(canvas: Canvas) -> list[Banned] | None:
             return None
         bans.append(banned)
     return bans
-
-
-def _all_bans(canvases: Sequence[Canvas], vocab_size: int, device: torch.device) -> Bans | None:
-    """The bans of all rows; None where no row bans a token."""
-    limits = ban_limits(canvases, vocab_size)
-    lengths = [canvas.length for canvas in canvases]
-    return Bans.of(limits, lengths, device) if any(limits) else None
 
 
 def ban_limits(canvases: Sequence[Canvas], vocab_size: int) -> list[dict[int, int]]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sfumato.decisions.results import DecisionUsage
-    from sfumato.engine.client import ServedModel
     from sfumato.engine.engine import Engine
     from sfumato.engine.engine_config import EngineConfig
     from sfumato.engine.errors import EngineDead, EngineError, NotReady, QueueFull
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
         Settled,
         Terminal,
     )
-    from sfumato.engine.request import DecisionRequest, Request, new_id
+    from sfumato.engine.request import DecisionRequest, Request, ServedModel, new_id
     from sfumato.engine.stats import EngineState, Health
     from sfumato.refused import TooLarge
     from sfumato.tasks.wants import Pooling, PromptScores, PromptScoring
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "TooLarge": "sfumato.refused",
-    "ServedModel": "sfumato.engine.client",
+    "ServedModel": "sfumato.engine.request",
     "Decided": "sfumato.engine.events",
     "DecisionSink": "sfumato.engine.events",
     "DecisionRequest": "sfumato.engine.request",

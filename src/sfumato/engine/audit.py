@@ -80,8 +80,8 @@ def entry(
         "steps": account and list(account.steps),
         "convergence": account and list(account.convergence),
         "retries": account and account.retries,
-        "seconds": account and _seconds(account),
-        "speed": account and _speed(account),
+        "seconds": account and {x: _rounded(getattr(account, f"{x}_s")) for x in _SECONDS},
+        "speed": account and {x: _rounded(getattr(account, x)) for x in _SPEED},
         "allocation": account
         and {"slot": account.slot, "context": account.context, "reused": account.allocated},
         "memory": {
@@ -113,28 +113,23 @@ def _tokens(request: AnyRequest, account: Account | None) -> dict[str, int | Non
     }
 
 
-def _seconds(account: Account) -> dict[str, float | None]:
-    seconds = {
-        "queue": account.queue_s,
-        "slot_wait": account.slot_wait_s,
-        "prefill": account.prefill_s,
-        "denoise": account.denoise_s,
-        "commit": account.commit_s,
-        "first_draft": account.first_draft_s,
-        "first_commit": account.first_commit_s,
-        "total": account.total_s,
-    }
-    return {name: _rounded(value) for name, value in seconds.items()}
-
-
-def _speed(account: Account) -> dict[str, float | None]:
-    """Computes speeds as the reports of `sfumato bench` have them."""
-    return {
-        "visible_tokens_per_second": _rounded(account.visible_tokens_per_second),
-        "canvas_tokens_per_second": _rounded(account.canvas_tokens_per_second),
-        "ms_per_step": _rounded(account.ms_per_step),
-        "tokens_per_forward": _rounded(account.tokens_per_forward),
-    }
+_SECONDS = (
+    "queue",
+    "slot_wait",
+    "prefill",
+    "denoise",
+    "commit",
+    "first_draft",
+    "first_commit",
+    "total",
+)
+_SPEED = (
+    "visible_tokens_per_second",
+    "canvas_tokens_per_second",
+    "ms_per_step",
+    "tokens_per_forward",
+)
+"""As in the reports of `sfumato bench`."""
 
 
 def _rounded(value: float | None) -> float | None:

@@ -16,7 +16,6 @@ from sfumato.diffusion.constraints.call_grammar import Source
 from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine.circuit import Circuit, FileCheck, probe
-from sfumato.engine.client import ServedModel
 from sfumato.engine.engine_config import TURN, EngineConfig
 from sfumato.engine.errors import REFUSALS, EngineDead, NotReady, QueueFull
 from sfumato.engine.events import (
@@ -44,10 +43,10 @@ from sfumato.engine.prepare import (
 )
 from sfumato.engine.queue.scheduler import Scheduler
 from sfumato.engine.queue.slots import make_pool
-from sfumato.engine.request import AnyRequest, DecisionRequest, Request
+from sfumato.engine.request import AnyRequest, DecisionRequest, Request, ServedModel
 from sfumato.engine.row import Row
 from sfumato.engine.runner import Runner
-from sfumato.engine.stats import EngineState, Health, Statistics, slot_states
+from sfumato.engine.stats import EngineState, Health, Statistics
 from sfumato.refused import Refused, TooLarge
 from sfumato.tasks.works import Prompt, Task
 
@@ -349,7 +348,7 @@ class Engine:
         """Updates what `state` gives of slots, which only the engine's thread may read."""
         leases = ((row.lease, row.request.id) for row in tuple(self._scheduler.running))
         requests = {lease.index: request for lease, request in leases if lease}
-        self._slots = slot_states(self._pool.views(), requests)
+        self._slots = self._pool.states(requests)
         self._slot_bytes = self._pool.snapshot_bytes, self._pool.larger_bytes
 
     def _turn(self) -> bool:

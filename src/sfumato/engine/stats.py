@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sfumato.engine.circuit import CircuitState
 from sfumato.engine.events import DECIDED, Account
 from sfumato.engine.memory.guard import MemoryView
-from sfumato.engine.queue.slots import SlotView
+from sfumato.engine.queue.slots import SlotState
 
 WINDOW_S = 60.0  # what speeds are averaged over
 GRAIN_S, GRAINS = 5.0, 60  # of the history, which goes back five minutes
@@ -44,24 +44,6 @@ class RowState:
     age_s: float  # since submission
     cached_tokens: int = 0  # of the prompt, that the slot held already; of replies alone
     encoded_tokens: int = 0  # of the prompt, cached ones too; of replies alone
-
-
-@dataclass(frozen=True)
-class SlotState:
-    index: int
-    context: int
-    busy: bool
-    tokens: int  # positions filled
-    larger: bool  # made for one long request, beyond those allocated at start
-    request: str | None  # whose it is
-
-
-def slot_states(views: Iterable[SlotView], requests: Mapping[int, str]) -> tuple[SlotState, ...]:
-    """requests: slot → the id of the request that has it."""
-    return tuple(
-        SlotState(v.index, v.context, v.busy, v.tokens, v.larger, requests.get(v.index))
-        for v in views
-    )
 
 
 @dataclass
@@ -122,16 +104,6 @@ class EngineState:
     circuit: CircuitState
 
 
-@dataclass(frozen=True)
-class _Sample:
-    at: float
-    output_tokens: int
-    canvas_tokens: int
-    steps: int
-    forwards: int
-    denoise_s: float
-
-
 @dataclass
 class _Grain:
     number: int  # of GRAIN_S since the beginning
@@ -146,7 +118,7 @@ class Statistics:
         self.totals = Totals()
         self._clock = clock
         self._began = clock()
-        self._samples = deque([self._now()])
+        self._samples = deque([(self._began, Totals())])  # when, and the totals then
         self._grains: deque[_Grain] = deque(maxlen=GRAINS)
 
     def stepped(self, rows: int, seconds: float) -> None:
@@ -186,8 +158,8 @@ class Statistics:
         return replace(totals, requests=Counter(totals.requests))
 
     def speeds(self) -> Speeds:
-        now, new = self._clock(), self._now()
-        recent = [s for s in tuple(self._samples) if s.at >= now - WINDOW_S]
+        now, new = self._clock(), self.totals
+        recent = [totals for at, totals in tuple(self._samples) if at >= now - WINDOW_S]
         old = recent[0] if recent else new
         wall = max(1e-9, min(WINDOW_S, now - self._began))
         forwards = new.forwards - old.forwards
@@ -220,16 +192,10 @@ class Statistics:
             self._grains.append(_Grain(number))
         return self._grains[-1]
 
-    def _now(self) -> _Sample:
-        t = self.totals
-        return _Sample(
-            self._clock(), t.output_tokens, t.canvas_tokens, t.steps, t.forwards, t.denoise_s
-        )
-
     def _sample(self) -> None:
         """Keeps one reading a second: what fills a minute in a few dozen."""
-        new = self._now()
-        if not self._samples or new.at - self._samples[-1].at >= 1.0:
-            self._samples.append(new)
-        while self._samples[0].at < new.at - WINDOW_S:
+        now = self._clock()
+        if not self._samples or now - self._samples[-1][0] >= 1.0:
+            self._samples.append((now, replace(self.totals)))
+        while self._samples[0][0] < now - WINDOW_S:
             self._samples.popleft()

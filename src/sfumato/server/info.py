@@ -14,7 +14,8 @@ from pydantic import Field, WithJsonSchema
 from sfumato import __version__
 from sfumato.diffusion.sampler import EntropyBound, LinearTemperature, StableAndConfident
 from sfumato.engine import EngineDead
-from sfumato.engine.stats import EngineState, RowState, SlotState
+from sfumato.engine.queue.slots import SlotState
+from sfumato.engine.stats import EngineState, RowState
 from sfumato.options import MOST_STEPS
 from sfumato.refused import Refused
 from sfumato.server.chat.call import continuation

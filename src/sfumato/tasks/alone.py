@@ -113,25 +113,18 @@ class _Alone:
     def _encode(self, work: Encode) -> Any:
         ids, want = torch.tensor(work.ids, dtype=torch.int64), work.want
         self._prefix += work.ids
+        unseen = len(ids) if want is None else max(0, len(ids) - want.least)
+        network, slot = self._network, self._slot
+        if not network.encode([ids[:unseen]], [slot], cancelled=self._cancelled):
+            raise _Cancelled
         if want is None:
-            self._append(ids)
             return None
         want.begin(len(self._prefix))
-        unseen = len(ids) - min(len(ids), want.least)
-        self._append(ids[:unseen])
         for piece in ids[unseen:].split(PREFILL_CHUNK):
-            self._see(piece, work)
+            start = slot.length
+            (hidden,) = network.encode_hidden([piece], [slot])
+            want.add(network.head, start, hidden, network.config.canvas_length)
         return want.result()
-
-    def _append(self, ids: Tensor) -> None:
-        if not self._network.encode([ids], [self._slot], cancelled=self._cancelled):
-            raise _Cancelled
-
-    def _see(self, piece: Tensor, work: Encode) -> None:
-        assert work.want
-        start, network = self._slot.length, self._network
-        (hidden,) = network.encode_hidden([piece], [self._slot])
-        work.want.add(network.head, start, hidden, network.config.canvas_length)
 
     def _score(self, work: Score) -> Any:
         progress = ScoreProgress(work)

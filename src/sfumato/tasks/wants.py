@@ -5,7 +5,7 @@ chunk. Knows no slots and no threads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.causal import check_finite
+from sfumato.diffusion.limits import Stats
 from sfumato.model.head import VocabularyHead
 from sfumato.model.scores import TokenScores, token_scores
 from sfumato.options.limits import MOST_TOP
 from sfumato.options.settings import POOLINGS
 from sfumato.refused import Refused
-from sfumato.tasks.works import Want
+from sfumato.tasks.works import Claim, Encode, Figures, Prompt, Want
 
 
 class LastState:
@@ -166,3 +167,19 @@ class TokenScoring:
 
     def result(self) -> PromptScores:
         return PromptScores(self._ids, TokenScores.joined(self._parts) if self._parts else None)
+
+
+class EmbedTask:
+    """The outcome: what is wanted of the prompt's hidden states; None where it was stopped."""
+
+    def __init__(self, prompt: Prompt, want: Want, family: str = "", seed: int = 0) -> None:
+        self._want = want
+        self.claim = Claim(prompt, len(prompt.ids), family, fresh=want.least)
+        self.figures = Figures(seed)
+        self.stats = Stats(prompt_tokens=len(prompt.ids))
+
+    def run(self) -> Generator[Any, Any, Any]:
+        return (yield Encode(self.claim.prompt.ids, self._want))
+
+    def stopped(self) -> None:
+        return None

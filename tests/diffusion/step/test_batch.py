@@ -16,9 +16,10 @@ from tests.diffusion.tiny import calm_oracle
 from tests.support.denoise import denoise_step
 from tests.support.fake_device import Trace
 from tests.support.oracle import network_of
+from tests.support.row_start import row_start
 from torch import Tensor
 
-from sfumato.diffusion.canvas import Canvas, Draft, RowStart
+from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import Never, SoftTopK, StepView
@@ -356,11 +357,14 @@ def test_a_canvas_takes_its_state_along() -> None:
 def test_a_row_that_begins_is_as_a_new_one() -> None:
     """Whatever stood there, and whatever begins beside it."""
     batch = numbered(3, 250)
+    begun = torch.tensor([8, 9]), torch.tensor([1, 4, 2, 5])
+    pinned = torch.tensor([-1, 9]), torch.tensor([-1, 4, -1, 5])
+    one, other = Noise(2**40 + 7, 1, 2), Noise(3, 4, 5)
     starts = [
-        RowStart(torch.tensor([-1, 9]), 2**40 + 7, 1, 2, [0.5, 0.25, 2.0], True, False),
-        RowStart(torch.tensor([-1, 4, -1, 5]), 3, 4, 5, [0.75], False, True),
+        row_start(pinned[0], one, [0.5, 0.25, 2.0], True, False, begun[0]),
+        row_start(pinned[1], other, [0.75], False, True, begun[1]),
     ]
-    batch.begin([2, 0], starts, [torch.tensor([8, 9]), torch.tensor([1, 4, 2, 5])])
+    batch.begin([2, 0], starts)
     two = batch.first(1), StepBatch(*(tensor[2:] for tensor in batch.tensors()))
     assert [b.tokens.tolist() for b in two] == [[[1, 4, 2, 5]], [[8, 9, 0, 0]]]
     assert [b.pinned.tolist() for b in two] == [[[-1, 4, -1, 5]], [[-1, 9, 0, 0]]]

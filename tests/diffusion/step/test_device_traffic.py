@@ -26,7 +26,7 @@ from sfumato.diffusion.sampler import (
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.step import Denoiser, rules
 from sfumato.diffusion.step import step as parts
-from sfumato.diffusion.step.denoiser import HostCopy
+from sfumato.diffusion.step.denoiser import Pending
 from sfumato.diffusion.step.step import row_words
 from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
 from sfumato.ops import registry
@@ -83,11 +83,11 @@ class Step:
             self.denoiser = Denoiser(network, len(choices))
             self.denoiser._lay_out(self.canvases, self.slots)
 
-    def __call__(self) -> HostCopy:
+    def __call__(self) -> Pending:
         pending = self.denoiser.apply(self.denoiser.forward(self.canvases, self.slots))
-        if pending._error is not None:  # of what failed after the writing began
-            raise pending._error
-        return pending._copy
+        if pending.failure is not None:  # of what failed after the writing began
+            raise pending.failure
+        return pending
 
 
 def traced(choices: Sequence[dict[str, Any]], step: int = 0) -> int:
@@ -98,12 +98,11 @@ def traced(choices: Sequence[dict[str, Any]], step: int = 0) -> int:
             result = prepared.denoiser.forward(prepared.canvases, prepared.slots)
         with Trace(copies=1) as write:
             pending = prepared.denoiser.apply(result)
-    copy = pending._copy
-    assert pending._error is None and not any(copy.errors), copy.errors
-    assert write.copies == 1 and isinstance(copy.copied, Event) and copy.copied.recorded
-    assert copy.words.device.type == "cpu" and not copy.extra
-    words = sum(rows * row_words(width, TOP) for rows, width in copy.shapes)
-    assert copy.words.shape == (words,)
+    assert pending.failure is None and not any(pending.errors), pending.errors
+    assert write.copies == 1 and isinstance(pending.copied, Event) and pending.copied.recorded
+    assert pending.words.device.type == "cpu" and not pending.extra
+    words = sum(rows * row_words(width, TOP) for rows, width in pending.shapes)
+    assert pending.words.shape == (words,)
     return forward.count + write.count
 
 

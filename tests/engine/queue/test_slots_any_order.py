@@ -67,4 +67,4 @@ def test_any_course_of_events(data: st.DataObject) -> None:
         for lease, ids in out:
             assert stored(lease.slot) == expected(ids)
         assert slots.snapshot_bytes <= slots._limit
-        assert sum(view.busy for view in slots.views()) == len(out)
+        assert sum(view.busy for view in slots.states({})) == len(out)

@@ -9,7 +9,7 @@ import pytest
 from tests.text.conftest import gemma, gemma_metadata, gemma_template  # noqa: F401
 
 import sfumato
-from sfumato.engine.queue.snapshot_points import Messages, SnapshotPoints, common
+from sfumato.engine.prepare import Messages, SnapshotPoints, common
 from sfumato.text.prompt import prompt_ids
 
 SYSTEM = {"role": "system", "content": "be brief"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from tests.support.kernels import interpreted
+from tests.support.row_start import row_start
 
 from sfumato.diffusion import noise
-from sfumato.diffusion.canvas import RowStart
 from sfumato.diffusion.step.batch import StepBatch
 
 pytestmark = interpreted
@@ -19,13 +19,13 @@ def test_noise_is_that_of_the_reference_bit_for_bit() -> None:
     rows, width = 3, 40
     batch = StepBatch.allocate(rows, width, 1, 8, torch.float32, torch.device("cpu"))
     seeds = [0, -1, 0x0123456789ABCDEF]
+    free, begun = torch.full((width,), -1), torch.zeros(width, dtype=torch.int64)
+    numbers = [noise.Noise(seed, 5 * row, row) for row, seed in enumerate(seeds)]
     starts = [
-        RowStart(
-            torch.full((width,), -1), seed, 5 * row, row, [0.8, 0.6, 0.4][: 3 - row], False, True
-        )
-        for row, seed in enumerate(seeds)
+        row_start(free, each, [0.8, 0.6, 0.4][: 3 - row], False, True, begun)
+        for row, each in enumerate(numbers)
     ]
-    batch.begin(range(rows), starts, [torch.zeros(width, dtype=torch.int64)] * rows)
+    batch.begin(range(rows), starts)
     batch.step.copy_(torch.tensor([0, 1, 1]))
     for vocab in (VOCAB, 1000):
         words = batch.seeds, batch.canvas, batch.attempt, batch.step, batch.max_steps

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 from tests.support.kernels import interpreted
+from tests.support.row_start import row_start
 from torch import Tensor
 
-from sfumato.diffusion.canvas import RowStart
+from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler import EntropyBound, FixedCount, Never, StableAndConfident
 from sfumato.diffusion.step.batch import StepBatch
 from sfumato.diffusion.step.captured import move_rows
@@ -31,15 +32,15 @@ def _batch(width: int, history: int) -> StepBatch:
     """Four rows: with pinned positions, a cold one, one that is done after two steps, and one
     without self-conditioning."""
     batch = StepBatch.allocate(4, width, history, HIDDEN, torch.float32, CPU)
-    starts = []
+    starts, begun = [], torch.randint(50, (4, width))
     for row, rules in enumerate(RULES):
         pinned = torch.full((width,), -1)
         pinned[: 2 * row] = torch.arange(2 * row)
         temperatures = [0.7] * rules.max_steps
-        starts.append(
-            RowStart(pinned, row, 0, 0, temperatures, row == 1, row != 3, hard_pins=row == 2)
-        )
-    batch.begin(range(4), starts, list(torch.randint(50, (4, width))))
+        flags = row == 1, row != 3
+        own = row_start(pinned, Noise(row, 0), temperatures, *flags, begun[row], row == 2)
+        starts.append(own)
+    batch.begin(range(4), starts)
     return batch
 
 

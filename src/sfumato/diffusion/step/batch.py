@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sfumato.diffusion.canvas import Canvas, RowStart, draw_first
+from sfumato.diffusion.canvas import Canvas, draw_first
 from sfumato.diffusion.noise import Noise, seed_words
 from sfumato.diffusion.sampler import EntropyBound, Never
 from sfumato.diffusion.sampler_config import SamplerConfig
@@ -130,11 +130,9 @@ class StepBatch:
         """The first `count` rows: views."""
         return StepBatch(*(tensor[:count] for tensor in self.tensors()))
 
-    def begin(
-        self, rows: Sequence[int], starts: Sequence[RowStart], tokens: Sequence[Tensor]
-    ) -> None:
-        """Makes rows new canvases. tokens: int64 [length] of each, on the host."""
-        values = _first_record(starts, tokens, self.width, self.history.shape[1])
+    def begin(self, rows: Sequence[int], canvases: Sequence[Canvas]) -> None:
+        """Makes rows new canvases, which are prepared."""
+        values = _first_record(canvases, self.width, self.history.shape[1])
         at = self._index(rows)
         self.soft.index_fill_(0, at, 0)
         values = to_device(values, self.record.device)
@@ -178,32 +176,31 @@ class StepBatch:
         return to_device(torch.tensor(rows), self.record.device)
 
 
-def _first_record(
-    starts: Sequence[RowStart], tokens: Sequence[Tensor], width: int, history: int
-) -> Tensor:
+def _first_record(canvases: Sequence[Canvas], width: int, history: int) -> Tensor:
     """uint8 [rows, bytes] on the host: the records of new canvases, in the order of `_record`."""
-    steps = max(len(start.temperatures) for start in starts)
+    steps = max(len(canvas.temperatures) for canvas in canvases)
     numbers = [
         (
             *[-1] * (history * width),
-            *seed_words(start.seed),
-            *(start.canvas, start.attempt, len(start.temperatures), start.hard_pins),
-            *(0, 0, start.commits),  # step, unchanged, commits
+            *seed_words(c.noise.seed),
+            *(c.noise.canvas, c.noise.attempt, len(c.temperatures), c.hard_pins),
+            *(0, 0, c.commits),  # step, unchanged, commits
         )
-        for start in starts
+        for c in canvases
     ]
     # What is committed is done: no step changes it.
-    flags = [(start.cold, start.self_conditioning, False, start.commits > 0) for start in starts]
-    temperatures = [
-        [*start.temperatures, *[1.0] * (steps - len(start.temperatures))] for start in starts
+    flags = [
+        (c.config.temperature == 0, c.config.self_conditioning, False, c.commits > 0)
+        for c in canvases
     ]
+    temperatures = [[*c.temperatures, *[1.0] * (steps - len(c.temperatures))] for c in canvases]
     parts = (
-        _padded(tokens, width),
+        _padded([canvas.begun for canvas in canvases], width),
         # Positions that take no part are pinned to token 0: no embedding lacks it.
-        _padded([start.pinned for start in starts], width),
+        _padded([canvas.pinned for canvas in canvases], width),
         torch.tensor(numbers, dtype=torch.int64),
         torch.tensor(flags, dtype=torch.bool),
-        torch.zeros(len(starts), width, dtype=torch.int32),
+        torch.zeros(len(canvases), width, dtype=torch.int32),
         torch.tensor(temperatures, dtype=torch.float32),
     )
     return torch.cat([part.view(torch.uint8) for part in parts], dim=1)
@@ -227,16 +224,16 @@ class Commit(Canvas):
         # Of the canvas that the tokens settled in, as is the depth of the history.
         self.step_width = width_for(config.canvas_length, network.config.canvas_length)
         # Rules and processors decide nothing in such a row.
-        self.config = replace(own, sampler=EntropyBound(), stopping=Never(), processors=())
-        self._begun = torch.tensor(ids, dtype=torch.int64)
-        self._pinned = self._begun
-
-    def prepare(self) -> RowStart:
-        if self._start is None:
-            noise = self.noise
-            numbers = noise.seed, noise.canvas, noise.attempt
-            self._start = RowStart(self._pinned, *numbers, [1.0], True, False, commits=self.length)
-        return self._start
+        self.config = replace(
+            own,
+            sampler=EntropyBound(),
+            stopping=Never(),
+            processors=(),
+            temperature=0.0,
+            self_conditioning=False,
+        )
+        self._begun = self._pinned = torch.tensor(ids, dtype=torch.int64)
+        self.commits, self.temperatures = self.length, [1.0]
 
 
 class Key(NamedTuple):
@@ -303,7 +300,9 @@ class BatchRows:
         """Puts each canvas into its row, which is among the first `count`: at most one copy of all
         that move, and one of all that begin."""
         self.version += 1
-        starts = {row: canvas.prepare() for row, canvas in coming.items() if canvas.place is None}
+        starts = {row: canvas for row, canvas in coming.items() if canvas.place is None}
+        for new in starts.values():
+            new.prepare()
         moves = {source: row for row, c in coming.items() if (source := self._row(c)) is not None}
         moves |= self._make_room(coming.keys() - moves.keys(), count, moves.keys())
         if moves:
@@ -318,10 +317,9 @@ class BatchRows:
                 self.batch.copy_row(row, *canvas.place)
                 self._assign(row, canvas)
         if starts:
-            new = [coming[row] for row in starts]
-            draw_first(new)
-            self.batch.begin(list(starts), list(starts.values()), [c.begun for c in new])
-            for row, canvas in zip(starts, new, strict=True):
+            draw_first(list(starts.values()))
+            self.batch.begin(list(starts), list(starts.values()))
+            for row, canvas in starts.items():
                 self._assign(row, canvas)
 
     def _make_room(

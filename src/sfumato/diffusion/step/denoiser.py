@@ -7,8 +7,8 @@ some steps later.  Where steps are captured, `launch` does both at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ from sfumato.diffusion.step.step import (
     Evaluated,
     Layout,
     Unpacked,
-    Update,
     evaluate,
     lay_out,
     move,
@@ -49,9 +48,10 @@ Top = tuple[Tensor, Tensor, Tensor | None]
 log probabilities float32 [length, n] of n named ones, if any."""
 
 
-@dataclass(frozen=True)
-class HostCopy:
-    """What the host learns of a step, on its way: nothing of it is on the device."""
+@dataclass(eq=False)
+class Pending:
+    """A step that has been written, and of which the host may have learned nothing yet: what it
+    will learn is on its way, and nothing of that is on the device."""
 
     canvases: tuple[Canvas, ...]  # in the layout's order
     order: tuple[int, ...]  # of each canvas, its place among those of the caller
@@ -61,20 +61,28 @@ class HostCopy:
     top: int  # most probable tokens of each position
     words: Tensor  # of all parts, on the host
     copied: torch.Event | None  # None: `words` can be read at once
+    outstanding: list[Pending]  # has this one until its results are there
+    failure: Exception | None = None  # what the writing raised
+    _results: list[Result] | None = None
 
-    @classmethod
-    def start(cls, result: ForwardResult, updates: Sequence[Update], words: Tensor) -> HostCopy:
-        """Starts the copy of a step's packed words."""
-        layout = result.layout
-        return cls(
-            result.canvases,
-            layout.order,
-            tuple((part.batch.rows, part.batch.width) for part in layout.parts),
-            tuple(new.errors for new in updates),
-            {row: _top_of(own) for row, own in result.evaluated.extra.items()},
-            updates[0].top_ids.shape[-1],
-            *to_host(words),
-        )
+    def __post_init__(self) -> None:
+        self.outstanding.append(self)
+
+    def results(self) -> list[Result]:
+        """Of each canvas its draft, or what failed in it, in the order of `forward`. Raises
+        nothing: the rows have been moved on, and may not be stepped again in place of this step."""
+        if self._results is None:
+            self._results = self._read()
+            self.outstanding.remove(self)
+        return self._results
+
+    def _read(self) -> list[Result]:
+        try:
+            if self.failure is not None:
+                raise self.failure
+            return self.read()
+        except Exception as error:
+            return [error] * len(self.order)
 
     def read(self) -> list[Result]:
         """The results in the caller's order, once the copy has arrived."""
@@ -93,33 +101,6 @@ class HostCopy:
                 )
                 at += 1
         return results
-
-
-class Pending:
-    """A step that has been written, and of which the host may have learned nothing yet."""
-
-    def __init__(
-        self, copy: HostCopy, error: Exception | None, on_read: Callable[[Pending], None]
-    ) -> None:
-        """error: what the writing raised; on_read: called once, when the results are there."""
-        self._copy, self._error, self._on_read = copy, error, on_read
-        self._results: list[Result] | None = None
-
-    def results(self) -> list[Result]:
-        """Of each canvas its draft, or what failed in it, in the order of `forward`. Raises
-        nothing: the rows have been moved on, and may not be stepped again in place of this step."""
-        if self._results is None:
-            self._results = self._read()
-            self._on_read(self)
-        return self._results
-
-    def _read(self) -> list[Result]:
-        try:
-            if self._error is not None:
-                raise self._error
-            return self._copy.read()
-        except Exception as error:
-            return [error] * len(self._copy.order)
 
 
 def _top_of(stats: HeadStats) -> Top:
@@ -220,15 +201,24 @@ class Denoiser:
         if not result.is_current():
             raise ValueError("the rows were given away or moved on since this forward")
         updates, words = move(result.evaluated)
-        copy = HostCopy.start(result, updates, words)
+        layout = result.layout
+        pending = Pending(
+            result.canvases,
+            layout.order,
+            tuple((part.batch.rows, part.batch.width) for part in layout.parts),
+            tuple(new.errors for new in updates),
+            {row: _top_of(own) for row, own in result.evaluated.extra.items()},
+            updates[0].top_ids.shape[-1],
+            *to_host(words),
+            self._outstanding,
+        )
         for batch_rows, _ in result.batch_rows:
             batch_rows.steps += 1
-        error = None
         try:
-            write(result.layout.parts, updates)
+            write(layout.parts, updates)
         except Exception as failure:
-            error = failure
-        return self._pending(copy, error)
+            pending.failure = failure
+        return pending
 
     def advance(self, result: ForwardResult) -> list[Draft | Exception]:
         """Moves the canvases on: of each its draft, or what failed in it alone, in the order of
@@ -287,17 +277,15 @@ class Denoiser:
         order = tuple(places[id(canvas)] for canvas in placed)
         step = self.device_steps.run(batch_rows, placed, [slots[place] for place in order])
         batch_rows.steps += 1
-        shape = step.kind.rows, step.width
-        top = min(TOP, self.network.config.vocab_size)
-        copy = HostCopy(placed, order, (shape,), ({},), {}, top, step.words.flatten(), None)
-        error = None
+        shape, top = (step.kind.rows, step.width), min(TOP, self.network.config.vocab_size)
+        words = step.words.flatten(), None
+        pending = Pending(placed, order, (shape,), ({},), {}, top, *words, self._outstanding)
         try:
             # The next step writes over its words; on a CPU they would be the host's own.
-            words, copied = to_host(copy.words.clone())
-            copy = replace(copy, words=words, copied=copied)
+            pending.words, pending.copied = to_host(pending.words.clone())
         except Exception as failure:
-            error = failure
-        return self._pending(copy, error)
+            pending.failure = failure
+        return pending
 
     def _is_served(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> bool:
         """Whether the canvases can have a captured step."""
@@ -305,11 +293,6 @@ class Denoiser:
         if self.device_steps is None or len(keys) != 1:
             return False
         return self.device_steps.serve(canvases, slots, self._rows_of(keys.pop()).batch)
-
-    def _pending(self, copy: HostCopy, error: Exception | None) -> Pending:
-        pending = Pending(copy, error, self._outstanding.remove)
-        self._outstanding.append(pending)
-        return pending
 
     def _lay_out(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> Layout:
         pools = {id(slot.pool): None for slot in slots}  # rows of one pool stand together

@@ -39,7 +39,7 @@ class MemoryView:
 
     prediction: Prediction
     budget: Budget | None  # on the model's device, before the engine had its share
-    spare: int | None  # bytes for larger slots
+    spare: int | None  # bytes for larger slots; None: the budget is unknown
     baseline: int | None = None  # bytes that the process held before, the weights with it
 
 
@@ -54,16 +54,14 @@ class MemoryGuard:
     ) -> None:
         """Raises EngineError where the slots and what steps need do not fit beside the weights."""
         self._footprint, self._config, self._ask = ModelFootprint.of_network(network), config, ask
-        self.prediction = predict(self._footprint, config)
-        self.baseline = used_memory(network.device)
-        self.budget = ask(network.device)
-        self.spare: int | None = None  # bytes for larger slots; None: the budget is unknown
-        need = self.prediction.beside_weights
+        prediction, available = predict(self._footprint, config), ask(network.device)
+        baseline, spare, need = used_memory(network.device), None, prediction.beside_weights
         if shares_host_memory(network.device):
-            need += self.prediction.libraries
-        if self.budget is not None:
+            need += prediction.libraries
+        if available is not None:
             what = f"an engine of {config.slots} slots x {config.context:,} tokens"
-            self.spare = check(need, self.budget, config.memory_margin, what)
+            spare = check(need, available, config.memory_margin, what)
+        self.view = MemoryView(prediction, available, spare, baseline)
         for device in network.placement.devices[1:]:
             self._check_part(ModelFootprint.of_network(network, device))
 
@@ -74,29 +72,26 @@ class MemoryGuard:
             what = f"the part on {part.device} of an engine of {self._config.slots} slots"
             check(prediction.beside_weights, available, self._config.memory_margin, what)
 
-    @property
-    def view(self) -> MemoryView:
-        return MemoryView(self.prediction, self.budget, self.spare, self.baseline)
-
     def added(self, capacities: Sequence[int]) -> int:
         """Bytes that larger slots of so many positions add, with what steps then take more."""
         footprint, config = self._footprint, self._config
         slots = (pool_bytes(footprint, 1, n) for n in capacities)
         working = predict(footprint, config, larger=max(capacities, default=0)).working
-        return sum(slots) + working - self.prediction.working
+        return sum(slots) + working - self.view.prediction.working
 
     def lacks(self, capacities: Sequence[int], held: int | None) -> str | None:
         """Why such larger slots, all of them together, do not go beside the rest; None where they
         do. held: bytes that larger slots hold now, for what is left at present to count as well;
         None asks whether they ever can."""
-        if self.spare is None or self.budget is None:
+        view = self.view
+        if view.spare is None or view.budget is None:
             return None
-        need, left = self.added(capacities), self.spare
+        need, left = self.added(capacities), view.spare
         now = None if held is None else self._ask(self._footprint.device)
         if held is not None and now is not None:
             # Between steps their buffers count as free, and `held` can be given back.
-            margin = int(self.budget.nbytes * self._config.memory_margin)
-            left = min(left, now.nbytes - margin - self.prediction.working + held)
+            margin = int(view.budget.nbytes * self._config.memory_margin)
+            left = min(left, now.nbytes - margin - view.prediction.working + held)
         if need <= left:
             return None
         return f"takes {need:,} bytes, and of memory {max(0, left):,} are left"
@@ -164,18 +159,6 @@ def check_load(
     return prediction
 
 
-def check_kept(
-    nbytes: int,
-    config: EngineConfig,
-    ask: Ask = budget,
-) -> None:
-    """Raises EngineError where the host's memory does not hold so many bytes of streamed layers."""
-    available = ask(torch.device("cpu"))
-    if available is not None:
-        what = "the part of the model that waits in the host's memory"
-        check(nbytes + LIBRARIES, available, config.memory_margin, what, lambda _: MORE_ON_CARD)
-
-
 def lacking(footprint: ModelFootprint, config: EngineConfig, available: Budget) -> int:
     """Bytes that a device lacks for a model that is not loaded yet, with its engine; 0 or less
     where it suffices."""
@@ -221,8 +204,11 @@ def check_placed(
     for part in parts:
         others = (other.weights for other in in_host if other is not part)
         check_load(part, engine, ask, kept + sum(others) if part in in_host else 0)
-    if kept and not in_host:
-        check_kept(kept, engine, ask)
+    available = ask(torch.device("cpu")) if kept and not in_host else None
+    if available is not None:
+        what = "the part of the model that waits in the host's memory"
+        need = kept + LIBRARIES
+        check(need, available, engine.memory_margin, what, lambda _: MORE_ON_CARD)
 
 
 def most_gpu_layers(

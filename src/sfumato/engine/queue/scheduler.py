@@ -1,8 +1,10 @@
 """Which rows wait, which have a slot, and what each phase of a step does: bookkeeping, no tensors.
 
 Requests are admitted strictly in the order in which they came, so that no large one is overtaken
-by small ones for ever; only those that wait for what another one encodes let others pass (see
-sharing.py). A step has four phases, and tasks go on between them: some tokens are encoded (prompts
+by small ones for ever; only those that wait for what another one encodes let others pass: several
+replies to one prompt, or requests that arrive together with one long system prompt, would each
+encode the same tokens. All but the first wait without a slot, and then take the prefix over from
+its slot. A step has four phases, and tasks go on between them: some tokens are encoded (prompts
 and commits alike), canvases are denoised, tokens are drawn, and scores are taken.
 """
 
@@ -18,39 +20,6 @@ from sfumato.engine.row import Row
 from sfumato.tasks.works import Denoise, Draw, Score
 
 SHARED = 256  # tokens: encoding fewer costs less than the step that a follower starts later
-
-
-class Sharing:
-    """Finds the row that a waiting row follows."""
-
-    def __init__(self, pool: SlotPool) -> None:
-        self._pool = pool
-
-    def waits(self, row: Row, running: Iterable[Row]) -> bool:
-        """Whether a waiting row should wait for what one of the running rows encodes.
-
-        Asked anew before each step: where the row that it followed has ended, it follows another
-        one, or none. A row follows only rows that were given their slot before it, so one always
-        moves.
-        """
-        ahead = [other for other in running if other.lease and other.encoded < other.prompt_tokens]
-        if row.leader not in ahead:
-            row.leader, row.shared = None, 0
-            for other in ahead:
-                shared = _shared(row, other)
-                if shared < other.prompt_tokens and not self._pool.keeps_marks:
-                    continue  # its slot will be past what can be taken over
-                if shared > max(row.shared, other.encoded):
-                    row.leader, row.shared = other, shared
-            if row.leader and self._pool.reusable(row.cache_key) >= row.shared:
-                row.leader = None  # some slot has it all already
-        leader = row.leader
-        if leader is None or leader.encoded >= row.shared:
-            row.leader = None
-            return False
-        assert leader.lease
-        leader.lease.stop_at(row.shared)
-        return True
 
 
 def _shared(row: Row, other: Row) -> int:
@@ -125,7 +94,7 @@ class Scheduler:
         self.waiting: deque[Row] = deque()
         self.running: list[Row] = []  # oldest first
         self.pool, self.chunk = pool, PrefillChunk(prefill_chunk)
-        self._sharing, self._clock = Sharing(pool), clock
+        self._clock = clock
         self._most_scored = prefill_chunk if most_scored is None else most_scored
 
     def admit(self) -> list[tuple[Row, Exception | None]]:
@@ -134,7 +103,7 @@ class Scheduler:
         those for which there can be none, with the reason."""
         admitted: list[tuple[Row, Exception | None]] = []
         for row in tuple(self.waiting):
-            if self._sharing.waits(row, self.running):
+            if self._waits(row):
                 continue
             if row.first_in_queue is None:
                 row.first_in_queue = self._clock()
@@ -148,6 +117,34 @@ class Scheduler:
                 self.waiting.remove(row)
                 admitted.append((row, None))
         return admitted
+
+    def _waits(self, row: Row) -> bool:
+        """Whether a waiting row should wait for what one of the running rows encodes.
+
+        Asked anew before each step: where the row that it followed has ended, it follows another
+        one, or none. A row follows only rows that were given their slot before it, so one always
+        moves.
+        """
+        ahead = [
+            other for other in self.running if other.lease and other.encoded < other.prompt_tokens
+        ]
+        if row.leader not in ahead:
+            row.leader, row.shared = None, 0
+            for other in ahead:
+                shared = _shared(row, other)
+                if shared < other.prompt_tokens and not self.pool.keeps_marks:
+                    continue  # its slot will be past what can be taken over
+                if shared > max(row.shared, other.encoded):
+                    row.leader, row.shared = other, shared
+            if row.leader and self.pool.reusable(row.cache_key) >= row.shared:
+                row.leader = None  # some slot has it all already
+        leader = row.leader
+        if leader is None or leader.encoded >= row.shared:
+            row.leader = None
+            return False
+        assert leader.lease
+        leader.lease.stop_at(row.shared)
+        return True
 
     def restart(self, row: Row) -> bool:
         """Another slot for a running row, whose own an encode has emptied. Whether there is one."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
@@ -78,7 +78,7 @@ class CacheKey:
 
 
 @dataclass(frozen=True)
-class SlotView:
+class SlotState:
     """A slot as others see it."""
 
     index: int
@@ -86,6 +86,7 @@ class SlotView:
     busy: bool
     tokens: int  # positions filled
     larger: bool  # made for one long request, beyond the slots that were allocated at start
+    request: str | None  # whose it is
 
 
 @dataclass(eq=False)
@@ -157,8 +158,6 @@ class SlotPool:
         self._rows, self._clock = slots, 0
         standard = enumerate(network.new_slots(slots, context))
         self._places = [Place(index, slot, larger=False) for index, slot in standard]
-        self.cached_tokens = 0  # of prompts, taken over from slots
-        self.encoded_tokens = 0  # appended by leases
 
     def lease(self, key: CacheKey, need: int, marks: Iterable[int] = ()) -> Lease | None:
         """A slot of at least `need` positions whose prefix is the longest known one of the prompt
@@ -167,14 +166,14 @@ class SlotPool:
         marks: prompt lengths that later prompts are likely to share (see `SnapshotPoints`). To
         them comes the length that this prompt shares with a slot which could not give all of it.
         """
-        larger = need > self._context
-        if larger:
-            self._check(need)
+        self.check(need)
         busy = sum(place.busy for place in self._places)
         if busy >= self._rows:
             return None
         fresh = None
-        if larger and not any(p.slot.capacity >= need and not p.busy for p in self._places):
+        if need > self._context and not any(
+            p.slot.capacity >= need and not p.busy for p in self._places
+        ):
             fresh = self._made(need)
             if fresh is None and busy:
                 return None
@@ -191,7 +190,6 @@ class SlotPool:
             place.keep(0)
         place.busy, place.used = True, self._tick()
         place.hold(key, length)
-        self.cached_tokens += length
         wanted = {*marks, known} if self.keeps_marks else set()
         stops = tuple(sorted(n for n in wanted if length < n <= len(key.ids)))
         return Lease(length, fresh is None, stops, place, self)
@@ -207,8 +205,11 @@ class SlotPool:
 
     def check(self, need: int) -> None:
         """Raises TooLarge where no slot can ever hold `need` positions."""
-        if need > self._context:
-            self._check(need)
+        if need <= self._context:
+            return
+        lack = None if self._strict else self._lacks([need], None)
+        if self._strict or lack is not None:
+            raise self._too_large(need, lack)
 
     @property
     def longest(self) -> int:
@@ -269,35 +270,32 @@ class SlotPool:
         """Memory of the slots beyond those allocated at start."""
         return sum(place.slot.nbytes() for place in self._places if place.larger)
 
-    def views(self) -> tuple[SlotView, ...]:
+    def states(self, requests: Mapping[int, str]) -> tuple[SlotState, ...]:
+        """requests: slot → the id of the request that has it."""
         return tuple(
-            SlotView(p.index, p.slot.capacity, p.busy, len(p.held), p.larger) for p in self._places
+            SlotState(
+                p.index, p.slot.capacity, p.busy, len(p.held), p.larger, requests.get(p.index)
+            )
+            for p in self._places
         )
 
     def _tick(self) -> int:
         self._clock += 1
         return self._clock
 
-    def _check(self, need: int) -> None:
-        """Refuses what no slot can ever hold."""
-        if self._strict:
-            raise TooLarge(
-                None,
-                "the request exceeds the available context size: it needs a context of "
-                f"{need:,} tokens and slots have {self._context:,}",
-                "raise --context, ask for fewer tokens, or allow larger slots (strict is set)",
-                context=self._context,
-            )
-        if (lack := self._lacks([need], None)) is not None:
-            raise self._too_large(need, lack)
-
     def _too_large(self, need: int, lack: str | None) -> TooLarge:
+        """lack: why there is no larger slot; None where one finds no room, or none may be made."""
+        if self._strict:
+            slots = f" and slots have {self._context:,}"
+            advice = "raise --context, ask for fewer tokens, or allow larger slots (strict is set)"
+        else:
+            slots = f", slots have {self._context:,}; a larger one {lack or 'finds no room'}"
+            advice = "lower --slots, --context or --snapshot-memory, or ask for fewer tokens"
         return TooLarge(
             None,
             "the request exceeds the available context size: it needs a context of "
-            f"{need:,} tokens, slots have {self._context:,}; a larger one "
-            f"{lack or 'finds no room'}",
-            "lower --slots, --context or --snapshot-memory, or ask for fewer tokens",
+            f"{need:,} tokens{slots}",
+            advice,
             context=self._context,
         )
 
@@ -420,16 +418,14 @@ class Lease:
 
     def extend(self, ids: Iterable[int]) -> None:
         """Says which tokens an encode has just appended to the slot."""
-        before = len(self.place.held)
         self.place.held.extend(ids)
-        self.pool.encoded_tokens += len(self.place.held) - before
 
 
 def make_pool(network: Network, config: EngineConfig, guard: MemoryGuard) -> SlotPool:
     """The slots of an engine. Raises EngineError where the memory does not hold them."""
     c = config
     try:
-        snapshots = guard.prediction.snapshots
+        snapshots = guard.view.prediction.snapshots
         return SlotPool(network, c.slots, c.context, c.strict, snapshots, guard.lacks)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -437,6 +433,6 @@ def make_pool(network: Network, config: EngineConfig, guard: MemoryGuard) -> Slo
         raise EngineError(
             None,
             f"the memory does not hold {c.slots} slots of {c.context:,} tokens "
-            f"({guard.prediction.slots:,} bytes)",
+            f"({guard.view.prediction.slots:,} bytes)",
             "lower --slots or --context",
         ) from error
