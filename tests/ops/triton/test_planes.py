@@ -79,8 +79,8 @@ def test_planes_take_little_more_than_the_file(name: str) -> None:
     planes = to_planes(blocks)
     assert planes.nbytes == planes.data.numel() == plane_bytes(name, shape)
     held = quantized_bytes(name, 15, 512)
-    assert held <= planes.nbytes <= 1.03 * held
-    assert plane_bytes(name, (704, 2816)) <= 1.03 * quantized_bytes(name, 704, 2816)
+    assert held <= planes.nbytes <= 1.04 * held  # a scale of Q3_K has a byte for six bits
+    assert plane_bytes(name, (704, 2816)) <= 1.04 * quantized_bytes(name, 704, 2816)
     assert planes[1].nbytes * 3 == planes.nbytes and name in repr(planes)
 
 

@@ -252,22 +252,12 @@ def _values(planes: dict[str, Tensor], layout: Layout) -> Tensor:
         return values.flatten(1)
     each = SUPER // layout.group
     bases = _halves(planes["bases"]).repeat_interleave(each, dim=1)
-    factors, minima = _factors(planes, layout)
-    scales = bases * factors
-    values = scales[..., None] * numbers.view(len(low), -1, layout.group)
-    if layout.minima:
-        bases = _halves(planes["minimum_bases"]).repeat_interleave(each, dim=1)
-        values -= (bases * minima)[..., None]
-    return values.flatten(1)
-
-
-def _factors(planes: dict[str, Tensor], layout: Layout) -> tuple[Tensor, Tensor]:
-    """Those of two levels, float32 [rows, groups]: of the scales, and of the minima where there are
-    some."""
-    scales = planes["scales"]
+    factors, minima = planes["scales"].view(torch.int8), planes.get("minima")
     if layout.bits == 2:
-        return (scales & 15).float(), (scales >> 4).float()
-    if layout.bits == 3:
-        codes = of_bytes(scales, 4) | of_bytes(planes["tops"], 2) << 4
-        return codes.float() - 32, codes
-    return scales.view(torch.int8).float(), planes.get("minima", scales).float()
+        factors, minima = planes["scales"] & 15, planes["scales"] >> 4
+    scales = bases * factors.float()
+    values = scales[..., None] * numbers.view(len(low), -1, layout.group)
+    if minima is not None:
+        bases = _halves(planes["minimum_bases"]).repeat_interleave(each, dim=1)
+        values -= (bases * minima.float())[..., None]
+    return values.flatten(1)

@@ -127,7 +127,18 @@ def plane_rows(
     GROUPS: tl.constexpr = COLUMNS // GROUP
     group = column // GROUP
     if TWO_LEVELS:
-        scale, least, bases = _factors(scales, at, known, many, group, GROUPS, IN // GROUP, FORMAT)
+        byte = _plane(scales, at, known, group, GROUPS, IN // GROUP, tl.uint8)
+        if BITS == 2:  # both factors share a byte
+            scale = (byte & 15).to(tl.float32)
+            least = (byte >> 4).to(tl.float32)
+            bases = scales + many * GROUPS
+        else:
+            scale = byte.to(tl.int8, bitcast=True).to(tl.float32)
+            bases = scales + many * (GROUPS * (1 + MINIMA))
+            if MINIMA:
+                minima = scales + many * GROUPS
+                least = _plane(minima, at, known, group, GROUPS, IN // GROUP, tl.uint8)
+                least = least.to(tl.float32)
         base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
         value = spread(base.to(tl.float32) * scale, OUT, IN) * value
         if MINIMA:
@@ -176,38 +187,6 @@ def _scales(
 
 
 @triton.jit
-def _factors(
-    scales: tl.tensor, at: tl.tensor, known: tl.tensor, many: tl.tensor, group: tl.tensor,
-    GROUPS: tl.constexpr, COUNT: tl.constexpr, FORMAT: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """Where there are two levels: the factors of COUNT groups' scales and of their minima (without
-    such, the scales'), float32 [rows, COUNT], and where the bases begin."""
-    BITS: tl.constexpr = FORMAT % 16
-    MINIMA: tl.constexpr = FORMAT // 64 % 2
-    if BITS == 2:
-        both = _plane(scales, at, known, group, GROUPS, COUNT, tl.uint8)
-        scale = (both & 15).to(tl.float32)
-        least = (both >> 4).to(tl.float32)
-        bases = scales + many * GROUPS
-    elif BITS == 3:
-        nibble = _small(scales, at, known, group, GROUPS, COUNT, 4)
-        tops = scales + many * (GROUPS // 2)
-        top = _small(tops, at, known, group, GROUPS, COUNT, 2)
-        scale = ((nibble | (top << 4)) - 32).to(tl.float32)
-        least = scale
-        bases = tops + many * (GROUPS // 4)
-    else:
-        byte = _plane(scales, at, known, group, GROUPS, COUNT, tl.uint8)
-        scale = byte.to(tl.int8, bitcast=True).to(tl.float32)
-        least = scale
-        if MINIMA:
-            minima = scales + many * GROUPS
-            least = _plane(minima, at, known, group, GROUPS, COUNT, tl.uint8).to(tl.float32)
-        bases = scales + many * (GROUPS * (1 + MINIMA))
-    return scale, least, bases
-
-
-@triton.jit
 def _plane(
     plane: tl.tensor, at: tl.tensor, known: tl.tensor, first: tl.tensor, WIDTH: tl.constexpr,
     COUNT: tl.constexpr, KIND: tl.constexpr,
@@ -217,21 +196,6 @@ def _plane(
     place = first + tl.arange(0, COUNT)
     source = plane.to(tl.pointer_type(KIND)) + at[:, None] * WIDTH + place[None, :]
     return tl.load(source, mask=known[:, None] & (place < WIDTH)[None, :], other=0)
-
-
-@triton.jit
-def _small(
-    plane: tl.tensor, at: tl.tensor, known: tl.tensor, first: tl.tensor, WIDTH: tl.constexpr,
-    COUNT: tl.constexpr, BITS: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Reads as `_plane` does, rows of WIDTH numbers of BITS bits, the lowest bits first: int32.
-    Rows need not begin with a byte."""
-    place = first + tl.arange(0, COUNT)
-    EACH: tl.constexpr = 8 // BITS
-    source = plane.to(tl.pointer_type(tl.uint8)) + at[:, None] * (WIDTH // EACH)
-    inside = known[:, None] & (place < WIDTH)[None, :]
-    byte = tl.load(source + (place // EACH)[None, :], mask=inside, other=0)
-    return (byte.to(tl.int32) >> (place % EACH * BITS)[None, :]) & ((1 << BITS) - 1)
 
 
 @triton.jit

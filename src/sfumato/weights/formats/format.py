@@ -35,9 +35,8 @@ class Layout:
     A value is scale · code − minimum, or + minimum where there is one level.  With two levels a
     scale is base · int8 and a minimum base · uint8, of bases float16 for SUPER elements; with one
     both are float16, or the scale, with `wide`, bfloat16.  Beside codes of two bits both factors
-    have four, and share a byte, the scale's lower; beside codes of three a scale has six, 32 too
-    high, whose top two are a plane.  One of floats has codes of e2m1, a scale of e4m3 for each
-    group, and one of float32 for the row, times which the groups' come.
+    have four, and share a byte, the scale's lower.  One of floats has codes of e2m1, a scale of
+    e4m3 for each group, and one of float32 for the row, times which the groups' come.
 
     parts: blocks uint8 [n, block_bytes] → "codes" in the order of the elements, uint8
     [n, block_size], and the bytes of the planes of scales, bases and minima by their names.
@@ -81,8 +80,6 @@ class Layout:
             widths["high"] = columns * (self.bits - self.low_bits) // 8
         each = 1 if self.two_levels or self.floats else 2
         widths["scales"] = columns // self.group * each
-        if self.bits == 3:
-            widths |= {"scales": columns // self.group // 2, "tops": columns // self.group // 4}
         if self.minima and self.bits > 2:
             widths["minima"] = columns // self.group * each
         if self.two_levels:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from sfumato.weights.formats.bits import fields, half, in_bytes
+from sfumato.weights.formats.bits import fields, half
 from sfumato.weights.formats.format import Format, Layout
 
 
@@ -30,9 +31,8 @@ def _dequantize(blocks: Tensor) -> Tensor:
 
 
 def _parts(blocks: Tensor) -> dict[str, Tensor]:
-    scales = _scale_codes(blocks)
-    planes = {"scales": in_bytes(scales & 15, 4), "tops": in_bytes(scales >> 4, 2)}
-    return {"codes": _codes(blocks), **planes, "bases": blocks[:, 108:]}
+    scales = (_scale_codes(blocks).to(torch.int8) - 32).view(torch.uint8)
+    return {"codes": _codes(blocks), "scales": scales, "bases": blocks[:, 108:]}
 
 
 _LAYOUT = Layout(3, _parts, 0.024, (108,), group=16, two_levels=True)
