@@ -29,14 +29,16 @@ from sfumato.model.streamed_layers import (
     kept_bytes,
 )
 from sfumato.ops import registry
-from sfumato.ops.side_copies import InOrder
+from sfumato.ops.side_copies import SideCopies
 from sfumato.ops.triton.planes import to_planes
 from sfumato.weights.formats import FORMATS, QuantizedTensor, quantize, round_rows
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
-def kept(values: Sequence[Any], copies: InOrder, piece: int = 1024) -> tuple[dict[int, Any], Any]:
+def kept(
+    values: Sequence[Any], copies: SideCopies, piece: int = 1024
+) -> tuple[dict[int, Any], Any]:
     """Layers of one weight each, and where their weights will be put."""
     weights: dict[int, Any] = {}
     memory, layers = HostMemory(copies, piece), {}
@@ -82,7 +84,7 @@ def test_forwards_that_end_early_and_layers_out_of_turn() -> None:
 
 
 def test_a_copy_that_cannot_start_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    copies = InOrder()
+    copies = SideCopies()
     values = [torch.full((300,), number, dtype=torch.uint8) for number in range(4)]
     layers, weights = kept(values, copies)
     streams = StreamedLayers(CPU, layers, copies)
@@ -103,7 +105,7 @@ def blocks(format: str) -> QuantizedTensor:
 
 def test_weights_of_every_form_come_back() -> None:
     torch.manual_seed(0)
-    copies = InOrder()
+    copies = SideCopies()
     values = [
         torch.randn(3, 5),
         torch.randn(7, 2).bfloat16().t(),
@@ -130,7 +132,7 @@ def test_weights_of_every_form_come_back() -> None:
 
 
 def test_few_copies_for_a_layer_of_many_tensors() -> None:
-    memory = HostMemory(InOrder(), 1 << 16)
+    memory = HostMemory(SideCopies(), 1 << 16)
     layers = []
     for _ in range(2):
         layers.append(KeptLayer(memory))
@@ -152,7 +154,7 @@ def test_results_are_those_of_the_network_in_one_piece(
     write_gguf(path, random_state(gguf_config()), gguf_config())
     checkpoint = open_checkpoint(path)
     count = len(config_of(checkpoint).layers)
-    copies = LateCopies() if late else InOrder()
+    copies = LateCopies() if late else SideCopies()
     monkeypatch.setattr(loading, "side_copies", lambda _: copies)
 
     def logits(network: Network) -> Tensor:

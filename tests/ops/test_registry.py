@@ -144,12 +144,8 @@ def test_a_twin_may_be_registered_before_its_operation(monkeypatch: pytest.Monke
     def triple(x: Tensor) -> Tensor:
         return 3 * x
 
-    registry.twin("triple", "cpu")(lambda x: "twin")
+    registry.twin("triple", "cpu")(lambda *arguments: "twin")
     assert registry.operation(triple)(X) == "twin"
-    registry._operations.clear()
-    registry.twin("triple", "meta")(lambda y: "twin")
-    with pytest.raises(TypeError, match=r"triple: the twin .* takes \(y\), its reference \(x\)"):
-        registry.operation(triple)
 
 
 def test_an_operation_has_the_name_the_docs_and_the_signature_of_its_reference(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sfumato.ops import side_copies
-from sfumato.ops.side_copies import InOrder, OnSideStream
+from sfumato.ops.side_copies import OnSideStream, SideCopies
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -111,7 +111,7 @@ def test_devices_without_streams_copy_in_order(
     accelerator("mps")
     for device in (CPU, torch.device("mps"), torch.device("cuda")):
         copies = side_copies.side_copies(device)
-        assert isinstance(copies, InOrder)
+        assert isinstance(copies, SideCopies)
     target, source = torch.zeros(3, dtype=torch.uint8), copies.memory(3).fill_(7)
     copies.start(target, [source])()
     assert torch.equal(target, source)

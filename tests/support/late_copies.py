@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from sfumato.ops.side_copies import InOrder
+from sfumato.ops.side_copies import SideCopies
 
 
-class LateCopies(InOrder):
+class LateCopies(SideCopies):
     """Overlapped copies at their worst: the old bytes are gone when a copy starts, and the new
     ones are there when it is waited for."""
 
@@ -22,7 +22,7 @@ class LateCopies(InOrder):
         self.log.append(f"copy {name}")
 
         def wait() -> None:
-            InOrder.start(self, target, sources)
+            SideCopies.start(self, target, sources)
             self.log.append(f"wait {name}")
 
         return wait

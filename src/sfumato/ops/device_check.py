@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from sfumato.ops import registry
-from sfumato.ops.narrow_cache import as_bytes
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +106,7 @@ def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
         before = [copy.clone() for _, copy in copies]
         result = function(*host)
         for (original, copy), old in zip(copies, before, strict=True):
-            if not torch.equal(as_bytes(copy).nan_to_num(), as_bytes(old).nan_to_num()):
+            if not torch.equal(copy.nan_to_num(), old.nan_to_num()):
                 original.copy_(copy)
         device = copies[0][0].device
         return mapped(result, lambda x: placed(x, device))

@@ -14,7 +14,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import update_wrapper
 from inspect import Parameter, signature
@@ -43,9 +43,8 @@ log = logging.getLogger(__name__)
 VARIABLE = "SFUMATO_OFF"
 
 ANY, PANELS, PLANES = "any", "panels", "planes"
-"""Forms of a weight: any (or an operation without one), a float tensor, quantized blocks, what the
-compiled CPU kernels packed, what the kernels of GPUs read blocks from, and codes with a scale
-for each row."""
+"""Forms of a weight beside FLOAT, BLOCKS and SCALED: any (or an operation without one), what the
+compiled CPU kernels packed, and what the kernels of GPUs read blocks from."""
 
 TORCH, TRITON, COMPILED = 0, 1, 2
 """Backends of twins: where several could serve, the higher one does."""
@@ -83,10 +82,8 @@ class Operation(Generic[P, R]):
         update_wrapper(self, reference)
         self.name, self.reference = reference.__name__, reference
         parameters = signature(reference).parameters
-        self._count, self._defaults = (
-            len(parameters),
-            tuple(each.default for each in parameters.values()),
-        )
+        self._count = len(parameters)
+        self._defaults = tuple(each.default for each in parameters.values())
         self._least = self._defaults.count(Parameter.empty)
         hints = get_type_hints(reference)
         kinds = [hints[name] for name in parameters]
@@ -146,9 +143,6 @@ def operation(reference: Callable[P, R]) -> Operation[P, R]:
     name = reference.__name__
     assert name not in _operations, f"{name}: has a reference already"
     _operations[name] = declared = Operation(reference)
-    for (own, _, _), entries in _twins.items():
-        for entry in entries if own == name else ():
-            check_signature(name, entry.function)
     return declared
 
 
@@ -159,8 +153,7 @@ def operations() -> Mapping[str, Operation[..., Any]]:
 
 def check_signature(operation: str, function: Function) -> None:
     """Raises TypeError where a twin has other parameters or defaults than the reference. One that
-    takes `*arguments` alone passes a call on as it is; an operation may be declared after its
-    twins, which are compared then."""
+    takes `*arguments` alone passes a call on as it is, and may come before its operation."""
     theirs, known = _parameters(function), _operations.get(operation)
     if known is not None and theirs not in ("*", ours := _parameters(known.reference)):
         where = f"{function.__module__}.{function.__qualname__}"
@@ -291,16 +284,26 @@ def device_of(arguments: tuple[Any, ...]) -> torch.device:
 
 
 @contextmanager
-def seen_as(kind: str, other: str) -> Iterator[None]:
-    """Tensors of one kind of device are served by the twins for another, in every thread. For
-    tests of a GPU's twins on a CPU."""
-    before = dict(_seen_as)
-    _seen_as[kind] = other
+def _changed(table: dict[str, Any], changes: Mapping[str, Any]) -> Iterator[None]:
+    before = dict(table)
+    table.update(changes)
     try:
         yield
     finally:
-        _seen_as.clear()
-        _seen_as.update(before)
+        table.clear()
+        table.update(before)
+
+
+def seen_as(kind: str, other: str) -> AbstractContextManager[None]:
+    """Lets the twins for one kind of device serve tensors of another, in every thread. For tests of
+    a GPU's twins on a CPU."""
+    return _changed(_seen_as, {kind: other})
+
+
+def differentiable(functions: Mapping[str, Function]) -> AbstractContextManager[None]:
+    """Lets functions, by operation, serve in place of the references where a gradient is asked for,
+    in every thread. For training."""
+    return _changed(_differentiable, functions)
 
 
 @contextmanager
@@ -312,19 +315,6 @@ def reference_only() -> Iterator[None]:
         yield
     finally:
         _forced -= 1
-
-
-@contextmanager
-def differentiable(functions: Mapping[str, Function]) -> Iterator[None]:
-    """Lets functions, by operation, serve in place of the references where a gradient is asked for,
-    in every thread. For training."""
-    before = dict(_differentiable)
-    _differentiable.update(functions)
-    try:
-        yield
-    finally:
-        _differentiable.clear()
-        _differentiable.update(before)
 
 
 @contextmanager

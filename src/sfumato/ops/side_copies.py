@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,32 +15,26 @@ from torch import Tensor
 _log = logging.getLogger(__name__)
 
 
-class SideCopies(Protocol):
-    """Copies that may go on while the device computes."""
+class SideCopies:
+    """Copies at once, for devices without streams; a subclass's may go on while the device
+    computes."""
 
     def memory(self, nbytes: int) -> Tensor:
         """uint8 [nbytes] in the host's memory, from which the device copies by itself."""
-        ...
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
     def start(self, target: Tensor, sources: Sequence[Tensor]) -> Callable[[], None]:
         """Starts to copy such memory, one piece after another, to uint8 `target` of as many bytes,
         once all work that the device has been given by now is done. Work that it is given after a
         call of the result waits for the copy; the host waits for neither."""
-        ...
-
-
-class InOrder:
-    """Copies at once, for devices without streams: nothing overlaps."""
-
-    def memory(self, nbytes: int) -> Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
-
-    def start(self, target: Tensor, sources: Sequence[Tensor]) -> Callable[[], None]:
-        _copy(target, sources)
+        start = 0
+        for source in sources:
+            target[start : start + len(source)].copy_(source, non_blocking=True)
+            start += len(source)
         return lambda: None
 
 
-class OnSideStream:
+class OnSideStream(SideCopies):
     """Copies on a stream of their own, by events in both directions."""
 
     def __init__(self, device: torch.device) -> None:
@@ -60,31 +53,24 @@ class OnSideStream:
                 self._locks = False
                 reason = str(error).partition("\n")[0]
                 _log.warning("no more memory is page-locked, so copies wait: %s", reason)
-        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        return super().memory(nbytes)
 
     def start(self, target: Tensor, sources: Sequence[Tensor]) -> Callable[[], None]:
         # What reads the target's old bytes has been given to the current stream before.
         self._stream.wait_stream(torch.accelerator.current_stream(self._device))
         with self._stream:
-            _copy(target, sources)
+            super().start(target, sources)
         copied = self._stream.record_event()
         target.record_stream(self._stream)  # else its memory could be given away during a copy
         return lambda: torch.accelerator.current_stream(self._device).wait_event(copied)
-
-
-def _copy(target: Tensor, sources: Sequence[Tensor]) -> None:
-    start = 0
-    for source in sources:
-        target[start : start + len(source)].copy_(source, non_blocking=True)
-        start += len(source)
 
 
 def side_copies(device: torch.device) -> SideCopies:
     """Copies to a device: beside its work where it has streams, else in order."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or accelerator.type != device.type:
-        return InOrder()
+        return SideCopies()
     try:
         return OnSideStream(device)
     except (RuntimeError, NotImplementedError):
-        return InOrder()
+        return SideCopies()

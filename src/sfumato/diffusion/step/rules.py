@@ -40,7 +40,6 @@ from sfumato.diffusion.step.batch import StepBatch
 from sfumato.model.devices import is_out_of_memory, to_device
 from sfumato.model.head import HeadStats
 from sfumato.ops.online_softmax import TOP
-from sfumato.ops.rows import Settings
 
 Rule = TypeVar("Rule")
 
@@ -392,6 +391,15 @@ NEVER = {"stability": 0, "confidence": float("-inf")}
 
 KERNEL_KIND = EntropyBound, StableAndConfident
 """The one kind of which `settings` tells."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of each row for the rules `EntropyBound` and `StableAndConfident`."""
+
+    bound: Tensor  # float32 [R]
+    stability: Tensor  # int64 [R]
+    confidence: Tensor  # float32 [R]; -inf where no canvas ends before its last step
 
 
 class StaticRules:

@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sfumato.ops.rows import Rows, Rules, Settings, Statistics
 from sfumato.ops.triton.kernel import Kernel, launch, load, register
 from sfumato.ops.triton.self_test import KernelTwin
 from sfumato.ops.triton.tiles import tile_for
@@ -236,8 +235,8 @@ def _move_rows(
 ) -> None:  # fmt: skip
     """Moves a row one step on, in place, and packs what the host learns.  Grid: (rows,).
 
-    The state as in `Rows`, rows `stride` int64 or `flag_stride` bytes apart; `Statistics` [rows ·
-    width, …], fresh int64 [rows, width]; the rules as in `Settings`.
+    The state as in `StepBatch`, rows `stride` int64 or `flag_stride` bytes apart; `HeadStats`
+    [rows · width, …], fresh int64 [rows, width]; the rules as in `Settings`.
     """
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, PLACES)
@@ -350,9 +349,9 @@ TAKE_SOFT = register(
 )
 
 
-def move_rows(rows: Rows, rules: Rules, stats: Statistics, fresh: Tensor, words: Tensor) -> None:
-    """See `move_rows`."""
-    assert rules.settings is not None
+def move_rows(rows: Any, rules: Any, stats: Any, fresh: Tensor, words: Tensor) -> None:
+    """See `move_rows`. rows: a `StepBatch`; rules: with `Settings`; stats: `HeadStats` of each of R
+    · W positions."""
     (count, width), device = rows.tokens.shape, words.device
     numbers = {name: getattr(stats, name).contiguous() for name in _STATISTICS}
     soft, fresh = stats.soft.contiguous(), fresh.contiguous()
@@ -388,7 +387,7 @@ def move_rows(rows: Rows, rules: Rules, stats: Statistics, fresh: Tensor, words:
     launch(MOVE_ROWS, (count,), tile, device, **of_rows)
 
 
-def _serves(rows: Rows, rules: Rules, stats: Statistics, fresh: Tensor, words: Tensor) -> bool:
+def _serves(rows: Any, rules: Any, stats: Any, fresh: Tensor, words: Tensor) -> bool:
     """Whether the rules have settings, and the parts of each row's state one distance to those of
     the next row's."""
     integers = {getattr(rows, name).stride(0) for name in (*_STATE, "hard_pins")}
@@ -417,10 +416,10 @@ def _check(device: torch.device) -> None:
     rows.self_conditioning.fill_(True)
     rows.done[1] = True
     spread = torch.tensor([0.3, 0.1, 0.2, 0.5], device=device).repeat(2)
-    settings = Settings(
-        torch.full((2,), 0.25, device=device),
-        torch.ones(2, dtype=torch.int64, device=device),
-        torch.ones(2, device=device),
+    settings = SimpleNamespace(
+        bound=torch.full((2,), 0.25, device=device),
+        stability=torch.ones(2, dtype=torch.int64, device=device),
+        confidence=torch.ones(2, device=device),
     )
     ids = torch.arange(1, 9, device=device)
     new = torch.ones(8, 24, device=device)
@@ -429,8 +428,7 @@ def _check(device: torch.device) -> None:
         argmax=ids, drawn=ids + 10, entropy=spread, top_ids=top_ids, top_probs=top_probs, soft=new
     )
     words = torch.zeros(2, 22, dtype=torch.int32, device=device)
-    rules: Rules = SimpleNamespace(settings=settings)
-    move_rows(rows, rules, stats, ids.view(2, 4) + 20, words)
+    move_rows(rows, SimpleNamespace(settings=settings), stats, ids.view(2, 4) + 20, words)
     # Before 0.3 come 0 (pinned), 0.1 and 0.2: their sum is over the bound.
     assert tokens.tolist() == [[21, 12, 13, 9], [0] * 4], "other tokens than those accepted"
     assert history[:, 0].tolist() == [[1, 2, 3, 9], [0] * 4], "another argmax canvas"
