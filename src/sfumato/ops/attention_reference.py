@@ -228,10 +228,7 @@ def phase_attention(
     """
     rows, length = q.shape[:2]
     kv_heads, size = keys.shape[1:3]
-    last = first[:, None] - 1
-    stored = torch.arange(size, device=q.device)
-    # In a ring, place i holds the last position p < first with p mod size = i: negative for none.
-    old = last - torch.remainder(last - stored, size)  # [rows, size]
+    old = _in_ring(first, size)
     own = torch.arange(length, device=q.device)
     in_row = own < width[:, None]  # [rows, length]
     query = torch.minimum(own, width[:, None] - 1)  # those after the width see what the last sees
@@ -258,6 +255,13 @@ def phase_attention(
 
     out = attention.reference(q.transpose(1, 2), all_of(keys, k), all_of(values, v), seen)
     return out.transpose(1, 2)
+
+
+def _in_ring(first: Tensor, size: int) -> Tensor:
+    """int64 [rows, size]: the position that each place of a ring holds, of a slot that holds the
+    `first` positions [rows]: place i the last p < first with p mod size = i; negative for none."""
+    last = first[:, None] - 1
+    return last - torch.remainder(last - torch.arange(size, device=first.device), size)
 
 
 @operation
@@ -322,9 +326,7 @@ def read_attention(
     kv_heads, size = prefixes.keys.shape[1:3]
     longest, window = questions.longest, prefixes.window
     first, counts = prefixes.first[:, None], questions.counts[:, None]
-    stored = torch.arange(size, device=q.device)
-    # In a ring, place i holds the last position p < first with p mod size = i: negative for none.
-    old = first - 1 - torch.remainder(first - 1 - stored, size)  # [rows, size]
+    old = _in_ring(prefixes.first, size)
     own = torch.arange(longest, device=q.device)
     sees_old, sees_own = old >= 0, own < counts
     if window is not None:

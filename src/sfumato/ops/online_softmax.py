@@ -77,10 +77,6 @@ class Bans:
         """bool [positions]: where all ids of a vocabulary are banned."""
         return self._applies().sum(dim=1) >= size
 
-    def contain(self, ids: Tensor) -> Tensor:
-        """bool [positions]: where the id of each position, int64 [positions], is banned."""
-        return (self._applies() & (self.ids.index_select(0, self.row) == ids[:, None])).any(dim=1)
-
     def within(self, first_id: int, count: int) -> Tensor:
         """bool [positions, count]: which of the ids first_id, first_id + 1, … are banned."""
         limits = _spread(self.ids - first_id, self.limits.int(), count)

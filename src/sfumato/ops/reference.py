@@ -121,9 +121,15 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: We
     grouped = grouped.index_copy(0, place, multiplied(x, gate_up).index_select(0, order // k))
     gate, up = _grouped_product(grouped, offsets, gate_up).chunk(2, dim=-1)
     parts = _grouped_product(multiplied(geglu.reference(gate, up), down), offsets, down)
-    back = torch.empty_like(place).scatter_(0, order, place)
-    weighted = parts.index_select(0, back).view(*chosen.shape, -1)
-    return (weighted * shares.unsqueeze(-1).to(x.dtype)).sum(1)
+    return mixed(parts, order, place, shares)
+
+
+def mixed(parts: Tensor, order: Tensor, place: Tensor, shares: Tensor) -> Tensor:
+    """The sum of each token's parts, in the order of its choices, by its shares [tokens, k]: parts
+    [any, hidden], of which the assignment order[i] has the one at place[i] → [tokens, hidden]."""
+    back = torch.empty_like(order).scatter_(0, order, place)
+    weighted = parts.index_select(0, back).view(*shares.shape, -1)
+    return (weighted * shares.unsqueeze(-1).to(parts.dtype)).sum(1)
 
 
 def _grouped_product(x: Tensor, offsets: Tensor, weight: Weight) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.ops.reference import SLICE, dense, geglu, multiplied
+from sfumato.ops.reference import SLICE, dense, geglu, mixed, multiplied
 from sfumato.ops.registry import TORCH, twin
 from sfumato.weights.formats import Weight
 
@@ -85,6 +85,4 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: We
         inner_rows = multiplied(geglu.reference(gate, up), down)
         out = torch.bmm(inner_rows, dense(down[a:b], x.dtype).transpose(1, 2))
         parts.index_copy_(0, target[at], out.flatten(0, 1))
-    back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
-    weighted = parts.index_select(0, back).view(*chosen.shape, -1)
-    return (weighted * shares.unsqueeze(-1).to(x.dtype)).sum(1)
+    return mixed(parts, order, torch.arange(len(order), device=x.device), shares)

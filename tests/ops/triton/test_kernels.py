@@ -126,7 +126,7 @@ def test_a_kernel_that_is_wrong_is_switched_off(
     assert not self_test.serves("good", CPU)
     with caplog.at_level(logging.WARNING, logger=self_test.__name__):
         passed = self_test.prepare(CPU, {twin.operation: twin for twin in twin_list})
-    assert passed == {"good"} == self_test.passed(CPU)
+    assert passed == {"good"} == self_test.prepared(CPU)
     assert self_test.serves("good", CPU) and not self_test.serves("bad", CPU)
     (record,) = caplog.records  # one line, since both fail for one reason
     assert record.getMessage().split(":")[0] == "bad, worse"
@@ -205,10 +205,10 @@ def test_torch_serves_once_a_kernel_does_not_run(
     with seen_as("cpu", "cuda"), caplog.at_level(logging.WARNING, logger=self_test.__name__):
         with pytest.raises(RuntimeError):  # an error of the caller's, which torch raises too
             ops.linear(x, torch.ones(3, 2))
-        assert self_test.passed(CPU) == {"linear", "route"} and not caplog.records
+        assert self_test.prepared(CPU) == {"linear", "route"} and not caplog.records
         for _ in range(2):
             assert torch.equal(ops.linear(x, 2 * x), 2 * x)
-    assert self_test.passed(CPU) == {"route"}
+    assert self_test.prepared(CPU) == {"route"}
     (record,) = caplog.records
     assert "linear" in record.getMessage() and "ValueError: out of" in record.getMessage()
 

@@ -86,10 +86,10 @@ def test_other_circumstances_are_tested(
 @pytest.mark.parametrize("text", [b"", b"[", b"7", b"[1]", b'["li', b"\xff" * 9, b"[" * 99_999])
 def test_a_broken_note_is_none(text: bytes, device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Start(monkeypatch)
-    (note,) = device.iterdir()
+    (note,) = device.rglob("*.json")
     note.write_bytes(text)
     assert Start(monkeypatch).ran == ["linear", "route"]
-    assert Start(monkeypatch).ran == [] and list(device.iterdir()) == [note]
+    assert Start(monkeypatch).ran == [] and list(device.rglob("*.json")) == [note]
 
 
 def test_a_folder_that_takes_no_note_costs_a_test(

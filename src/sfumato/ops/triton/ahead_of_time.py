@@ -43,14 +43,23 @@ _MATRIX = re.compile(
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """What one compilation gave; `error` is empty where it succeeded and fits."""
+class Job:
+    """One compilation: a kernel with the tile of that number, for a target and a use."""
 
     kernel: str
     target: str
     use: str
     candidate: int
     variant: str = ""  # see `Kernel.variants` and `shapes`
+
+    def __str__(self) -> str:
+        return f"{self.kernel} {self.variant or self.use} {self.candidate}"
+
+
+@dataclass(frozen=True)
+class Compiled(Job):
+    """What one compilation gave; `error` is empty where it succeeded and fits."""
+
     shared: int = 0  # bytes
     registers: int = 0  # of a thread
     spilled: int = 0  # bytes of a thread (NVIDIA), registers (AMD)
@@ -59,26 +68,12 @@ class Compiled:
     error: str = ""
 
     def __str__(self) -> str:
-        name = f"{self.kernel} {self.variant or self.use} {self.candidate}"
+        name = super().__str__()
         if self.error:
             return f"{self.target:8} {name:32} {self.error}"
         figures = f"shared {self.shared:6}  registers {self.registers:3}  spilled {self.spilled:4}"
         how_long = f"{self.seconds:5.1f} s  {' '.join(self.instructions)}"
         return f"{self.target:8} {name:32} {figures}  {how_long}"
-
-
-@dataclass(frozen=True)
-class Job:
-    """One compilation: a kernel with the tile of that number, for a target and a use."""
-
-    kernel: str
-    target: str
-    use: str
-    candidate: int
-    variant: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.kernel} {self.variant or self.use} {self.candidate}"
 
 
 def jobs(

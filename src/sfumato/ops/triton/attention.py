@@ -34,7 +34,7 @@ from sfumato.ops.triton.self_test import (
 )
 from sfumato.ops.triton.tiles import tile_for
 from sfumato.ops.triton.weights import as_descriptor, product
-from sfumato.ops.triton.workspaces import NARROW, attention_kernel
+from sfumato.ops.triton.workspaces import NARROW, kernel_of
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -472,7 +472,7 @@ def _serves_reads(
 def _check(operation: str, device: torch.device) -> None:
     """Narrow heads, and those of the 26B-A4B over prefixes of two pieces."""
     wide = [
-        (heads, kv_heads, d, tile_for(attention_kernel(d), device)["SPLIT"] + 404, window)
+        (heads, kv_heads, d, tile_for(kernel_of("attention", d), device)["SPLIT"] + 404, window)
         for heads, kv_heads, d, window in ((16, 8, 256, 300), (16, 2, 512, None))
     ]
     for sizes in sizes_for(device, [(4, 2, 64, 150, 140)], wide):

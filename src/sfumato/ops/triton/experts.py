@@ -31,8 +31,8 @@ from torch import Tensor
 
 from sfumato.ops import reference
 from sfumato.ops.triton.kernel import Kernel, launch, register
-from sfumato.ops.triton.operands import FEW, matrix, multiplied, use_for
-from sfumato.ops.triton.planes import PlaneTensor, multiplies_codes, takes
+from sfumato.ops.triton.operands import FEW, matrix, multiplies, use_for
+from sfumato.ops.triton.planes import PlaneTensor, multiplies_codes
 from sfumato.ops.triton.self_test import (
     assert_close,
     error_bound,
@@ -371,8 +371,7 @@ def most_tiles(count: int, experts: int, tile: int) -> int:
 
 
 def _serves(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Stored, down: Stored) -> bool:
-    floats = [weight for weight in (gate_up, down) if isinstance(weight, Tensor)]
-    return takes(gate_up) and takes(down) and chosen.dtype == torch.int64 and multiplied(x, *floats)
+    return chosen.dtype == torch.int64 and multiplies(x, gate_up, down)
 
 
 _BETWEEN = 0.02

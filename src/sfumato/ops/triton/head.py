@@ -29,8 +29,8 @@ from sfumato.ops.triton.head_kernels import (
 )
 from sfumato.ops.triton.kernel import launch
 from sfumato.ops.triton.listed import own_scores
-from sfumato.ops.triton.operands import matrix, multiplied
-from sfumato.ops.triton.planes import PlaneTensor, takes
+from sfumato.ops.triton.operands import matrix, multiplies
+from sfumato.ops.triton.planes import PlaneTensor
 from sfumato.ops.triton.self_test import (
     assert_close,
     error_bound,
@@ -303,7 +303,7 @@ def _serves(
     done: Tensor | None = None,
 ) -> bool:
     fits = bans is None or bans.ids.shape[1] <= MOST_BANS
-    return fits and packed is None and _multiplies(hidden, weight)
+    return fits and packed is None and multiplies(hidden, weight)
 
 
 def _serves_mass(
@@ -314,12 +314,7 @@ def _serves_mass(
     chunk: int,
     packed: object,
 ) -> bool:
-    return packed is None and _multiplies(hidden, weight)
-
-
-def _multiplies(hidden: Tensor, weight: Tensor | PlaneTensor) -> bool:
-    floats = [weight] if isinstance(weight, Tensor) else []
-    return takes(weight) and multiplied(hidden, *floats)
+    return packed is None and multiplies(hidden, weight)
 
 
 def _check(format: str, device: torch.device) -> None:

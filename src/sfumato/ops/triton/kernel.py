@@ -145,11 +145,11 @@ def launch(
         counter[kernel.name] += 1
     if interpreting():
         patch_once()
-        _call(kernel.function[grid], kernel, tile, device, parameters)
-        return
     try:
         _call(kernel.function[grid], kernel, tile, device, parameters)
     except Exception as error:  # Triton's compilers raise errors of many classes
+        if interpreting():
+            raise
         raise LaunchError(f"{kernel.name}: {type(error).__name__}: {error}") from error
 
 
@@ -209,13 +209,6 @@ def counted_launches() -> Iterator[Counter[str]]:
         _counters[:] = [other for other in _counters if other is not counter]
 
 
-class _Kept:
-    """What the interpreter takes for the record of a replacement: there is nothing to restore."""
-
-    def restore(self) -> None:
-        pass
-
-
 @cache
 def patch_once() -> None:
     """Replaces the operations of the language for good; only where all kernels of the process are
@@ -230,7 +223,8 @@ def patch_once() -> None:
         return
     # Kernels use the first module, and Triton's own device functions the second.
     original(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-    patches._patch_lang = lambda function: _Kept()
+    nothing = SimpleNamespace(restore=lambda: None)
+    patches._patch_lang = lambda function: nothing
 
 
 def _steady_products(interpreter: Any) -> None:

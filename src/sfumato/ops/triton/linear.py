@@ -14,8 +14,8 @@ from torch import Tensor
 
 from sfumato.ops import reference
 from sfumato.ops.triton.kernel import Kernel, launch
-from sfumato.ops.triton.operands import FEW, matrix, multiplied, use_for
-from sfumato.ops.triton.planes import PlaneTensor, takes
+from sfumato.ops.triton.operands import FEW, matrix, multiplies, use_for
+from sfumato.ops.triton.planes import PlaneTensor
 from sfumato.ops.triton.self_test import (
     assert_close,
     error_bound,
@@ -135,8 +135,7 @@ def linear(
 def _serves(
     x: Tensor, weight: Tensor | PlaneTensor | ScaledTensor, tile: int | None = None
 ) -> bool:
-    floats = [weight] if isinstance(weight, Tensor) else []
-    return takes(weight) and multiplied(x, *floats)
+    return multiplies(x, weight)
 
 
 def _check(format: str, device: torch.device) -> None:

@@ -6,8 +6,9 @@ from torch import Tensor, bfloat16, float16, float32
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sfumato.ops.triton.kernel import interpreting
-from sfumato.ops.triton.planes import ALIGNMENT
+from sfumato.ops.triton.planes import ALIGNMENT, PlaneTensor, takes
 from sfumato.ops.triton.tiles import has_copy_engine
+from sfumato.weights.formats import ScaledTensor
 
 EVERYTHING = 2**30
 """A window that no two positions are apart."""
@@ -21,31 +22,34 @@ def use_for(tokens: int) -> str:
     return "few" if tokens <= FEW else "many"
 
 
-def descriptor(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """A descriptor of a contiguous tensor [..., n] as rows of n, read in blocks [rows, columns]."""
-    flat = matrix.reshape(-1, matrix.shape[-1])
-    assert flat.data_ptr() == matrix.data_ptr()
+def matrix(x: Tensor, rows: int, columns: int) -> TensorDescriptor | Tensor:
+    """What a kernel with DESCRIPTORS takes as a matrix: where the device has a copy engine, a
+    descriptor of a contiguous tensor [..., n] as rows of n, read in blocks [rows, columns]; else
+    the tensor."""
+    if not has_copy_engine(x.device):
+        return x
+    flat = x.reshape(-1, x.shape[-1])
+    assert flat.data_ptr() == x.data_ptr()
     return TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [rows, columns])
 
 
-def matrix(x: Tensor, rows: int, columns: int) -> TensorDescriptor | Tensor:
-    """What a kernel with DESCRIPTORS takes as a matrix: a descriptor where the device has a copy
-    engine, else the tensor."""
-    return descriptor(x, rows, columns) if has_copy_engine(x.device) else x
-
-
 def multiplied(*operands: Tensor) -> bool:
-    """Whether the matrix products take these tensors: aligned bfloat16, or float32 where kernels
-    are interpreted."""
-    dtype = float32 if interpreting() else bfloat16
-    return all(x.dtype == dtype and aligned(x) for x in operands)
-
-
-def aligned(x: Tensor) -> bool:
-    """Whether each row of a tensor begins at a multiple of ALIGNMENT bytes, once the tensor is
+    """Whether the matrix products take these tensors: bfloat16, or float32 where kernels are
+    interpreted, of which each row begins at a multiple of ALIGNMENT bytes, once the tensor is
     contiguous."""
-    row = x.shape[-1] * x.element_size()
-    return row % ALIGNMENT == 0 and x.data_ptr() % ALIGNMENT == 0
+    dtype = float32 if interpreting() else bfloat16
+    return all(
+        x.dtype == dtype
+        and x.shape[-1] * x.element_size() % ALIGNMENT == 0
+        and x.data_ptr() % ALIGNMENT == 0
+        for x in operands
+    )
+
+
+def multiplies(x: Tensor, *weights: Tensor | PlaneTensor | ScaledTensor) -> bool:
+    """Whether the matrix products take x and these weights."""
+    floats = [weight for weight in weights if isinstance(weight, Tensor)]
+    return all(map(takes, weights)) and multiplied(x, *floats)
 
 
 def elementwise(*operands: Tensor) -> bool:

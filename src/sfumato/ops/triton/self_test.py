@@ -16,8 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -87,13 +85,8 @@ def serves(operation: str, device: torch.device) -> bool:
     return operation in _passed.get(_indexed(device), ())
 
 
-def passed(device: torch.device) -> frozenset[str]:
-    """The operations that kernels serve on a device."""
-    return _passed.get(_indexed(device), frozenset())
-
-
 def prepared(device: torch.device) -> frozenset[str] | None:
-    """As `passed`; None where the device has not been tested yet."""
+    """The operations that kernels serve on a device; None where it has not been tested yet."""
     return _passed.get(_indexed(device))
 
 
@@ -309,52 +302,40 @@ def _indexed(device: torch.device) -> torch.device:
 
 LARGEST = 1 << 16
 """Bytes of a note that is read."""
+_NOTE = "sfumato-self-tests.json"
 
 
 def kept(device: torch.device) -> frozenset[str]:
     """The operations that passed at an earlier start; none where that is not known."""
     if device.type != "cuda":
         return frozenset()
+    names: object = []
     try:
-        with _path(device).open("rb") as file:
-            names = json.loads(file.read(LARGEST))
-    except FileNotFoundError:
-        return frozenset()
+        if path := _folder(device).get_file(_NOTE):
+            with open(path, "rb") as file:
+                names = json.loads(file.read(LARGEST))
     except Exception as error:  # a text that is no JSON, Triton's own functions, another's folder
         log.debug("the note of the self-tests of kernels is not read (%s)", error)
-        return frozenset()
     is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return frozenset(names) if is_list else frozenset()
+    return frozenset(names) if isinstance(names, list) and is_list else frozenset()
 
 
 def keep(device: torch.device, operations: Iterable[str]) -> None:
-    """Notes these as all that have passed."""
+    """Notes these as all that have passed. Another process reads the old note or the new one."""
     if device.type != "cuda":
         return
     try:
-        _write(_path(device), json.dumps(sorted(operations)))
+        _folder(device).put(json.dumps(sorted(operations)), _NOTE, binary=False)
     except Exception as error:  # a full disk, a folder that may not be written
         log.debug("the self-tests of kernels are not noted (%s)", error)
 
 
-def _write(path: Path, text: str) -> None:
-    """Another process reads the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with open(number, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+def _folder(device: torch.device) -> Any:
+    """Triton's keeper of files for one text of the kernels and all else that decides."""
+    from triton.runtime.cache import get_cache_manager
 
-
-def _path(device: torch.device) -> Path:
-    from triton import knobs
-
-    key = hashlib.sha256(json.dumps([_sources(), *_circumstances(device)]).encode()).hexdigest()
-    return Path(knobs.cache.dir) / f"sfumato-self-tests-{key[:32]}.json"
+    key = json.dumps([_sources(), *_circumstances(device)]).encode()
+    return get_cache_manager(hashlib.sha256(key).hexdigest())
 
 
 def _sources() -> str:

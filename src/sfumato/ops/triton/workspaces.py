@@ -25,21 +25,21 @@ def attention_bytes(
 ) -> int:
     """Bytes of `canvas_attention` and `phase_attention` of queries [rows, length, heads, d] over
     slots of `size` positions: the parts of a long prefix, in float32."""
-    split = tile_for(attention_kernel(d), device)["SPLIT"]
+    split = tile_for(kernel_of("attention", d), device)["SPLIT"]
     pieces = rounded_up(size, split) // split
     return 0 if pieces <= 1 else rows * pieces * length * heads * (d + 2) * _FLOAT
 
 
 def read_bytes(tokens: int, heads: int, d: int, size: int, device: torch.device) -> int:
     """Bytes, as `attention_bytes`, of `read_attention` of so many tokens in rows of any length."""
-    split = tile_for(read_kernel(d), device)["SPLIT"]
+    split = tile_for(kernel_of("read", d), device)["SPLIT"]
     pieces = rounded_up(size, split) // split
     return 0 if pieces <= 1 else pieces * tokens * heads * (d + 2) * _FLOAT
 
 
 def prefill_bytes(keys: int, kv_heads: int, d: int, itemsize: int, device: torch.device) -> int:
     """Bytes of `attend` over so many keys: keys and values, joined, and their positions."""
-    held = rounded_up(keys, tile_for(prefill_kernel(d), device)["KEYS"])
+    held = rounded_up(keys, tile_for(kernel_of("prefill", d), device)["KEYS"])
     return held * (2 * kv_heads * d * itemsize + _LONG)
 
 
@@ -79,19 +79,9 @@ def head_chunk(vocab: int) -> int:
     return min(CHUNK, rounded_up(vocab, 2 * BLOCK))
 
 
-def attention_kernel(d: int) -> str:
-    """The name of the kernel of canvases of this head_dim."""
-    return "attention_256" if d <= NARROW else "attention_512"
-
-
-def read_kernel(d: int) -> str:
-    """The name of the kernel of reads of this head_dim."""
-    return "read_256" if d <= NARROW else "read_512"
-
-
-def prefill_kernel(d: int) -> str:
-    """The name of the kernel of prompts of this head_dim."""
-    return "prefill_256" if d <= NARROW else "prefill_512"
+def kernel_of(operation: str, d: int) -> str:
+    """The name of the kernel of this head_dim: of "attention", "prefill" or "read"."""
+    return f"{operation}_{256 if d <= NARROW else 512}"
 
 
 def rounded_up(count: int, multiple: int) -> int:
