@@ -127,24 +127,22 @@ def plane_rows(
     GROUPS: tl.constexpr = COLUMNS // GROUP
     group = column // GROUP
     if TWO_LEVELS:
-        byte = _plane(scales, at, known, group, GROUPS, IN // GROUP, tl.uint8)
+        scale = _plane(scales, at, known, group, GROUPS, IN // GROUP, tl.uint8)
+        bases = scales + many * GROUPS
         if BITS == 2:  # both factors share a byte
-            scale = (byte & 15).to(tl.float32)
-            least = (byte >> 4).to(tl.float32)
-            bases = scales + many * GROUPS
-        else:
-            scale = byte.to(tl.int8, bitcast=True).to(tl.float32)
-            bases = scales + many * (GROUPS * (1 + MINIMA))
-            if MINIMA:
-                minima = scales + many * GROUPS
-                least = _plane(minima, at, known, group, GROUPS, IN // GROUP, tl.uint8)
-                least = least.to(tl.float32)
+            least = scale >> 4
+            scale = scale & 15
+        elif MINIMA:
+            least = _plane(bases, at, known, group, GROUPS, IN // GROUP, tl.uint8)
+            bases += many * GROUPS
+        if BITS != 2:
+            scale = scale.to(tl.int8, bitcast=True)
         base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
-        value = spread(base.to(tl.float32) * scale, OUT, IN) * value
+        value = spread(base.to(tl.float32) * scale.to(tl.float32), OUT, IN) * value
         if MINIMA:
             bases += many * (COLUMNS // SUPER * 2)
             base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
-            value = value - spread(base.to(tl.float32) * least, OUT, IN)
+            value = value - spread(base.to(tl.float32) * least.to(tl.float32), OUT, IN)
     else:
         scale = _scales(scales, at, known, group, GROUPS, IN // GROUP, FORMAT // 512)
         value = spread(scale, OUT, IN) * value
