@@ -127,22 +127,9 @@ def plane_rows(
     GROUPS: tl.constexpr = COLUMNS // GROUP
     group = column // GROUP
     if TWO_LEVELS:
-        scale = _plane(scales, at, known, group, GROUPS, IN // GROUP, tl.uint8)
-        bases = scales + many * GROUPS
-        if BITS == 2:  # both factors share a byte
-            least = scale >> 4
-            scale = scale & 15
-        elif MINIMA:
-            least = _plane(bases, at, known, group, GROUPS, IN // GROUP, tl.uint8)
-            bases += many * GROUPS
-        if BITS != 2:
-            scale = scale.to(tl.int8, bitcast=True)
-        base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
-        value = spread(base.to(tl.float32) * scale.to(tl.float32), OUT, IN) * value
-        if MINIMA:
-            bases += many * (COLUMNS // SUPER * 2)
-            base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
-            value = value - spread(base.to(tl.float32) * least.to(tl.float32), OUT, IN)
+        value = _two_levels(
+            value, scales, at, known, column, many, COLUMNS, OUT, IN, GROUP, BITS, MINIMA
+        )
     else:
         scale = _scales(scales, at, known, group, GROUPS, IN // GROUP, FORMAT // 512)
         value = spread(scale, OUT, IN) * value
@@ -150,6 +137,36 @@ def plane_rows(
             minima = scales + many * (GROUPS * 2)
             least = _plane(minima, at, known, group, GROUPS, IN // GROUP, tl.float16)
             value = value + spread(least.to(tl.float32), OUT, IN)
+    return value
+
+
+@triton.jit
+def _two_levels(
+    value: tl.tensor, scales: tl.tensor, at: tl.tensor, known: tl.tensor, column: tl.tensor,
+    many: tl.tensor, COLUMNS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
+    GROUP: tl.constexpr, BITS: tl.constexpr, MINIMA: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """The codes of `plane_rows` times scales, less minima, of which each is a base for SUPER
+    columns times a factor of a group; scales: the address of the planes of factors, then of
+    bases."""
+    GROUPS: tl.constexpr = COLUMNS // GROUP
+    group = column // GROUP
+    scale = _plane(scales, at, known, group, GROUPS, IN // GROUP, tl.uint8)
+    bases = scales + many * GROUPS
+    if BITS == 2:  # both factors share a byte
+        least = scale >> 4
+        scale = scale & 15
+    else:
+        scale = scale.to(tl.int8, bitcast=True)
+        if MINIMA:
+            least = _plane(bases, at, known, group, GROUPS, IN // GROUP, tl.uint8)
+            bases += many * GROUPS
+    base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
+    value = spread(base.to(tl.float32) * scale.to(tl.float32), OUT, IN) * value
+    if MINIMA:
+        bases += many * (COLUMNS // SUPER * 2)
+        base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
+        value = value - spread(base.to(tl.float32) * least.to(tl.float32), OUT, IN)
     return value
 
 
