@@ -17,7 +17,7 @@ from sfumato.model.families import open_checkpoint
 from sfumato.model.families.diffusion_gemma.write_config import hf_config
 from sfumato.model.loading import load_network, loaded_bytes
 from sfumato.model.network import Network
-from sfumato.model.quantization import as_all_codes, as_codes
+from sfumato.model.quantization import as_codes
 from sfumato.ops import gpu, registry
 from sfumato.ops.triton import self_test
 from sfumato.ops.triton.kernel import counted_launches
@@ -227,7 +227,7 @@ def test_int4_keeps_its_scales_in_planes(tmp_path: Path, monkeypatch: pytest.Mon
         foretold = {at: loaded_bytes(at, info, CPU, torch.float32) for at, info in infos}
     int4 = {at for at, info in held.tensors.items() if info.format == "INT4"}
     assert int4 == {at for at in STATE if LAYOUTS["int4"].narrows.fullmatch(at)}
-    assert as_all_codes(checkpoint).tensors == held.tensors
+    assert as_codes(checkpoint).tensors == held.tensors
     for at in int4:
         path, _, leaf = at.rpartition(".")
         weight = getattr(network.transformer.get_submodule(path), leaf)

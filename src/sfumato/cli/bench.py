@@ -243,13 +243,13 @@ def _described(args: argparse.Namespace) -> tuple[ModelConfig, dict[str, int], d
     from sfumato.bench.step_cost import codes_of, held_bytes
     from sfumato.model.families import open_checkpoint
     from sfumato.model.loading import config_of
-    from sfumato.model.quantization import as_all_codes
+    from sfumato.model.quantization import as_codes
 
     checkpoint: Checkpoint
     if args.random_weights:
         checkpoint = random_checkpoint(args.random_weights, args.format or "bf16", args.layers)
     elif args.model:
-        checkpoint = as_all_codes(open_checkpoint(args.model))
+        checkpoint = as_codes(open_checkpoint(args.model))
     else:
         raise Refused("predict", "of what: give --random-weights 26b-a4b, or -m with a file")
     formats = {name: info.format for name, info in checkpoint.tensors.items()}

@@ -26,11 +26,11 @@ from sfumato.weights.formats import (
     BLOCKS,
     CODES,
     FORMATS,
+    Format,
     QuantizedTensor,
     ScaledTensor,
     Stored,
     is_float,
-    nbytes,
     quantize,
     round_rows,
 )
@@ -169,9 +169,11 @@ def quantized_on_load(checkpoint: Checkpoint, target: str, device: torch.device)
     if target not in ON_LOAD:
         raise Refused("quantize", f"{target!r} is none of {', '.join(ON_LOAD)}")
     values = {field.name: getattr(checkpoint, field.name) for field in fields(Checkpoint)}
-    tensors = {
-        name: _quantized_info(name, info, target) for name, info in checkpoint.tensors.items()
-    }
+    tensors = dict(checkpoint.tensors)
+    for name, info in tensors.items():
+        if is_float(info.format) and (format := _format_on_load(name, info.shape, target)):
+            nbytes = format.nbytes(info.shape)
+            tensors[name] = replace(info, format=format.name, nbytes=nbytes)
     return QuantizedCheckpoint(**values | {"tensors": tensors}, target=target, device=device)
 
 
@@ -182,52 +184,45 @@ def quantized(name: str, tensor: Tensor, target: str) -> QuantizedTensor | Scale
     "q8_0", …). A tensor that the target keeps as floats (vectors, routers, odd widths) is returned
     unchanged. Raises ValueError for another target, and for values that are not finite.
     """
-    if target == FP8:
-        return _as_codes(name, tensor)
-    chosen = TARGETS.get(target)
-    if chosen is None or chosen.sensitive is not None:
-        known = ", ".join(key for key, value in TARGETS.items() if value.sensitive is None)
-        known += f", {FP8}"
-        raise Refused("quantize", f"{target!r} is none of {known}")
-    format = FORMATS[format_of(name, tuple(tensor.shape), chosen)]
-    if format.form != BLOCKS:
+    format = _format_on_load(name, tuple(tensor.shape), target)
+    if format is None:
         return tensor
     try:
-        return quantize(tensor, format)
+        if format.form == BLOCKS:
+            return quantize(tensor, format)
+        held = round_rows(tensor.contiguous(), "FP8")
+        if not bool(held.scales.isfinite().all()):
+            raise ValueError("holds values that are not finite")
+        return held
     except ValueError as error:
         raise Refused(name, str(error)) from error
 
 
-def _as_codes(name: str, tensor: Tensor) -> ScaledTensor | Tensor:
-    if not takes_codes(name, tuple(tensor.shape)):
-        return tensor
-    held = round_rows(tensor.contiguous(), "FP8")
-    if not bool(held.scales.isfinite().all()):
-        raise Refused(name, "holds values that are not finite")
-    return held
-
-
-def _quantized_info(name: str, info: TensorInfo, target: str) -> TensorInfo:
-    """The info of what `read` returns, which is not what the file holds."""
-    if not is_float(info.format):
-        return info
+def _format_on_load(name: str, shape: tuple[int, ...], target: str) -> Format | None:
+    """The format that a target gives a float tensor, see `quantized`; None where it stays."""
     if target == FP8:
-        chosen = "FP8" if takes_codes(name, info.shape) else info.format
-    else:
-        chosen = format_of(name, info.shape, TARGETS[target])
-    if is_float(chosen):
-        return info
-    return replace(info, format=chosen, nbytes=nbytes(chosen, info.shape))
+        return FORMATS["FP8"] if takes_codes(name, shape) else None
+    chosen = TARGETS.get(target)
+    if chosen is None or chosen.sensitive is not None:
+        known = ", ".join(key for key, value in TARGETS.items() if value.sensitive is None)
+        raise Refused("quantize", f"{target!r} is none of {known}, {FP8}")
+    format = FORMATS[format_of(name, shape, chosen)]
+    return format if format.form == BLOCKS else None
 
 
-def as_codes(checkpoint: Checkpoint, device_of: Callable[[str], torch.device]) -> Checkpoint:
+def as_codes(
+    checkpoint: Checkpoint, device_of: Callable[[str], torch.device] | None = None
+) -> Checkpoint:
     """The checkpoint, whose formats and sizes are those of what `read` is to give.
 
-    device_of: of a canonical name, the device that the tensor goes to. Before a device's kernels
-    are tested, those serve that will if their tests pass: ask again afterwards.
+    device_of: of a canonical name, the device that the tensor goes to; None for a device that need
+    not be here, whose kernels serve all of them. Before a device's kernels are tested, those serve
+    that will if their tests pass: ask again afterwards.
     """
 
     def stays(name: str, info: TensorInfo) -> bool:
+        if device_of is None:
+            return not planes.refusal(info.format, info.shape)
         device = device_of(name)
         if info.format in CODES:
             return packing.multiplies_codes(info.format, info.shape, device)
@@ -235,27 +230,13 @@ def as_codes(checkpoint: Checkpoint, device_of: Callable[[str], torch.device]) -
             return True  # torch dequantizes it without kernels; Q4_0 rounds its scales
         return packing.packed_form(info.format, info.shape, device) == PLANES
 
-    return _with_codes(checkpoint, stays)
-
-
-def as_all_codes(checkpoint: Checkpoint) -> Checkpoint:
-    """Converts as `as_codes` does, for a device that need not be here, whose kernels serve all of
-    them."""
-
-    def stays(_: str, info: TensorInfo) -> bool:
-        return not planes.refusal(info.format, info.shape)
-
-    return _with_codes(checkpoint, stays)
-
-
-def _with_codes(checkpoint: Checkpoint, stays: Callable[[str, TensorInfo], bool]) -> Checkpoint:
-    """Rows of an embedding are read one by one, and a router's product is in float32."""
-    unchanged = {
-        name: tensor.unchanged()
+    # Rows of an embedding are read one by one, and a router's product is in float32.
+    kept = {
+        name: each
         for name, tensor in checkpoint.joined.items()
         if name.startswith("layers.") and ".router." not in name
+        if (each := tensor.unchanged()) and stays(name, each.info)
     }
-    kept = {name: each for name, each in unchanged.items() if each and stays(name, each.info)}
     if not kept:
         return checkpoint
     infos = {name: tensor.info for name, tensor in kept.items()}
