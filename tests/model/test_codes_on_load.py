@@ -24,7 +24,7 @@ from sfumato.ops.triton.kernel import counted_launches
 from sfumato.ops.triton.planes import PlaneTensor
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError
-from sfumato.weights.formats import QuantizedTensor, ScaledTensor, nbytes
+from sfumato.weights.formats import FORMATS, QuantizedTensor, ScaledTensor
 from sfumato.weights.joined import NarrowPiece
 
 CPU = torch.device("cpu")
@@ -80,7 +80,7 @@ def test_codes_stay_codes(
         assert isinstance(weight, ScaledTensor) == (at in narrow), at
         if at not in narrow:
             continue
-        assert weight.kind == kind and info.nbytes == nbytes("FP8", weight.shape)
+        assert weight.kind == kind and info.nbytes == FORMATS["FP8"].nbytes(weight.shape)
         values = values_of(checkpoint, at)
         assert torch.equal(weight.dequantize().view(values.shape), values), at
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.model.layer_devices import Placement, on_one_device
+from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.segments import PartRows
 
@@ -30,7 +30,7 @@ class PackedCanvases:
 
     @property
     def placement(self) -> Placement:
-        return on_one_device(self.device, len(self.config.layers))
+        return make_placement(self.device, len(self.config.layers))
 
     def denoise_batch(self, tokens: Tensor, soft: Tensor | None, attend: PartRows) -> Tensor:
         canvases, slots, softs = [], [], []

@@ -26,7 +26,6 @@ from sfumato.weights.formats import (
     QuantizedTensor,
     Stored,
     float_dtype,
-    nbytes,
     quantize,
     round_rows,
 )
@@ -185,7 +184,7 @@ def random_checkpoint(
         narrow = (name for name, shape in shapes.items() if _narrows(format, name, shape))
         kinds |= dict.fromkeys(narrow, published)
     tensors = {
-        name: TensorInfo(name, shapes[name], kind, nbytes(kind, shapes[name]), path, 0)
+        name: TensorInfo(name, shapes[name], kind, FORMATS[kind].nbytes(shapes[name]), path, 0)
         for name, kind in kinds.items()
     }
     metadata: Mapping[str, Any] = {"config": config, "generation_config": {}}

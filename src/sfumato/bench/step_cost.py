@@ -22,7 +22,7 @@ from sfumato.ops.triton.planes import plane_bytes, refusal
 from sfumato.ops.triton.workspaces import GROUP, head_chunk
 from sfumato.refused import Refused
 from sfumato.weights.checkpoint import TensorInfo
-from sfumato.weights.formats import KINDS, nbytes
+from sfumato.weights.formats import FORMATS, KINDS
 
 Part = Literal["layers", "outside"]
 """Within the layers of the network, or outside: self-conditioning, head, sampler."""
@@ -103,7 +103,8 @@ def stored_bytes(config: ModelConfig, format: str = "bf16") -> dict[str, int]:
         raise Refused("format", f"{format!r} is none of {', '.join(TARGETS)}")
     shapes = expected_shapes(config)
     return {
-        name: nbytes(kind, shapes[name]) for name, kind in formats(shapes, TARGETS[format]).items()
+        name: FORMATS[kind].nbytes(shapes[name])
+        for name, kind in formats(shapes, TARGETS[format]).items()
     }
 
 

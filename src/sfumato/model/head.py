@@ -91,37 +91,30 @@ class SoftSum:
         self.sum.index_add_(0, which, ops.linear(mass, columns, ROWS).float())
 
 
-def sufficient(
-    state: SoftmaxState,
-    skip: Skip,
-    embedding: Tensor | QuantizedTensor,
-    rounding: float,
-    longest: Callable[[], Tensor],
-) -> tuple[Tensor, Tensor]:
+def sufficient(state: SoftmaxState, skip: Skip, output: OutputEmbedding) -> tuple[Tensor, Tensor]:
     """The positions int64 [n] whose TOP most probable tokens suffice after a pass, and Σ mass ·
     embedding of these tokens, float32 [n, hidden], relative to the peak.
 
     They suffice where they leave out at most the position's share of the probability; for
     AS_ROUNDED, where the share ε that they leave out keeps 2ε · longest at or under `rounding`
     times the norm of Σ p · embedding.  The vector is off by ε · longest at most; the factor 2 is
-    what dividing by the mass of these tokens alone would cost.  longest: gives the norm of the
-    longest row of the embedding, float32 [].
+    what dividing by the mass of these tokens alone would cost.
     """
     mass = (state.top - state.max[:, None]).exp()
     missing = 1 - _sum_of_columns(mass) / state.sum_exp
     # The sum is no longer than `longest`: what leaves out more can never suffice.
-    most = torch.where(skip.share == AS_ROUNDED, rounding / 2, skip.share)
+    most = torch.where(skip.share == AS_ROUNDED, output.rounding / 2, skip.share)
     which = ((missing <= most) & (skip.share != 0)).nonzero()[:, 0]
     if not len(which):
-        return which, state.max.new_zeros(0, embedding.shape[1])
+        return which, state.max.new_zeros(0, output.embedding.shape[1])
     ids, mass = state.top_ids[which], mass[which]
-    total = mass.new_zeros(len(which), embedding.shape[1])
+    total = mass.new_zeros(len(which), output.embedding.shape[1])
     for place in range(ids.shape[1]):  # one by one: the sum is of the position's own numbers
-        total += mass[:, place, None] * ops.embed(ids[:, place], embedding, torch.float32)
+        total += mass[:, place, None] * ops.embed(ids[:, place], output.embedding, torch.float32)
     is_free = skip.share[which] > 0
     if not bool(is_free.all()):
-        off = 2 * missing[which] * state.sum_exp[which] * longest()
-        is_free |= off <= rounding * total.norm(dim=1)
+        off = 2 * missing[which] * state.sum_exp[which] * output.longest
+        is_free |= off <= output.rounding * total.norm(dim=1)
     return which[is_free], total[is_free]
 
 
@@ -131,12 +124,6 @@ def _sum_of_columns(values: Tensor) -> Tensor:
     for place in range(1, values.shape[1]):
         total += values[:, place]
     return total
-
-
-def products(hidden: Tensor, weight: Weight) -> Tensor:
-    """hidden [n, hidden] · a chunk, by products that do not depend on how many positions there
-    are."""
-    return ops.linear(hidden, weight, ROWS)
 
 
 @dataclass(frozen=True)
@@ -318,8 +305,7 @@ class VocabularyPass:
         skip, late, output = self.settings.skip, self._late(), self.output
         if skip is None or late is None:
             return None
-        embedding = output.embedding
-        which, sums = sufficient(state, skip, embedding, output.rounding, output.longest)
+        which, sums = sufficient(state, skip, output)
         suffices = torch.zeros_like(late).index_fill_(0, which, True)
         taken = (late & skip.expected)[which]
         soft.sum[which[taken]] = sums[taken]
@@ -336,7 +322,8 @@ class VocabularyPass:
             columns = output.columns(start, stop, self.dtype, spare)
             packed = output.output
             weight = packed[index] if packed is not None else cast(Tensor, columns).T
-            scores = output.capped(products(hidden, weight))
+            # Products that do not depend on how many positions there are.
+            scores = output.capped(ops.linear(hidden, weight, ROWS))
             scores = (scores / temperature).clamp(min=BANNED)
             if bans is not None:
                 scores.masked_fill_(bans.within(start, stop - start)[which], BANNED)

@@ -143,8 +143,3 @@ def _checked_split(counts: Sequence[int], layers: int, given: bool) -> Sequence[
 def _card(first: torch.device, number: int) -> torch.device:
     """The card that comes so many after the first one."""
     return torch.device(first.type, (first.index or 0) + number) if number else first
-
-
-def on_one_device(device: torch.device, layers: int) -> Placement:
-    """All parts of a model of so many layers on one device."""
-    return make_placement(device, layers)

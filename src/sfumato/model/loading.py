@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from sfumato import ops, threads
 from sfumato.model.families import family_of
 from sfumato.model.head import CHUNK
-from sfumato.model.layer_devices import Placement, on_one_device
+from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.model_config import ConfigError, ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import cache_dtype
@@ -228,7 +228,7 @@ def load_network(
         raise Refused("activations", f"{activations!r} is none of {', '.join(ops.ACTIVATIONS)}")
     stored = cache_dtype(checkpoint, device, dtype, cache_type)
     config = config_of(checkpoint)
-    placement = placement or on_one_device(device, len(config.layers))
+    placement = placement or make_placement(device, len(config.layers))
     assert placement.device == device, "placement: is of a network on another device"
     transformer = skeleton(config)
     expected = {name: tuple(p.shape) for name, p in transformer.named_parameters()}
@@ -276,7 +276,7 @@ def load_layer(
         block = Block(config, config.layers[number]).requires_grad_(False)
     prefix = f"layers.{number}."
     names = [prefix + name for name, _ in block.named_parameters()]
-    placement = on_one_device(device, len(config.layers))
+    placement = make_placement(device, len(config.layers))
     checkpoint = _prepared(checkpoint, config, placement, frozenset(names))
     mover = Mover(device)
     for name in names:

@@ -15,7 +15,7 @@ from sfumato import ops
 from sfumato.model.cache import KVCache, KVPool, Slot, slot_bytes
 from sfumato.model.devices import to_device
 from sfumato.model.head import VocabularyHead
-from sfumato.model.layer_devices import Placement, on_one_device
+from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.segments import PackedRows, PartRows, RowPart, Suffix
 from sfumato.model.transformer import PlacedAttend, Transformer
 from sfumato.ops.gpu import device_memory
@@ -41,7 +41,7 @@ class Network:
     ) -> None:
         """output: the embedding's chunks as the head multiplies them, see `VocabularyHead`;
         placement: where the layers are, None: on `device` with all else."""
-        self.placement = placement or on_one_device(device, len(transformer.config.layers))
+        self.placement = placement or make_placement(device, len(transformer.config.layers))
         self.transformer, self.device, self.dtype = transformer, device, dtype
         self.config, self.cache_dtype = transformer.config, cache_dtype or dtype
         self.files = FileSizes(())  # of which weights are views

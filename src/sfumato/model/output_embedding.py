@@ -108,12 +108,9 @@ class OutputEmbedding:
         ids = ids.clamp(max=self.vocab_size - 1)
         return self.capped(ops.own_scores(hidden, self.embedding, ids))
 
+    @cached_property
     def longest(self) -> Tensor:
         """The norm of the longest row of the embedding, float32 []: computed once."""
-        return self._longest
-
-    @cached_property
-    def _longest(self) -> Tensor:
         size = self.vocab_size
         parts = [
             self.rows(start, min(start + ROWS_AT_A_TIME, size), torch.float32).norm(dim=1).amax()

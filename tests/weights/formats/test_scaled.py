@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sfumato.weights.formats import MOST, ScaledTensor, nbytes, round_rows
+from sfumato.weights.formats import FORMATS, MOST, ScaledTensor, round_rows
 from sfumato.weights.formats import codes as scaled
 
 KINDS = ("FP8", "INT8")
@@ -23,7 +23,7 @@ def test_rounding_is_to_the_nearest_code(kind: scaled.Kind) -> None:
     assert bool((error <= bound * 1.00001).all())
     assert held.kind == kind and held.shape == (7, 96)
     assert torch.equal(held.codes.float().abs().amax(1), torch.full((7,), MOST[kind]))
-    assert held.nbytes == nbytes("FP8", (7, 96)) == 7 * 100
+    assert held.nbytes == FORMATS["FP8"].nbytes((7, 96)) == 7 * 100
 
 
 @pytest.mark.parametrize("kind", KINDS)

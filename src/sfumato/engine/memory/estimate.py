@@ -28,7 +28,7 @@ from sfumato.diffusion.step.graphs import READS, most_graphs
 from sfumato.engine.engine_config import TURN, EngineConfig
 from sfumato.model.cache import BLOCK, MOST, slot_bytes, slot_sizes, snapshot_bytes
 from sfumato.model.cache import pool_bytes as question_bytes
-from sfumato.model.layer_devices import Placement, layer_of_experts, on_one_device
+from sfumato.model.layer_devices import Placement, layer_of_experts, make_placement
 from sfumato.model.loading import loaded_bytes, viewed_bytes
 from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.network import Network
@@ -161,7 +161,7 @@ class ModelFootprint:
     ) -> ModelFootprint:
         """A model that is not loaded yet, but for what the placement has on other devices. Raises
         ValueError as `cache_dtype`."""
-        placement = placement or on_one_device(device, len(config.layers))
+        placement = placement or make_placement(device, len(config.layers))
         checkpoint = as_codes(checkpoint, placement.of)
         tensors = [
             (name, info)

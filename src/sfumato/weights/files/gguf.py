@@ -13,6 +13,7 @@ import mmap
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -292,10 +293,7 @@ class _Header:
             if data_start + end > len(self.data):
                 missing = data_start + end - len(self.data)
                 self.fail(what, f"ends {missing} bytes past the end of the file: it is truncated")
-            start = data_start + info.offset
-            placed[info.name] = TensorInfo(
-                info.name, info.shape, info.format, info.nbytes, info.file, start
-            )
+            placed[info.name] = replace(info, offset=data_start + info.offset)
         return placed
 
 
@@ -418,12 +416,10 @@ def _value(key: str, value: Any) -> bytes:
 
 
 def _integer(value: int) -> bytes:
-    if 0 <= value < 1 << 32:
-        return struct.pack("<II", _UINT32, value)
-    if -(1 << 31) <= value < 0:
-        return struct.pack("<Ii", _INT32, value)
-    if value < 1 << 63:
-        return struct.pack("<Iq", _INT64, value)
+    kinds = ((_UINT32, "I", 0, 32), (_INT32, "i", -(1 << 31), 31), (_INT64, "q", -(1 << 63), 63))
+    for kind, code, least, bits in kinds:
+        if least <= value < 1 << bits:
+            return struct.pack(f"<I{code}", kind, value)
     return struct.pack("<IQ", _UINT64, value)
 
 

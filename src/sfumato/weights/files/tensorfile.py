@@ -28,7 +28,6 @@ from sfumato.weights.formats import (
     QuantizedTensor,
     Stored,
     encoded,
-    nbytes,
     of_files,
     weight_of,
 )
@@ -156,7 +155,7 @@ class TensorStream:
 
     @property
     def nbytes(self) -> int:
-        return nbytes(self.format, self.shape)
+        return FORMATS[self.format].nbytes(self.shape)
 
 
 def recoded(value: Tensor | Stored, format: str) -> Iterator[Tensor]:

@@ -67,7 +67,6 @@ __all__ = [
     "float_dtype",
     "form_of",
     "is_float",
-    "nbytes",
     "of_files",
     "quantize",
     "register",
@@ -113,11 +112,6 @@ def float_dtype(name: str) -> torch.dtype | None:
     """The dtype as which tensors of a format are read; None where these are no floats."""
     format = FORMATS.get(name)
     return format.dtype if format is not None and format.form == FLOAT else None
-
-
-def nbytes(name: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a tensor of a format and shape."""
-    return FORMATS[name].nbytes(shape)
 
 
 def weight_of(data: Tensor, format: Format, shape: tuple[int, ...]) -> Tensor | QuantizedTensor:

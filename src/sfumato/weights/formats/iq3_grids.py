@@ -92,21 +92,11 @@ S_GRID = (
 """512 words."""
 
 
-def _numbers(grid: str, levels: tuple[int, ...], device: torch.device) -> Tensor:
+@lru_cache
+def numbers_of(grid: str, levels: tuple[int, ...], device: torch.device) -> Tensor:
+    """The numbers of a grid's words, which are integers: float32 [words, 4]."""
     rows = [[levels[int(digit)] for digit in word] for word in grid.split()]
     return torch.tensor(rows, dtype=torch.float32, device=device)
-
-
-@lru_cache
-def xxs_grid(device: torch.device) -> Tensor:
-    """The grid of IQ3_XXS: float32 [256, 4], integers below 64."""
-    return _numbers(XXS_GRID, XXS_LEVELS, device)
-
-
-@lru_cache
-def s_grid(device: torch.device) -> Tensor:
-    """The grid of IQ3_S: float32 [512, 4], integers below 16."""
-    return _numbers(S_GRID, S_LEVELS, device)
 
 
 def signed(numbers: Tensor, signs: Tensor, scale: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sfumato.weights.formats.bits import half
 from sfumato.weights.formats.format import Format
-from sfumato.weights.formats.iq3_grids import signed, xxs_grid
+from sfumato.weights.formats.iq3_grids import XXS_GRID, XXS_LEVELS, numbers_of, signed
 
 
 def _words(words: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,7 +33,8 @@ def _dequantize(blocks: Tensor) -> Tensor:
     """Behind 64 places of the grid stands a word for each of 8 groups."""
     signs, codes = _words(blocks[:, 66:])
     scale = half(blocks, 0) * (0.5 + codes.float()) * 0.5
-    return signed(xxs_grid(blocks.device)[blocks[:, 2:66].int()], signs, scale)
+    grid = numbers_of(XXS_GRID, XXS_LEVELS, blocks.device)
+    return signed(grid[blocks[:, 2:66].int()], signs, scale)
 
 
 IQ3_XXS = Format("IQ3_XXS", 256, 98, _dequantize, 18)
