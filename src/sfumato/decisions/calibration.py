@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict
 
 from sfumato.decisions.fit import HIGHEST, LOWEST, Fitted, Metrics, tempered
 from sfumato.decisions.question_file import read_toml
@@ -20,7 +20,6 @@ from sfumato.diffusion.constraints.questions import Answer, Question, Reading
 
 FORMAT = 1
 DEFAULT_NAME = "default"
-A = TypeVar("A", bound=Answer)
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,10 @@ class Calibration:
         has no temperature keeps its own. Raises ValueError as `check`."""
         self.check(questions, model, reading)
         return {
-            name: _tempered(answer, self.questions[name].temperature)
+            name: replace(
+                answer,
+                probabilities=tempered(answer.probabilities, self.questions[name].temperature),
+            )
             if name in self.questions
             else answer
             for name, answer in answers.items()
@@ -106,10 +108,6 @@ class Calibration:
                     f"{where}was made with {name} = {made!r}, and this model is loaded with "
                     f"{now!r}; load it with {made!r}, or run `sfumato calibrate` with {now!r}"
                 )
-
-
-def _tempered(answer: A, temperature: float) -> A:
-    return replace(answer, probabilities=tempered(answer.probabilities, temperature))
 
 
 def wording(question: Question, questions: Mapping[str, Question], joint: bool) -> str:

@@ -278,8 +278,7 @@ def _to_json(
 class _Namespace(Namespace):
     """Jinja's namespace, without a way to store the names Python keeps its internals under."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, args = args[0], args[1:]
+    def __init__(self, /, *args: Any, **kwargs: Any) -> None:
         fields = dict(*args, **kwargs)
         for name in fields:
             _check_name(name)

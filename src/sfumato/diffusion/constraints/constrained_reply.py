@@ -147,9 +147,9 @@ class GrammarReply:
 WALKS = 6
 TEXT_WALKS = 2  # the first of them, which write each letter of a text once
 MOST_TOKENS = 256
-"""Of one walk."""
+"""Tokens of one walk."""
 MOST_CHOICES = 512
-"""Of one search: some tens of milliseconds."""
+"""Choices of one search: some tens of milliseconds."""
 _CANDIDATES = 64  # tokens among which a walk chooses where no closer may follow
 _CLOSERS = ("}", "]", ")", '"', "0", "1", "null", "true", "{", "[", ",", ":", "a")
 """What ends objects and lists, and then what begins short values."""

@@ -40,6 +40,7 @@ from sfumato.diffusion.constraints.read_template import (
     Listing,
     ReadCanvas,
     ReadTemplate,
+    characters,
     joint_line,
     joint_text,
     listing_orders,
@@ -54,10 +55,10 @@ from sfumato.refused import Refused, TooLarge
 from sfumato.weights.errors import quoted
 
 MOST_CHARACTERS = 1 << 20
-"""Of all questions of a decision, in all orders of their options: as many are tokenized in about a
-second."""
+"""Characters of all questions of a decision, in all orders of their options: as many are tokenized
+in about a second."""
 MOST_TOKENS = 1 << 21
-"""Of all reads of a decision: more than its questions have, unless each is followed by the
+"""Tokens of all reads of a decision: more than its questions have, unless each is followed by the
 state."""
 
 
@@ -174,7 +175,7 @@ def _check_questions(
         if not isinstance(question, YesNoQuestion | ChoiceQuestion | ScoreQuestion):
             raise Refused(where, f"is no question: {quoted(question)}")
         check_question(question, where)
-        _check_length(_characters(question), template.longest_token, room, where)
+        _check_length(characters(question), template.longest_token, room, where)
         lengths.append((question_length(question), most_orders(question, settings.orders)))
     # Jointly, all questions are read as often as the one that has the most orders.
     most = max(orders for _, orders in lengths)
@@ -200,12 +201,6 @@ def _check_length(characters: int, longest_token: int, most: int, where: str) ->
             least,
             most,
         )
-
-
-def _characters(question: Question) -> int:
-    """The caller's own."""
-    options = sum(len(option.name) + len(option.description) for option in question.options)
-    return len(question.instructions) + options
 
 
 def label_sample(
@@ -299,12 +294,12 @@ class Read:
 
     @property
     def width(self) -> int:
-        """Of the widest canvas."""
+        """Tokens of the widest canvas."""
         return max(len(canvas.ids) for canvas in self.canvases)
 
     @property
     def canvas_tokens(self) -> int:
-        """Of one sample."""
+        """Tokens of the canvases of one sample."""
         return sum(len(canvas.ids) for canvas in self.canvases)
 
 
@@ -445,7 +440,7 @@ class DecisionPlan:
 
     @property
     def question_tokens(self) -> int:
-        """Of all reads, encoded apart from the prefix."""
+        """Tokens of all reads, which are encoded apart from the prefix."""
         return sum(len(read.ids) for read in self.reads)
 
     @property

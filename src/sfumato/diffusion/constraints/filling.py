@@ -221,7 +221,7 @@ class HoleSearch:
         return now
 
     def scored(self, filling: Filling, tried: Tried) -> None:
-        """Of equal scores, the filling that was tried first is the better one."""
+        """Takes a score; of equal ones, the filling that was tried first is the better one."""
         self.tried.append(tried)
         if isinstance(filling, int):
             self._lengths.add(filling)

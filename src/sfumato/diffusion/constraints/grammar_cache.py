@@ -139,5 +139,6 @@ def _result(done: Future[Grammar]) -> Grammar:
 
 
 def _digest(source: Source) -> bytes:
-    """Of all fields, so that refused sources, which may be long, need not be kept."""
+    """Tells sources apart by all their fields: those that are refused, which may be long, need not
+    be kept."""
     return sha256(repr(source).encode("utf-8", "surrogatepass")).digest()

@@ -52,11 +52,16 @@ def question_text(
     return "\n".join(lines)
 
 
+def characters(question: Question) -> int:
+    """Characters that a question's caller has written."""
+    options = sum(len(option.name) + len(option.description) for option in question.options)
+    return len(question.instructions) + options
+
+
 def question_length(question: Question) -> int:
     """Characters of `question_text`, about: what labels and wording have is counted at its least,
     before labels are known."""
-    own = sum(len(option.name) + len(option.description) for option in question.options)
-    return len(question.instructions) + own + _WORDING + _LABEL * len(question.options)
+    return characters(question) + _WORDING + _LABEL * len(question.options)
 
 
 def joint_text(questions: Sequence[str]) -> str:

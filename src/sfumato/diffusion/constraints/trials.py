@@ -40,7 +40,7 @@ FIRST_S = 0.05
 MOST_WAITING = 64
 """Grammars that wait at a time."""
 MOST_OF_ONE = 16
-"""Of them, those of one client."""
+"""Grammars of one client among them."""
 _MOST_STARTS = 2
 """How often a trial is begun whose process is ended from outside."""
 _PROGRAM = "sfumato.diffusion.constraints.trial_process"
