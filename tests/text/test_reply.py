@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.pieces import MARKERS, pieces
 
 from sfumato.text.calls import ToolCall
-from sfumato.text.reply import Delta, ParsedReply, ReplyParser, parse_reply
+from sfumato.text.reply import Delta, ParsedReply, Region, ReplyParser, parse_reply
 from sfumato.text.tokenizer import Marker, Piece
 
 CALL = '<|tool_call>call:f{a:<|"|>x<|"|>,n:3,t:true,l:[1],o:{k:null}}<tool_call|>'
@@ -120,7 +120,7 @@ def test_events_come_in_order_and_as_soon_as_they_are_known() -> None:
     assert parser.feed(["s <"]) == [Delta("answer", "s <")]
     assert parser.feed(pieces("3" + CALL[:27])) == [Delta("answer", "3")]
     assert parser.feed(pieces(CALL[27:] + "<bos>ok")) == [CALLED, Delta("answer", "ok")]
-    assert not parser.ended
+    assert parser._region is not Region.NOTHING
     assert parser.flush() == []
     assert parser.finish() == ParsedReply("Hm. So", "Yes <3ok", (CALLED,))
 
@@ -128,7 +128,7 @@ def test_events_come_in_order_and_as_soon_as_they_are_known() -> None:
 def test_nothing_comes_after_the_end() -> None:
     parser = ReplyParser(MARKERS)
     parser.feed(pieces("a<turn|>b"))
-    assert parser.ended
+    assert parser._region is Region.NOTHING
     assert parser.feed(pieces("c<|channel>thought\nd" + CALL)) == []
     assert parser.finish() == ParsedReply(None, "a", ())
 
@@ -137,7 +137,7 @@ def test_ends_can_be_ignored() -> None:
     parser = ReplyParser(MARKERS, ignore_ends=True)
     deltas = parser.feed(pieces("a<turn|>b<eos><|channel>thought\nc<|tool_response>d<channel|>e"))
     assert deltas == [Delta("answer", "ab"), Delta("thought", "cd"), Delta("answer", "e")]
-    assert not parser.ended
+    assert parser._region is not Region.NOTHING
     assert parser.finish() == ParsedReply("cd", "abe", ())
 
 

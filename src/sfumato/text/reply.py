@@ -100,11 +100,6 @@ class ReplyParser:
         self._calls: list[ToolCall] = []
         self._warnings: list[str] = []
 
-    @property
-    def ended(self) -> bool:
-        """Whether the reply's end marker was seen; whatever follows is ignored."""
-        return self._region is Region.NOTHING
-
     def feed(self, pieces: Iterable[Piece]) -> list[Delta | ToolCall]:
         """What the pieces add, in order; a tool call is added when it is complete."""
         out: list[Delta | ToolCall] = []

@@ -116,10 +116,10 @@ def test_a_thought_is_free_and_comes_first() -> None:
     mask = shown(state.following().mask)
     assert "<|channel>" in mask and "{" in mask and "a" not in mask
     state.take(ids("<|channel>tho"))
-    assert state.thinks and "<turn|>" not in shown(state.following().mask)
+    assert state.answer_state() is None and "<turn|>" not in shown(state.following().mask)
     assert state.read(ids("ught<turn|>")).valid == 4, "no reply ends in its thought"
     state.take(ids("ught<channel|>{"))
-    assert not state.thinks and state.read(ids('"name"')).valid == 6
+    assert state.answer_state() is not None and state.read(ids('"name"')).valid == 6
 
 
 @pytest.mark.parametrize(

@@ -114,14 +114,9 @@ class GrammarReply:
             mask[self._constraint.thought[0]] = True
         return Continuation(forced, mask)
 
-    def answer_state(self) -> GrammarState:
-        """A copy of the grammar's own state."""
-        return self._state.copy()
-
-    @property
-    def thinks(self) -> bool:
-        """Whether a thought is open."""
-        return self._thinks is True
+    def answer_state(self) -> GrammarState | None:
+        """A copy of the grammar's own state; None where a thought is open."""
+        return None if self._thinks else self._state.copy()
 
     @property
     def accepts(self) -> bool:
@@ -178,10 +173,11 @@ class ShortCompletion:
         """At most `room` tokens after which the reply may end; None where no walk of so many
         choices in all finds any. The reply stays as it is."""
         self._most = self._left = choices
-        if reply.thinks:  # an open thought is as long as it will be
-            return None
         for walk in range(WALKS):
-            completion = self._walk(reply.answer_state(), min(room, MOST_TOKENS), walk)
+            state = reply.answer_state()
+            if state is None:  # an open thought is as long as it will be
+                return None
+            completion = self._walk(state, min(room, MOST_TOKENS), walk)
             if completion is not None or self._left <= 0:
                 return completion
         return None

@@ -77,20 +77,19 @@ class _Children:
                     self._take(key.data)
                     continue
                 try:
-                    self._do(Frame.receive(self._requests))
+                    frame = Frame.receive(self._requests)
                 except (EOFError, OSError):  # in the middle of a frame, too
                     is_open = False
+                    break
+                if frame.kind != END:
+                    self._start(frame)
+                elif frame.number in self._children:  # else it has ended meanwhile
+                    self._children[frame.number].kill()
             now = time.monotonic()
             for child in self._children.values():
                 if now > child.until or not is_open:
                     child.is_late = True
                     child.kill()
-
-    def _do(self, frame: Frame) -> None:
-        if frame.kind != END:
-            self._start(frame)
-        elif frame.number in self._children:  # else it has ended meanwhile
-            self._children[frame.number].kill()
 
     def _start(self, frame: Frame) -> None:
         pipe, end = os.pipe()
