@@ -422,7 +422,7 @@ def _draw_parts(axes: Any, named: dict[str, Values]) -> None:
     axes.set_xlabel("ms")
     lefts = [0.0] * len(named)
     for key in PARTS if timed else ("step_ms",):
-        widths = [_median(values, key) for values in named.values()]
+        widths = [float(np.median(values.get(key) or [0.0])) for values in named.values()]
         axes.barh(list(named), widths, left=lefts, height=0.5, label=_METRICS[key].label)
         lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
     axes.invert_yaxis()
@@ -443,10 +443,6 @@ def _draw_spread(axes: Any, named: dict[str, Values]) -> None:
     axes.set_ylim(bottom=0)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="best", frameon=False)
-
-
-def _median(values: Values, key: str) -> float:
-    return float(np.median(values[key])) if values.get(key) else 0.0
 
 
 def _names(cases: list[CaseReport]) -> list[str]:

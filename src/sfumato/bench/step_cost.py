@@ -157,24 +157,16 @@ def step_costs(
             *_dense(config, shape.tokens, own, "layers"),
             *_experts(config, shape.tokens, own, touched),
         ]
-        costs += [_multiplied(cost, [codes.get(prefix + leaf) for leaf in _leaves(cost, own)])
-                  for cost in kernels]  # fmt: skip
+        for cost in kernels:
+            # Of the matrices that the layer has: a full layer's values are its keys.
+            leaves = [leaf for leaf in MATRICES.get(cost.name, ()) if leaf in own]
+            kinds = {codes.get(prefix + leaf) for leaf in leaves}
+            kind = kinds.pop() if len(kinds) == 1 else None  # one of bfloat16 counts for all
+            costs.append(replace(cost, products=kind) if kind else cost)
         costs.append(_norms(config, shape.tokens))
     if not shape.encodes:
         costs += _outside(config, shape, stored)
     return merged(_of_reads(costs, config, shape) if shape.reads else costs)
-
-
-def _leaves(cost: KernelCost, own: Mapping[str, int]) -> list[str]:
-    """The matrices of a kernel that a layer has: a full layer's values are its keys."""
-    return [leaf for leaf in MATRICES.get(cost.name, ()) if leaf in own]
-
-
-def _multiplied(cost: KernelCost, codes: list[Products | None]) -> KernelCost:
-    """The kernel of a layer, with the products of its matrices; codes: those of each."""
-    kinds = set(codes)
-    kind = kinds.pop() if len(kinds) == 1 else None  # one of bfloat16 among them counts for all
-    return replace(cost, products=kind) if kind else cost
 
 
 def _of_reads(costs: list[KernelCost], config: ModelConfig, shape: StepShape) -> list[KernelCost]:

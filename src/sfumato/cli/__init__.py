@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here: at exit a closed pipe would print a traceback
         return code
     except BrokenPipeError:
-        _discard_output()
+        # So that Python's flush at exit succeeds nevertheless.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
     except KeyboardInterrupt:
         # Another Ctrl-C would only interrupt the interpreter's cleanup.
@@ -150,8 +151,3 @@ def _prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="sfumato")
-
-
-def _discard_output() -> None:
-    """Standard output is closed: let Python's flush at exit succeed nevertheless."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

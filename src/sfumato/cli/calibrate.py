@@ -7,14 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from sfumato.cli import INTERRUPTED, files, generation, terminal
 from sfumato.cli.answers import Asking, Outcome, ask_rows, label_number, reading_of, row_state
 from sfumato.cli.rows import Row, Source, cell_text
 from sfumato.cli.terminal import table
 from sfumato.decisions.calibration import ModelIdentity, calibration_path, calibration_text
-from sfumato.decisions.fit import HIGHEST, LOWEST, Fitted, Metrics, fit, plot
+from sfumato.decisions.fit import HIGHEST, LOWEST, Fitted, fit, plot
 from sfumato.decisions.question_file import QuestionFile, read_questions
 from sfumato.refused import Refused
 
@@ -71,7 +70,11 @@ def main(args: argparse.Namespace) -> int:
     if not fitted:
         raise ValueError("; ".join(refusals))
     _store(args, asking, model.identity, path, fitted, labelled)
-    figures = {name: _figures(each) for name, each in fitted.items()}
+    # Without the probabilities of every row.
+    figures = {
+        name: {key: value for key, value in asdict(each).items() if key != "held_out"}
+        for name, each in fitted.items()
+    }
     terminal.print_report(args.json, figures, _lines(fitted, path))
     return 0
 
@@ -135,18 +138,6 @@ def _store(
         files.write(str(target), content, args.force, "--name")
 
 
-def _figures(fitted: Fitted) -> dict[str, Any]:
-    """A fit as plain values."""
-    return {
-        "temperature": fitted.temperature,
-        "kept": fitted.kept,
-        "fold_temperatures": fitted.fold_temperatures,
-        "labels": fitted.labels,
-        "before": asdict(fitted.before),
-        "after": asdict(fitted.after),
-    }
-
-
 def _lines(fitted: Mapping[str, Fitted], path: Path) -> list[str]:
     """A table of the fits, and what to do with them."""
     rows: list[tuple[str, ...]] = [
@@ -161,7 +152,10 @@ def _lines(fitted: Mapping[str, Fitted], path: Path) -> list[str]:
                 f"{each.temperature:.2f}",
                 folds,
                 f"{each.before.accuracy:.1%}",
-                *(_change(each.before, each.after, key) for key in ("brier", "ece", "nll")),
+                *(
+                    f"{getattr(each.before, key):.3f} → {getattr(each.after, key):.3f}"
+                    for key in ("brier", "ece", "nll")
+                ),
             )
         )
     out = ["before → after, on rows that the temperature was not fitted to:", *table(rows)]
@@ -172,7 +166,3 @@ def _lines(fitted: Mapping[str, Fitted], path: Path) -> list[str]:
             out.append(f"{name}: T is at its bound; look at the labels before you use it")
     plotted = path.with_suffix(".svg")
     return [*out, f"stored in {path}; {plotted} shows it", f"use it: --calibration {path}"]
-
-
-def _change(before: Metrics, after: Metrics, key: str) -> str:
-    return f"{getattr(before, key):.3f} → {getattr(after, key):.3f}"

@@ -9,6 +9,7 @@ lines fit.
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -217,7 +218,10 @@ class CanvasDrawing:
         width = _usable(width)
         if self._size != (width, height):
             self._size, self._breaks = (width, height), None
-            self._rows = self._lines_for(len(self._ids), width, height)
+            length = len(self._ids)
+            prose = math.ceil((self.carry.cell_len + length * _CELLS_PER_TOKEN) / width)
+            most = max(prose, math.ceil(length / _TOKENS_PER_LINE))
+            self._rows = max(1, min(height, most))
         wrapped = wrap([self.carry.plain, *self._pieces(self._ids)], width, self._breaks)
         self._breaks = wrapped.breaks
         drawn = [self._draw(line) for line in wrapped.lines[: self._rows]]
@@ -236,10 +240,6 @@ class CanvasDrawing:
         if age < len(GLOW):
             return GLOW[age] if accepted else HAZE_GLOW[age]
         return SETTLED if accepted else HAZE
-
-    def _lines_for(self, length: int, width: int, height: int) -> int:
-        prose = self.carry.cell_len + length * _CELLS_PER_TOKEN
-        return max(1, min(height, max(-int(-prose // width), -(-length // _TOKENS_PER_LINE))))
 
 
 def _usable(width: int) -> int:

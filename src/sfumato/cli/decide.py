@@ -203,7 +203,8 @@ def lines(figures: dict[str, Any]) -> list[str]:
         counts = [f"{answer} {count:,}" for answer, count in each["answers"].items()]
         if len(counts) > SHOWN_OPTIONS:
             counts[SHOWN_OPTIONS:] = [f"{len(counts) - SHOWN_OPTIONS} others"]
-        confidence, mass = map(_mean, (each["mean_confidence"], each["mean_label_mass"]))
+        means = each["mean_confidence"], each["mean_label_mass"]
+        confidence, mass = ("" if mean is None else f"{mean:.3f}" for mean in means)
         rows.append((name, confidence, mass, ", ".join(counts)))
     if len(rows) > 1:
         out += table(rows)
@@ -220,7 +221,3 @@ def lines(figures: dict[str, Any]) -> list[str]:
         if len(reasons) > SHOWN_REASONS:
             out.append(f"  and {len(reasons) - SHOWN_REASONS} other reasons")
     return out
-
-
-def _mean(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"

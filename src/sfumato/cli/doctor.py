@@ -45,7 +45,10 @@ WHOLE = 0.9  # of a core: a probe that had as much was not delayed
 def main(args: argparse.Namespace) -> int:
     """Measure for a few seconds, and print."""
     findings = facts(tests=args.verbose)
-    lines = [*verdict(findings), "", *formats_table(findings["formats"]), *notes(findings)]
+    rows = [("format", "memory", "fits", "a step")]
+    for each in findings["formats"]:
+        rows.append((each["format"], size(each["memory"]), each["fits"], seconds(each["step_s"])))
+    lines = [*verdict(findings), "", *table(rows), *notes(findings)]
     # An indented line is a row of a table, or a command to copy.
     lines = [line if line.startswith(" ") else wrapped(line) for line in lines]
     if args.verbose:
@@ -163,12 +166,6 @@ def verdict(findings: dict[str, Any]) -> list[str]:
     if taken["fits"] == "unknown":
         lines.append(f"It needs {size(taken['memory'])}; what is free cannot be found out here.")
     return lines
-
-
-def formats_table(formats: list[dict[str, Any]]) -> list[str]:
-    rows = [("format", "memory", "fits", "a step")]
-    rows += [(f["format"], size(f["memory"]), f["fits"], seconds(f["step_s"])) for f in formats]
-    return table(rows)
 
 
 def notes(findings: dict[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -28,10 +28,12 @@ def main(args: argparse.Namespace) -> int:
     """Print the findings. Raises CheckpointError or OSError where there is no checkpoint."""
     checkpoint = open_checkpoint(args.path)
     summary = facts(checkpoint, args.quantize, args.cache_type)
-    listed = _listing(checkpoint.tensors) if args.tensors else []
     lines = report(summary)
-    if listed:
-        summary["list"] = listed
+    if args.tensors:
+        listed = summary["list"] = [
+            {"name": name, "format": t.format, "shape": list(t.shape), "bytes": t.nbytes}
+            for name, t in checkpoint.tensors.items()
+        ]
         shapes = ("×".join(map(str, each["shape"])) or "1" for each in listed)
         rows = [
             (each["name"], each["format"], shape, size(each["bytes"]))
@@ -110,13 +112,6 @@ def _formats(tensors: Iterable[TensorInfo]) -> dict[str, dict[str, int]]:
     for tensor in tensors:
         nbytes[tensor.format] += tensor.nbytes
     return {name: {"tensors": count[name], "bytes": total} for name, total in nbytes.most_common()}
-
-
-def _listing(tensors: Mapping[str, TensorInfo]) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "format": t.format, "shape": list(t.shape), "bytes": t.nbytes}
-        for name, t in tensors.items()
-    ]
 
 
 def report(summary: dict[str, Any]) -> list[str]:

@@ -19,8 +19,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
+from functools import cache, partial
 
 import torch
 
@@ -146,7 +145,7 @@ def _works(device: torch.device) -> Works:
     works: Works = {}
     for dtype in (torch.float32, torch.bfloat16):
         a, b = torch.randn(2, side, side, device=device).to(dtype)
-        works[f"{dtype_name(dtype)}_flops"] = 2.0 * side**3, _product(a, b)
+        works[f"{dtype_name(dtype)}_flops"] = 2.0 * side**3, partial(torch.matmul, a, b)
     source = torch.ones(1 << 25, device=device)
     works["read_bytes"] = float(source.nbytes), source.sum
     rows, columns = EXPERT
@@ -158,19 +157,11 @@ def _works(device: torch.device) -> Works:
             weight = torch.zeros(EXPERT, dtype=torch.bfloat16) if format == "BF16" else None
             packed = ops.pack(_blocks(format) if weight is None else weight, "int8")
             x = torch.randn(CANVAS, columns).to(dtype if weight is None else torch.bfloat16)
-            works[f"{format}_flops"] = 2.0 * CANVAS * rows * columns, _linear(x, packed)
+            works[f"{format}_flops"] = 2.0 * CANVAS * rows * columns, partial(ops.linear, x, packed)
             if format == "Q4_K":
                 operations = 2.0 * EXPERT_ROWS * rows * columns
-                works["expert_flops"] = operations, _linear(x[:EXPERT_ROWS], packed)
+                works["expert_flops"] = operations, partial(ops.linear, x[:EXPERT_ROWS], packed)
     return works
-
-
-def _product(a: torch.Tensor, b: torch.Tensor) -> Callable[[], object]:
-    return lambda: a @ b
-
-
-def _linear(x: torch.Tensor, packed: Any) -> Callable[[], object]:
-    return lambda: ops.linear(x, packed)
 
 
 def _blocks(format: str) -> QuantizedTensor:

@@ -139,12 +139,13 @@ def _close(engine: Engine, forced: bool) -> bool:
 
 
 def _settings(args: argparse.Namespace) -> ServerSettings:
+    shows_path = args.model and args.show_model_path
     settings = ServerSettings(
         model_name=args.name or (Path(args.model).name if args.model else "sfumato-embedded"),
         aliases=tuple(args.alias),
         api_keys=_api_keys(args),
         public_models=args.public_models,
-        model_path=_shown_path(args),
+        model_path=str(Path(args.model).resolve()) if shows_path else None,
         cors_origins=tuple(args.cors_origin),
         lenient=args.lenient,
         max_body=args.max_body,
@@ -159,11 +160,6 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         return settings
     # Without a key, a page whose host name resolves to this address (DNS rebinding) is refused.
     return replace(settings, hosts=OWN_NAMES) if _is_loopback(args.host) else settings
-
-
-def _shown_path(args: argparse.Namespace) -> str | None:
-    """What /props may show of where the model lies."""
-    return str(Path(args.model).resolve()) if args.model and args.show_model_path else None
 
 
 def _api_keys(args: argparse.Namespace) -> tuple[str, ...]:

@@ -421,8 +421,3 @@ OPTIONS = (*GENERAL, *FILLING, *DECIDING, *MEASURING, *SERVING, *VISIBLE)
 def options_of(command: str) -> list[Option]:
     """The options of a command, in the table's order."""
     return [option for option in OPTIONS if command in option.commands]
-
-
-def option_default(command: str, name: str) -> Any:
-    """The default of an option of a command, which there is: ("serve", "max-body")."""
-    return next(option.default for option in options_of(command) if option.name == name)
