@@ -169,13 +169,13 @@ def test_ctrl_c_reports_what_was_measured(
             "--prompts, --prompt-tokens: give at most one",
         ),
         (("--prompts", "/nowhere/x"), "/nowhere/x: No such file"),
-        (("--csv", "/nowhere/x.csv"), "--csv /nowhere/x.csv: the folder /nowhere does not exist"),
+        (("--csv", "/nowhere/x.csv"), "--csv: /nowhere/x.csv: the folder /nowhere does not exist"),
         (("--json", "a.b", "--csv", "./a.b"), "two of them name one file"),
         (("--plot", "x.pdf"), "plot: x.pdf ends in neither"),
         (("--threads", "1,0"), "argument --threads: '0' is not a whole number from 1 to 1024"),
-        (("--json", "{t}"), "--json {t}: is a folder; name a file"),
-        (("--csv", "{t}"), "--csv {t}: is a folder; name a file"),
-        (("--plot", "{t}/a.svg"), "--plot {t}/a.svg: is a folder; name a file"),
+        (("--json", "{t}"), "--json: {t}: is a folder; name a file"),
+        (("--csv", "{t}"), "--csv: {t}: is a folder; name a file"),
+        (("--plot", "{t}/a.svg"), "--plot: {t}/a.svg: is a folder; name a file"),
         (("--json", ""), "argument --json: the path is empty"),
         (("--csv", ""), "argument --csv: the path is empty"),
         (("--plot", ""), "argument --plot: the path is empty"),
@@ -210,7 +210,7 @@ def test_no_report_replaces_a_file(
     with monkeypatch.context() as patched:
         patched.setattr("sfumato.cli.bench._subject", lambda args: pytest.fail("was loaded"))
         done = cli(*TINY, f"--{option}", str(path))
-    assert done.code == 2 and f"--{option} {path}: exists already" in done.err
+    assert done.code == 2 and f"--{option}: {path}: exists already" in done.err
     assert path.read_text() == "mine"
     if option != "plot":
         assert cli(*TINY, "--max-tokens", "32", f"--{option}", str(path), "--force").code == 0
@@ -227,7 +227,7 @@ def test_figures_are_shown_where_a_file_cannot_be_written(
 
     monkeypatch.setattr("sfumato.cli.bench._show_progress", another_program_writes)
     done = cli(*TINY, "--max-tokens", "32", "--json", str(path), "--csv", str(rows))
-    assert done.code == 2 and f"--json {path}: exists already" in done.err
+    assert done.code == 2 and f"--json: {path}: exists already" in done.err
     assert path.read_text() == "theirs" and rows.read_text().count("\n") == 2
     assert "2 requests measured" in done.out
 

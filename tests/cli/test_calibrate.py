@@ -79,7 +79,7 @@ def test_the_figures_as_json(cli: Any, decider: ScriptedDecider) -> None:
     assert "exists already" in cli(*RUN).err
     Path("q.default.calibration.toml").unlink()
     Path("q.default.calibration.svg").write_text("mine")
-    assert "--name q.default.calibration.svg: exists already" in " ".join(cli(*RUN).err.split())
+    assert "--name: q.default.calibration.svg: exists already" in " ".join(cli(*RUN).err.split())
     assert Path("q.default.calibration.svg").read_text() == "mine"
     assert cli(*RUN, "--force").code == 0
 

@@ -14,14 +14,14 @@ from sfumato.cli import files
 
 def test_a_file_is_replaced_with_force_alone(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    files.write(str(path), "é\udcff", False, "--json")
+    files.write(str(path), "é\udcff", False, "json")
     assert path.read_bytes() == "é?".encode()
     path.chmod(0o600)
     for step in (files.check, lambda *args: files.write(args[0], "other", *args[1:])):
-        with pytest.raises(ValueError, match=r"--json .*a\.json: exists already; .*--force"):
-            step(str(path), False, "--json")
+        with pytest.raises(ValueError, match=r"json: .*a\.json: exists already; .*--force"):
+            step(str(path), False, "json")
     assert path.read_bytes() == "é?".encode()
-    files.write(str(path), b"other", True, "--json")
+    files.write(str(path), b"other", True, "json")
     assert path.read_bytes() == b"other" and stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 

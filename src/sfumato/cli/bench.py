@@ -92,7 +92,7 @@ def _check(args: argparse.Namespace) -> None:
     paths = {name: getattr(args, name) for name in _FILES}
     for name, path in paths.items():
         if path and (path != "-" or name == "plot"):
-            files.check(path, args.force, f"--{name}")
+            files.check(path, args.force, name)
     real = [os.path.realpath(p) for p in paths.values() if p and not files.is_stream(p)]
     if len(set(real)) < len(real):
         raise Refused(_FILES, "two of them name one file", "name another")
@@ -224,7 +224,7 @@ def _predict(args: argparse.Namespace) -> int:
         if args.json == "-":
             print(text, end="")
             return 0
-        files.write(args.json, text, args.force, "--json")
+        files.write(args.json, text, args.force, "json")
     _print_tables(step_time.to_tables(steps))
     known = "measured" if limits.measured else "published, less what programs do not reach"
     print(f"Limits of {limits.name}: {known} ({limits.source}).")
@@ -280,7 +280,7 @@ def _write(report: Report, args: argparse.Namespace) -> None:
             if path == "-":
                 printed = content()
             elif path:
-                files.write(path, content(), args.force, f"--{name}")
+                files.write(path, content(), args.force, name)
         except (ValueError, OSError) as error:
             failure = failure or error
     if report.interrupted:

@@ -37,7 +37,7 @@ def main(args: argparse.Namespace) -> int:
         raise Refused("name", f"{args.name!r:.80} has other characters than {_NAME}")
     path = calibration_path(file.path, args.name)
     for each in (path, path.with_suffix(".svg")):
-        files.check(str(each), args.force, "--name")
+        files.check(str(each), args.force, "name")
     source = Source(args.labelled)
     total, columns = source.scan(lambda row: _check_row(file, row))
     names = [name for name in file.questions if name in columns]
@@ -135,7 +135,7 @@ def _store(
     text = calibration_text(model, asking.reading, asking.questions, fitted, made)
     square = {name: (f, labelled[name].rows, labelled[name].labels) for name, f in fitted.items()}
     for target, content in ((path.with_suffix(".svg"), plot(square)), (path, text)):
-        files.write(str(target), content, args.force, "--name")
+        files.write(str(target), content, args.force, "name")
 
 
 def _lines(fitted: Mapping[str, Fitted], path: Path) -> list[str]:

@@ -14,6 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from sfumato.refused import Refused
 from sfumato.weights.files.atomic_write import atomic_path, check_writable, create_file
 
 MOST_BYTES = 16 << 20  # of a file: far more than any context holds
@@ -46,10 +47,10 @@ def _called(name: str) -> str:
     return "standard input" if name == "-" else name
 
 
-def check(name: str, force: bool, option: str = "") -> None:
+def check(name: str, force: bool, field: str | None = None) -> None:
     """Raises ValueError where `write` would: before there is something to lose.
 
-    option: the source of the name, for the message, as --json."""
+    field: the option that names the file, as `json`."""
     try:
         if not is_stream(name):
             path = Path(os.path.realpath(name) if os.path.islink(name) else name)
@@ -57,14 +58,14 @@ def check(name: str, force: bool, option: str = "") -> None:
                 raise ValueError(f"{name}: is a folder; name a file")
             check_writable(path, force)
     except ValueError as error:
-        raise ValueError(f"{option} {error}".lstrip()) from None
+        raise Refused(field, str(error)) from None
 
 
-def write(name: str, content: str | bytes, force: bool, option: str = "") -> None:
+def write(name: str, content: str | bytes, force: bool, field: str | None = None) -> None:
     """Writes the file whole, or not at all. Raises ValueError as `check` does, OSError of the
     disk."""
     data = content.encode(errors="replace") if isinstance(content, str) else content
-    check(name, force, option)
+    check(name, force, field)
     if is_stream(name):
         with open(name, "wb") as stream:
             stream.write(data)

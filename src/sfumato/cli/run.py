@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import sfumato
 from sfumato.cli import files, terminal
+from sfumato.refused import Refused
 
 if TYPE_CHECKING:
     from sfumato.api import Model
@@ -43,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
     if recorder:
         embedded = generation.is_embedded(model)
         data = _replay(args, recorder, question, answer, remark or "", embedded)
-        files.write(args.replay, data, args.force, "--replay")
+        files.write(args.replay, data, args.force, "replay")
     if args.json:
         terminal.print_json(_report(answer))
     elif answer.interrupted:
@@ -72,8 +73,8 @@ def _question(words: list[str]) -> str | None:
 def _check_replay(name: str, force: bool) -> None:
     """Raises ValueError where the file could not be written: before there is a reply to lose."""
     if Path(name).suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"--replay {name}: the replay is a web page, name it FILE.html")
-    files.check(name, force, "--replay")
+        raise Refused("replay", f"{name}: the replay is a web page", "name it FILE.html")
+    files.check(name, force, "replay")
 
 
 def _typed_question() -> str | None:
