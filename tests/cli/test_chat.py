@@ -157,7 +157,7 @@ def test_a_terminal_is_greeted_with_the_model_and_help(
     monkeypatch.setenv("SFUMATO_MODEL", "models/small.gguf")
     assert typing().out.startswith("small.gguf · /help")
     monkeypatch.setenv("SFUMATO_MODEL", "hf:owner/name")
-    monkeypatch.setattr("sfumato.cli.hub.local", lambda reference: Path("snapshots/1a2b"))
+    monkeypatch.setattr("sfumato.cli.pull.local", lambda reference: Path("snapshots/1a2b"))
     assert typing().out.startswith("hf:owner/name · /help")
 
 

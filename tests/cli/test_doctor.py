@@ -9,7 +9,7 @@ import torch
 
 from sfumato import catalog, ops
 from sfumato.api import EMBEDDED
-from sfumato.cli import doctor, probes
+from sfumato.cli import doctor
 from sfumato.engine.memory.device_memory import Accelerator, Budget
 from sfumato.model.families import open_checkpoint
 from sfumato.model.placement import pick_device, pick_dtype
@@ -36,7 +36,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     def say(
         free: float = 40e9, total: float = 64e9, share: float = 0.98, load: float = 0.1
     ) -> None:
-        measured = probes.Measured("cpu", SPEED, 7, load, share, 2)
+        measured = doctor.Measured("cpu", SPEED, 7, load, share, 2)
         monkeypatch.setattr(doctor, "measure", lambda *_: measured)
         monkeypatch.setattr(doctor, "budget", lambda _: Budget(int(free), "a test"))
         monkeypatch.setattr(doctor, "device_memory", lambda _: int(total))
@@ -51,7 +51,7 @@ def test_the_verdict_comes_first(machine: Any, cli: Any) -> None:
     done = cli("doctor")
     assert (done.code, done.err) == (0, "")
     first, steps, _, head, *lines = done.out.splitlines()
-    step = doctor.seconds(probes.step_seconds(SPEED, "cpu", "Q4_K_M", 16.8e9))
+    step = doctor.seconds(doctor.step_seconds(SPEED, "cpu", "Q4_K_M", 16.8e9))
     assert first == f"{catalog.MODEL} fits: take Q4_K_M, about {step} a step on this CPU."
     assert re.fullmatch(r"A text of 256 tokens takes 12 to 48 steps: \S+ \w+ to \S+ \w+\.", steps)
     assert head.split() == ["format", "memory", "fits", "a", "step"]
@@ -205,25 +205,25 @@ def test_fits() -> None:
 
 
 def test_the_least_is_the_slower_of_arithmetic_and_reading() -> None:
-    assert probes.least_seconds(PLAIN, 16.8e9) == pytest.approx(probes.work().flop / 3e12)
+    assert doctor.least_seconds(PLAIN, 16.8e9) == pytest.approx(doctor.work().flop / 3e12)
     slow = PLAIN | {"read_bytes": 1e9}
-    assert probes.least_seconds(slow, 16.8e9) == pytest.approx(16.8)
+    assert doctor.least_seconds(slow, 16.8e9) == pytest.approx(16.8)
 
 
 @pytest.mark.parametrize(("device", "rate"), [("cpu", 1e12), ("cuda:0", 3e12)])
 def test_without_compiled_operations_all_is_dequantized(device: str, rate: float) -> None:
     """And the arithmetic is in the dtype that quantized models compute in there."""
-    step = probes.step_seconds(PLAIN, device, "Q4_K_M", 16.8e9)
-    dequantizing = probes.work().weights / 2e9
-    assert step == pytest.approx(dequantizing + probes.work().flop / rate)
-    plain = probes.step_seconds(PLAIN, device, "BF16", 50.5e9)
-    assert plain == pytest.approx(probes.work().flop / 3e12)
+    step = doctor.step_seconds(PLAIN, device, "Q4_K_M", 16.8e9)
+    dequantizing = doctor.work().weights / 2e9
+    assert step == pytest.approx(dequantizing + doctor.work().flop / rate)
+    plain = doctor.step_seconds(PLAIN, device, "BF16", 50.5e9)
+    assert plain == pytest.approx(doctor.work().flop / 3e12)
 
 
 def test_the_work_is_that_of_the_published_sizes() -> None:
     """In multiply-adds for each of 256 positions: 8 of 128 experts in 30 layers, two products of
     the tied embedding."""
-    work = probes.work()
+    work = doctor.work()
     assert (work.dense + work.experts) / 512 == pytest.approx(3.1e9, rel=0.02)
     assert work.experts / 512 == pytest.approx(30 * 8 * 3 * 2816 * 704)
     assert work.head / 512 == work.embedding == 262_144 * 2816
@@ -232,10 +232,10 @@ def test_the_work_is_that_of_the_published_sizes() -> None:
 
 def test_compiled_operations_dequantize_only_for_the_soft_embedding() -> None:
     """Experts have few positions each, and so a rate of their own."""
-    step = probes.step_seconds(SPEED, "cpu", "Q4_K_M", 16.8e9)
-    work = probes.work()
+    step = doctor.step_seconds(SPEED, "cpu", "Q4_K_M", 16.8e9)
+    work = doctor.work()
     layers = work.dense / 8e12 + work.experts / 4e12
     head = work.head / 8e12 + work.head / 1e12 + work.embedding / 2e9
-    assert step == pytest.approx(probes.LAYER_EXTRA * layers + head, rel=1e-3)
-    slow = probes.step_seconds(SPEED | {"read_bytes": 1e9}, "cpu", "Q4_K_M", 16.8e9)
+    assert step == pytest.approx(doctor.LAYER_EXTRA * layers + head, rel=1e-3)
+    slow = doctor.step_seconds(SPEED | {"read_bytes": 1e9}, "cpu", "Q4_K_M", 16.8e9)
     assert slow == pytest.approx(step + 16.8, rel=1e-3)

@@ -18,7 +18,7 @@ import pytest
 
 from sfumato import catalog
 from sfumato.api import EMBEDDED
-from sfumato.cli import _resolve_models, hub, pull
+from sfumato.cli import _resolve_models, pull
 from sfumato.engine.memory.device_memory import Budget
 from sfumato.model import families
 from sfumato.model.families import FAMILIES, Family
@@ -64,7 +64,9 @@ def test_a_name_becomes_a_path_that_is_found_again_without_the_hub(
     assert (again.code, again.out.strip()) == (0, str(path))
     assert "it was downloaded before" in again.err
     assert "HF_HUB_OFFLINE is set" in cli("pull", f"hf:{REPO}:Q8_0").err
-    assert hub.local(hub.parse(f"hf:{REPO}:Q4")) is None  # it takes the hub to know that it is one
+    assert (
+        pull.local(pull.parse(f"hf:{REPO}:Q4")) is None
+    )  # it takes the hub to know that it is one
     assert [name for name, _ in hub_server.sent] == [Q4]
 
 
@@ -128,8 +130,8 @@ def test_an_interrupted_download_goes_on(
 
 
 def test_a_damaged_part_is_not_taken(hub_server: StandIn, cli: Any) -> None:
-    listing = hub.remote(hub.parse(f"hf:{REPO}"))
-    part = hub._blob(listing, Q4).with_suffix(".part")
+    listing = pull.remote(pull.parse(f"hf:{REPO}"))
+    part = pull._blob(listing, Q4).with_suffix(".part")
     part.parent.mkdir(parents=True)
     part.write_bytes(b"else")
     done = cli("pull", f"hf:{REPO}:Q4_K_M")
@@ -145,7 +147,7 @@ def test_a_first_download_is_compared_with_its_hash(
         file.write(bytes(listing.sizes[name]))
 
     with monkeypatch.context() as patched:
-        patched.setattr(hub, "_stream", damaged)
+        patched.setattr(pull, "_stream", damaged)
         done = cli("pull", f"hf:{REPO}:Q4_K_M")
     assert done.code == 2 and "damaged; it is removed, try again" in done.err
     assert cli("pull", f"hf:{REPO}:Q4_K_M").code == 0
@@ -193,9 +195,9 @@ def test_what_cannot_be_had_is_said_with_what_to_do(
 def test_narrow_repositories_are_readable(method: str, share: float) -> None:
     """With what is beside their weights, and the memory that their blocks take."""
     sizes = {"hf_quant_config.json": 99, "config.json": 99, "model.safetensors": 10**9}
-    listing = hub.Listing("a/b", REVISION, sizes, quantized=method)
+    listing = pull.Listing("a/b", REVISION, sizes, quantized=method)
     assert pull._unreadable(listing) == []
-    names = hub.choose(listing, hub.Reference("a/b"))
+    names = pull.choose(listing, pull.Reference("a/b"))
     assert set(names) == set(sizes)
     assert pull.memory(listing, names, None) == pytest.approx(share * 10**9 + catalog.MARGIN)
 
@@ -222,7 +224,7 @@ def test_a_scheme_that_is_not_read_is_refused_before_the_weights(
 
 def test_json_that_would_not_be_read_is_not_downloaded() -> None:
     sizes = {"config.json": 99, "model.safetensors.index.json": (16 << 20) + 1}
-    (reason,) = pull._unreadable(hub.Listing("a/b", REVISION, sizes))
+    (reason,) = pull._unreadable(pull.Listing("a/b", REVISION, sizes))
     assert reason.startswith("model.safetensors.index.json has")
     assert reason.endswith("above the limit of 16 MiB")
 
@@ -231,11 +233,11 @@ def test_json_that_would_not_be_read_is_not_downloaded() -> None:
 def test_a_repository_of_each_family_that_can_be_run_is_readable(family: Family) -> None:
     """By the name that its GGUF files say, and by that of its config.json."""
     for name in (family.architecture, family.model_type):
-        assert pull._unreadable(hub.Listing("a/b", REVISION, {}, architecture=name)) == []
+        assert pull._unreadable(pull.Listing("a/b", REVISION, {}, architecture=name)) == []
 
 
 def test_a_new_family_is_readable(monkeypatch: pytest.MonkeyPatch) -> None:
-    listing = hub.Listing("a/b", REVISION, {}, architecture="toy-diffusion")
+    listing = pull.Listing("a/b", REVISION, {}, architecture="toy-diffusion")
     assert pull._unreadable(listing)
     toy = replace(FAMILIES[0], architecture="toy-diffusion")
     monkeypatch.setattr(families, "FAMILIES", (*FAMILIES, toy))
@@ -246,12 +248,12 @@ def test_the_safetensors_that_a_folder_would_be_read_by() -> None:
     """What else lies in the repository stays there."""
 
     def chosen(*names: str, file: str | None = None) -> list[str]:
-        listing = hub.Listing("a/b", REVISION, dict.fromkeys(names, 1))
-        return hub.choose(listing, hub.Reference("a/b", file))
+        listing = pull.Listing("a/b", REVISION, dict.fromkeys(names, 1))
+        return pull.choose(listing, pull.Reference("a/b", file))
 
     shards = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
-    assert chosen("config.json", hub.INDEX, *shards, "consolidated.safetensors", "x.gguf") == [
-        *("config.json", hub.INDEX, *shards)
+    assert chosen("config.json", pull.INDEX, *shards, "consolidated.safetensors", "x.gguf") == [
+        *("config.json", pull.INDEX, *shards)
     ]
     assert chosen("a.safetensors", "model.safetensors") == ["model.safetensors"]
     assert chosen("a.safetensors", "b.safetensors", file="a.safetensors") == ["a.safetensors"]
@@ -297,7 +299,7 @@ def test_what_does_not_fit_is_not_downloaded(
 
 def test_the_memory_that_a_download_will_need() -> None:
     names = ["config.json", "model.safetensors"]
-    listing = hub.Listing("a/b", REVISION, {"config.json": 1, "model.safetensors": 10**10})
+    listing = pull.Listing("a/b", REVISION, {"config.json": 1, "model.safetensors": 10**10})
     assert pull.memory(listing, names, None) == pytest.approx(10.6e9)
     assert pull.memory(listing, names, "q4_k") == pytest.approx(4.2e9)
 

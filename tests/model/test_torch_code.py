@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sfumato.cli import doctor, probes
+from sfumato.cli import doctor
 from sfumato.model import placement
 from sfumato.model.placement import missing_code, pick_device, serves, shares_host_memory
 
@@ -75,7 +75,7 @@ def test_old_cards(
     assert f"{build}, see https" in (missing_code(GPU) or "")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert probes.quantized_dtype("cuda:0") is getattr(torch, dtype)
+    assert doctor.quantized_dtype("cuda:0") is getattr(torch, dtype)
     for format in ("Q4_K", "BF16", "F16"):
         info = SimpleNamespace(format=format, nbytes=1 << 40, shape=(97, 64))
         checkpoint = SimpleNamespace(tensors={"embed_tokens.weight": info})

@@ -1,25 +1,54 @@
-"""`sfumato pull`: downloads a model, after a check of free disk and memory."""
+"""`sfumato pull`, and `hf:owner/name[:file]` in other commands: which files of a hub's repository a
+name means, and their download after a check of free disk and memory.
+
+What is in the hub's local cache is found without the network. Other files are downloaded into that
+cache, and interrupted downloads resumed. The hub's library is an optional extra, imported only when
+asked for.
+"""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import importlib
+import os
+import re
 import shutil
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
 
 from sfumato import catalog
-from sfumato.cli import hub, terminal
-from sfumato.cli.hub import Listing, Reference
+from sfumato.cli import terminal
 from sfumato.cli.terminal import size
-from sfumato.weights.checkpoint import INDEX
+from sfumato.weights.checkpoint import INDEX, locate
 from sfumato.weights.errors import CheckpointError
+from sfumato.weights.files.gguf import part_names
 from sfumato.weights.files.jsonfile import MAX_JSON, read_object
 from sfumato.weights.files.narrow import BESIDE as NARROW
 from sfumato.weights.files.narrow import METHODS, read_scheme
 
+PREFIX = "hf:"
+USAGE = "hf:owner/name, or hf:owner/name:file with a file's name or a part of it, as Q4_K_M"
+BESIDE = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("chat_template.jinja", "chat_template.json", NARROW, INDEX),
+)
+"""What is read beside safetensors."""
+
+WHOLE = 50e9
+"""Bytes; the hub serves larger files only by a protocol of its own, through its library."""
+
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
+_NETWORK = {"httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "socket", "ssl"}
+
 _SHARE = {"q4_k": 0.36, "q8_0": 0.55}
 """What quantizing while loading leaves of bfloat16, the embedding's two copies included."""
-
 
 _NARROW_SHARE = {"compressed-tensors": 1.07, "modelopt": 1.5}
 """What narrow matrices take as blocks, by their method: 8 bits become 8½, and ModelOpt's 4½ become
@@ -28,16 +57,43 @@ _NARROW_SHARE = {"compressed-tensors": 1.07, "modelopt": 1.5}
 _READ_AT_ONCE = ("config.json", "generation_config.json", NARROW, INDEX)
 
 
+@dataclass(frozen=True)
+class Reference:
+    """What follows `hf:`."""
+
+    repo: str
+    file: str | None = None
+
+    def __str__(self) -> str:
+        return f"{PREFIX}{self.repo}" + (f":{self.file}" if self.file else "")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a repository holds, as the hub or the local cache has it."""
+
+    repo: str
+    revision: str
+    sizes: Mapping[str, int]  # by the file's name
+    hashes: Mapping[str, str] = field(default_factory=dict)  # SHA-256, of large files
+    architecture: str | None = None  # None: it is not known
+    quantized: str | None = None  # by what method, other than in GGUF: quant_method of config.json
+
+
+class Unreachable(ValueError):
+    """The hub does not answer, or may not be asked."""
+
+
 def main(args: argparse.Namespace) -> int:
     """Download, and print the path. Raises ValueError or OSError where the download fails."""
     if args.name is None:
         print(catalog.advice())
         return 0
-    reference = hub.parse(args.name)
+    reference = parse(args.name)
     try:
         path = fetch(reference, force=args.force)
-    except hub.Unreachable as error:
-        cached = hub.local(reference)
+    except Unreachable as error:
+        cached = local(reference)
         if cached is None:
             raise
         terminal.print_message("note", f"{error}; it was downloaded before")
@@ -59,11 +115,11 @@ def fetch(
     quantize: the format of float matrices once the model is loaded, on that device. Raises
     ValueError or OSError, also where disk or memory do not suffice, unless `force` is given.
     """
-    listing = hub.remote(reference)
-    names = hub.choose(listing, reference)
-    remaining = hub.missing(listing, names)
+    listing = remote(reference)
+    names = choose(listing, reference)
+    remaining = missing(listing, names)
     if not remaining:
-        return hub.download(listing, names, reference)
+        return download(listing, names, reference)
     room, lacks = _room(listing, names, remaining, memory(listing, names, quantize), device)
     reasons = [*_unreadable(listing), *lacks] or unread_scheme(listing, reference)
     if reasons and not force:
@@ -76,7 +132,7 @@ def fetch(
     what = Path(names[0]).name if len(names) == 1 else f"{len(names)} files of {listing.repo}"
     print(f"sfumato: downloading {what}\nsfumato: {room}", file=sys.stderr)
     try:
-        return hub.download(listing, names, reference)
+        return download(listing, names, reference)
     except KeyboardInterrupt:
         print("\nsfumato: the same command continues the download", file=sys.stderr)
         raise
@@ -106,11 +162,11 @@ def _unreadable(listing: Listing) -> list[str]:
 
 def unread_scheme(listing: Listing, reference: Reference) -> list[str]:
     """Why the narrow matrices of a repository cannot be loaded. Downloads what says how they are
-    stored, some kB, and no weights. Raises as `hub.download` does."""
+    stored, some kB, and no weights. Raises as `download` does."""
     names = [name for name in ("config.json", NARROW) if name in listing.sizes]
     if "config.json" not in names or (listing.quantized is None and NARROW not in names):
         return []
-    folder = hub.download(listing, names, reference)
+    folder = download(listing, names, reference)
     try:
         read_scheme(read_object(folder / "config.json"), folder)
     except CheckpointError as error:
@@ -122,9 +178,9 @@ def resolve(args: argparse.Namespace, key: str) -> None:
     """Replaces an option's `hf:` name by a path, and downloads what is not in the local cache.
     Raises ValueError or OSError where a download fails or would not fit."""
     given: str = getattr(args, key)
-    reference = hub.parse(given)
+    reference = parse(given)
     quantize, device = getattr(args, "quantize", None), getattr(args, "device", "auto")
-    path = hub.local(reference) or fetch(reference, quantize, device)
+    path = local(reference) or fetch(reference, quantize, device)
     setattr(args, key, str(path))
     # For messages and for clients: the folder of a snapshot is only a hash.
     args.asked_for = given
@@ -141,7 +197,7 @@ def _room(
     from sfumato.engine.memory.device_memory import budget
     from sfumato.model.placement import pick_device
 
-    folder = hub.cache_folder(listing.repo)
+    folder = cache_folder(listing.repo)
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     disk, memory = shutil.disk_usage(existing).free, budget(pick_device(device))
     total = sum(listing.sizes[name] for name in names)
@@ -172,3 +228,274 @@ def memory(listing: Listing, names: list[str], quantize: str | None) -> float:
         return weights * _SHARE[quantize] + catalog.MARGIN
     share = _NARROW_SHARE.get(listing.quantized or "", 1.0)
     return entry.memory if entry is not None else weights * share + catalog.MARGIN
+
+
+def parse(text: str) -> Reference:
+    """The repository and file of a name. Raises ValueError where the text is no such name."""
+    repo, _, file = text.removeprefix(PREFIX).partition(":")
+    parts = file.split("/")
+    if not _REPO.fullmatch(repo) or (file and not all(parts)) or ".." in parts or len(file) > 400:
+        raise ValueError(f"{text[:200]}: is no name of a model; write {USAGE}")
+    return Reference(repo, file or None)
+
+
+def library() -> Any:
+    """The hub's library. Raises ValueError, which says what to install, where it is missing."""
+    try:
+        hub = importlib.import_module("huggingface_hub")
+        for part in ("utils", "errors", "constants", "file_download"):
+            importlib.import_module(f"huggingface_hub.{part}")
+    except ImportError:
+        raise ValueError(
+            f"{PREFIX} names need the package huggingface_hub, which is not installed; "
+            f"{sys.executable} -m pip install huggingface_hub"
+        ) from None
+    return hub
+
+
+def local(reference: Reference) -> Path | None:
+    """The path of a complete model in the local cache, or None. Needs no network."""
+    folder = cache_folder(reference.repo)
+    try:
+        revision = (folder / "refs" / "main").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    snapshot = folder / "snapshots" / revision
+    sizes = {
+        path.relative_to(snapshot).as_posix(): path.stat().st_size
+        for path in sorted(snapshot.rglob("*"))
+        if path.is_file()
+    }
+    try:
+        names = choose(Listing(reference.repo, revision, sizes), reference, loosely=False)
+        path = path_of(snapshot, names)
+        if path.is_dir():
+            locate(path)
+            if not {"config.json", "tokenizer.json"} <= set(names):
+                return None
+    except ValueError:  # incomplete, or only the hub knows which file is meant
+        return None
+    return path
+
+
+def cache_folder(repo: str) -> Path:
+    """Where the hub's library keeps a repository."""
+    return Path(library().constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+
+
+def path_of(snapshot: Path, names: list[str]) -> Path:
+    """What to give to `load`: a GGUF file or its first part, or the folder of safetensors."""
+    return snapshot / names[0] if names[0].lower().endswith(".gguf") else snapshot
+
+
+def remote(reference: Reference) -> Listing:
+    """The hub's list of a repository's files. Raises ValueError; Unreachable where the hub does not
+    answer."""
+    hub = library()
+    with explained(reference):
+        info = hub.HfApi().model_info(reference.repo, files_metadata=True, timeout=30)
+    config, gguf = _object(info.config), _object(info.gguf)
+    quantized = _object(config.get("quantization_config")).get("quant_method")
+    architecture = gguf.get("architecture") or config.get("model_type")
+    # Names are printed: control characters could change the terminal.
+    files = [file for file in info.siblings or [] if file.rfilename.isprintable()]
+    return Listing(
+        reference.repo,
+        str(info.sha),
+        {file.rfilename: max(0, int(file.size or 0)) for file in files},
+        {file.rfilename: file.lfs.sha256 for file in files if file.lfs},
+        None if architecture is None else str(architecture)[:40],
+        None if quantized is None else str(quantized)[:40],
+    )
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def choose(listing: Listing, reference: Reference, loosely: bool = True) -> list[str]:
+    """The files that a reference means: a GGUF file or its parts, or safetensors with what is read
+    beside them, the weights last. Raises ValueError where it means none, or several.
+
+    loosely: any part of a file's name serves; for that all names must be listed.
+    """
+    names, wanted = sorted(listing.sizes), reference.file
+    ggufs = [n for n in names if n.lower().endswith(".gguf") and "mmproj" not in n.lower()]
+    if wanted is None or wanted.lower().endswith(".safetensors"):
+        tensors = _tensors(names) if wanted is None else [n for n in names if n == wanted]
+        if len(tensors) > 1 and INDEX not in names:
+            raise ValueError(
+                f"{reference}: {len(tensors)} safetensors files and no {INDEX}; "
+                f"{_files(listing, tensors)}; name one, as hf:{listing.repo}:{tensors[0]}"
+            )
+        if tensors:
+            return [*(n for n in BESIDE if n in listing.sizes), *tensors]
+    matches = ggufs if wanted is None else _matching(ggufs, wanted, loosely)
+    # Of a checkpoint in parts, any part's name means all of them.
+    if len({part_names(name)[0] for name in matches}) != 1:
+        several = f"{len(matches)} files match" if matches else "no such file"
+        if wanted is None:
+            several = f"holds {len(matches)} GGUF files" if matches else "holds no weights to read"
+        raise ValueError(
+            f"{reference}: {several}; {_files(listing, matches or ggufs)}"
+            + (f"; name one, as hf:{listing.repo}:{Path(ggufs[0]).name}" if ggufs else "")
+        )
+    parts = part_names(matches[0])
+    if absent := [name for name in parts if name not in listing.sizes]:
+        raise ValueError(
+            f"{reference}: {len(absent)} of {len(parts)} parts are missing in the repository "
+            f"({absent[0]}); choose another format"
+        )
+    return parts
+
+
+def _tensors(names: list[str]) -> list[str]:
+    """The safetensors files that `weights.locate` would read in a folder of these files."""
+    tensors = [name for name in names if name.endswith(".safetensors") and "/" not in name]
+    if INDEX in names:
+        return [name for name in tensors if _SHARD.search(name)] or tensors
+    return ["model.safetensors"] if "model.safetensors" in tensors else tensors
+
+
+def _matching(names: list[str], wanted: str, loosely: bool) -> list[str]:
+    """Names that are `wanted`, or else that end in it as a format does, or else have it in them."""
+    part = r"(-\d{5}-of-\d{5})?"
+    ends = re.compile(rf"(^|[-_./]){re.escape(wanted)}{part}(\.gguf)?$", re.IGNORECASE)
+    for fits in (
+        lambda name: name == wanted or name.split("/")[-1] == wanted,
+        lambda name: ends.search(name),
+        lambda name: loosely and wanted.lower() in name.lower(),
+    ):
+        if matches := [name for name in names if fits(name)]:
+            return matches
+    return []
+
+
+def _files(listing: Listing, names: list[str], limit: int = 20) -> str:
+    shown = names or sorted(listing.sizes)
+    listed = ", ".join(f"{name} ({size(listing.sizes[name])})" for name in shown[:limit])
+    more = f", and {len(shown) - limit} more" if len(shown) > limit else ""
+    return f"there are {listed}{more}" if shown else "the repository is empty"
+
+
+@contextmanager
+def explained(reference: Reference) -> Iterator[None]:
+    """Within, the library's errors become a ValueError that says what to do."""
+    errors = library().errors
+    page = f"https://huggingface.co/{reference.repo}"
+    login = "log in with `hf auth login` (or set HF_TOKEN)"
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise ValueError(
+            f"{reference}: is gated; accept its terms at {page}, then {login} and try again"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise ValueError(
+            f"{reference}: no such repository, or it is private; check the name, or {login}"
+        ) from None
+    except errors.OfflineModeIsEnabled:
+        raise Unreachable(
+            f"{reference}: the hub may not be asked, for HF_HUB_OFFLINE is set"
+        ) from None
+    except errors.HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", "an error")
+        raise Unreachable(f"{reference}: the hub answered {status}; try again later") from None
+    except Exception as error:
+        # The library's own transfer, for the largest files, fails with RuntimeError.
+        kinds = ConnectionError | TimeoutError | RuntimeError | errors.XetDownloadError
+        if type(error).__module__.split(".")[0] not in _NETWORK and not isinstance(error, kinds):
+            raise
+        raise Unreachable(
+            f"{reference}: the hub cannot be reached ({type(error).__name__}: {str(error)[:100]}); "
+            "check the network, then try again: a download goes on where it stopped"
+        ) from None
+
+
+def missing(listing: Listing, names: list[str]) -> int:
+    """Bytes that are still to be downloaded."""
+    return sum(listing.sizes[name] - _held(listing, name) for name in names)
+
+
+def download(listing: Listing, names: list[str], reference: Reference) -> Path:
+    """Downloads these files, one after another; returns the model's path. Raises ValueError or
+    OSError; after an error or Ctrl-C a second call resumes the download."""
+    hub = library()
+    with explained(reference):
+        for name in names:
+            if _resumable(listing, name) and not _cached(listing, name):
+                _resume(hub, listing, name)
+            # Registers a file that is in the cache, and downloads the small files.
+            place = Path(hub.hf_hub_download(listing.repo, name, revision="main"))
+    depth = names[-1].count("/")
+    return path_of(place.parents[depth], names)
+
+
+def _held(listing: Listing, name: str) -> int:
+    """Bytes of a file that are already downloaded."""
+    if _cached(listing, name):
+        return listing.sizes[name]
+    if not _resumable(listing, name):
+        return 0
+    blob = _blob(listing, name)
+    for path in (blob, blob.with_suffix(".part")):
+        if path.exists():
+            return min(path.stat().st_size, listing.sizes[name])
+    return 0
+
+
+def _cached(listing: Listing, name: str) -> bool:
+    find = library().try_to_load_from_cache
+    return isinstance(find(listing.repo, name, revision=listing.revision), str)
+
+
+def _resumable(listing: Listing, name: str) -> bool:
+    return name in listing.hashes and listing.sizes[name] <= WHOLE
+
+
+def _blob(listing: Listing, name: str) -> Path:
+    digest = listing.hashes[name]
+    if not re.fullmatch("[0-9a-f]{64}", digest):  # it becomes the name of a file
+        raise ValueError(f"{listing.repo}: {name}: the hub gives no SHA-256 for it")
+    return cache_folder(listing.repo) / "blobs" / digest
+
+
+def _resume(hub: Any, listing: Listing, name: str) -> None:
+    """Downloads a file to its place in the cache. What is there of an interrupted download is kept
+    beside that place: the library itself would start again from the beginning."""
+    blob, expected = _blob(listing, name), listing.sizes[name]
+    part = blob.with_suffix(".part")
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    locks = blob.parents[2] / ".locks" / blob.parents[1].name  # the library's own
+    locks.mkdir(parents=True, exist_ok=True)
+    with hub.utils.WeakFileLock(str(locks / f"{blob.name}.lock")):
+        if blob.exists():  # another process has downloaded it
+            return
+        held = part.stat().st_size if part.exists() else 0
+        if held > expected:
+            held = 0
+        with part.open("r+b" if held else "wb") as file:
+            file.seek(held)
+            _stream(hub, listing, name, file, held)
+        with part.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != listing.hashes[name]:
+            part.unlink()
+            raise OSError(f"{name}: what was downloaded is damaged; it is removed, try again")
+        os.replace(part, blob)
+
+
+def _stream(hub: Any, listing: Listing, name: str, file: Any, held: int) -> None:
+    url = hub.hf_hub_url(listing.repo, name, revision=listing.revision)
+    headers = hub.utils.build_hf_headers()
+    location = hub.get_hf_file_metadata(url).location
+    if urlparse(location).netloc != urlparse(url).netloc:
+        headers.pop("authorization", None)  # the token is the hub's, and no other server's
+    hub.file_download.http_get(
+        location,
+        file,
+        resume_size=held,
+        headers=headers,
+        expected_size=listing.sizes[name],
+        displayed_filename=Path(name).name,
+    )
