@@ -103,9 +103,9 @@ def measure(model: Model, steps: int, rounds: int) -> dict[str, float | int | bo
             for pair, times in zip(pairs, seconds, strict=True):
                 if pair.companion.terminal is not None:
                     continue
-                took = pair.step()
+                elapsed = pair.step()
                 if number >= WARM:
-                    times.append(took)
+                    times.append(elapsed)
         texts = [pair.end() for pair in pairs]
         is_same &= all(text == texts[0] for text in texts)
         stats, late = (pair.companion.result().stats for pair in pairs[1:])

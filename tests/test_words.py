@@ -42,6 +42,10 @@ PHRASES = {
     r"\bview/pieces\b": "view/token_text",
     r"\bcli/tune\b": "cli/train",
     r"\bengine/(settle|behind|state|budget)\b": "see MODULES",
+    r"\bseats?\b|\bseated\b": "a row of a batch",
+    r"\bbare.pins?\b|\bheld_open\b": "hard pins, whose positions have no soft embedding; open",
+    r"\btakes? (the|its) turns\b|\btakes? a turn\b": "runs chunks, iterates",
+    r"\"\"\"What [^.\"]*\btook\b": "tokens, steps and times of",
 }
 
 # Of modules, as packages and files below src/sfumato name them.
@@ -80,6 +84,10 @@ DEFINITIONS = {
     "account": "check_tensors",
     "settle": "advance, process",
     "look": "forward",
+    "Seats": "BatchRows",
+    "Scratch": "Suffix",
+    "Span": "PoolLease",
+    "took": "advance, commit",
 }
 
 # Of variables, parameters and functions: words that say nothing of what is held.
@@ -87,7 +95,19 @@ VAGUE = {
     *("found", "told", "tell", "teller", "heat", "hottest", "coldest", "likeliest", "few", "gone"),
     *("there", "asked", "said", "whole", "nobody", "whoever", "somebody", "crowd", "company"),
     *("amid", "fate", "law"),
+    *("seat", "seats", "seated", "took", "held_open", "bare_pins", "scratches"),
 }
+
+# Of variables and parameters in src alone: tests and benchmarks may use these words otherwise.
+HOUSE = {
+    "spans": "widths, chunks, places, leases",
+    "scratch": "suffix; buffer",
+}
+
+# How no docstring in src begins: with what it describes left out, or said in another sentence.
+WITHOUT_SUBJECT = re.compile(
+    r"(Of|As|Those|Likewise|It|Its|They|Their|Them|This|These|He|She|His|Her|Ours)\b"
+)
 
 
 OTHERS = {"vendor", "node_modules"}  # folders; `make test-clients` installs the second
@@ -160,3 +180,48 @@ def test_variables_say_what_they_hold(note: Callable[[str], None]) -> None:
     }
     note(f"vague names of variables: {sum(map(len, vague.values()))} in {len(vague)} files")
     assert vague == {}
+
+
+def test_words_of_the_house_do_not_come_back_in_src() -> None:
+    used = {path: HOUSE.keys() & _variables(path) for path in sorted(SRC.rglob("*.py"))}
+    assert {path.relative_to(SRC).as_posix(): names for path, names in used.items() if names} == {}
+
+
+def _docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Lines and texts of the docstrings of modules, classes, functions, constants and fields."""
+    for node in ast.walk(tree):
+        value = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            yield value.lineno, value.value.strip()
+
+
+def _without_subject(text: str) -> bool:
+    return WITHOUT_SUBJECT.match(text) is not None
+
+
+def test_docstrings_begin_with_their_subject() -> None:
+    """So "The bans of all rows", not "Those of all rows"; "Computes `encode`", not "As
+    `encode`"."""
+    assert [
+        f"{path.relative_to(SRC)}:{line}: {text.splitlines()[0]}"
+        for path in sorted(SRC.rglob("*.py"))
+        for line, text in _docstrings(ast.parse(path.read_text(encoding="utf-8")))
+        if _without_subject(text)
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "guilty"),
+    [
+        ("Of each row.", True),
+        ("Those of all rows.", True),
+        ("As `encode`.", True),
+        ("Its name.", True),
+        ("Likewise of a row.", True),
+        ("Offers a slot.", False),
+        ("Assigns rows.", False),
+        ("Thesaurus of names.", False),
+    ],
+)
+def test_a_docstring_without_its_subject_is_found(text: str, guilty: bool) -> None:
+    assert _without_subject(text) is guilty

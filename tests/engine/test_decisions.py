@@ -112,7 +112,7 @@ def test_that_holds_in_other_dtypes_and_by_other_kernels(
 @pytest.fixture
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of the tokens of a step, so that fewer questions are many."""
-    monkeypatch.setattr("sfumato.engine.engine.TURN", 128)
+    monkeypatch.setattr("sfumato.engine.engine.READ_TOKENS", 128)
 
 
 @pytest.mark.usefixtures("short_chunks")

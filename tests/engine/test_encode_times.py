@@ -1,4 +1,4 @@
-"""What encodes took on a device, with stand-ins for its events."""
+"""The times of encodes on a device, with stand-ins for its events."""
 
 from __future__ import annotations
 

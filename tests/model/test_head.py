@@ -373,9 +373,9 @@ print(status("VmHWM") - status("RssFile") - before, head_bytes(config, torch.flo
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads a process's memory from /proc")
 def test_a_pass_does_not_pile_up_memory() -> None:
-    """What is kept of each of 64 chunks must not keep that chunk's buffers: it took 30 times as
+    """What is kept of each of 64 chunks must not keep that chunk's buffers: it used 30 times as
     much. Twice as much is what the allocator holds back."""
     done = subprocess.run([sys.executable, "-c", PASS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    took, predicted = map(int, done.stdout.split())
-    assert took < 3 * predicted
+    used, predicted = map(int, done.stdout.split())
+    assert used < 3 * predicted

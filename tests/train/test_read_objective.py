@@ -63,7 +63,7 @@ def test_no_question_of_a_kind_is_no_loss(network):
     rng = np.random.default_rng(3)
     row = decisions_data.row(choice("Words: sun, dog.", "Which word is there?", "xy", (1.0, 0.0)))
     losses = read_losses(network, decisions_data.collate([[row]], rng))
-    assert losses["evidence"] == losses["turns"] == 0 < losses["labels"]
+    assert losses["evidence"] == losses["subjects"] == 0 < losses["labels"]
 
 
 def test_words_are_asked_for_their_place_in_the_state(network):

@@ -261,8 +261,8 @@ class Canvas:
         self.temperatures = temperatures
 
     def temperature(self) -> float:
-        """Of the step to come. At a setting of 0 the distribution keeps the schedule; the draw does
-        not."""
+        """The temperature of the step to come. At a setting of 0 the distribution keeps the
+        schedule; the draw does not."""
         self.prepare()
         return self.temperatures[min(self.step, len(self.temperatures) - 1)]
 

@@ -129,7 +129,7 @@ _SPEED = (
     "ms_per_step",
     "tokens_per_forward",
 )
-"""As in the reports of `sfumato bench`."""
+"""Computes speeds as the reports of `sfumato bench` have them."""
 
 
 def _rounded(value: float | None) -> float | None:

@@ -16,7 +16,7 @@ from sfumato.diffusion.constraints.call_grammar import Source
 from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine.circuit import Circuit, FileCheck, probe
-from sfumato.engine.engine_config import TURN, EngineConfig
+from sfumato.engine.engine_config import READ_TOKENS, EngineConfig
 from sfumato.engine.errors import REFUSALS, EngineDead, NotReady, QueueFull
 from sfumato.engine.events import (
     Completed,
@@ -77,7 +77,7 @@ class Engine:
         self._pool = make_pool(model.network, self.config, self._guard)
         self._longest, self._snapshot_points = self._pool.longest, snapshot_points_of(model)
         self._statistics, self._inbox = Statistics(clock), Inbox()
-        most_read = TURN if model.network.device.type == "cpu" else None
+        most_read = READ_TOKENS if model.network.device.type == "cpu" else None
         self._scheduler = Scheduler(self._pool, self.config.prefill_chunk, clock, most_read)
         self._runner = Runner(model.network, self.config.slots, self.config.prefill_chunk, clock)
         self._circuit = Circuit(lambda: probe(model), clock)
@@ -285,7 +285,7 @@ class Engine:
 
     def start(self) -> Engine:
         """Gives the engine its thread."""
-        self._lifecycle.start(self._turn, lambda: self._circuit.reason is not None)
+        self._lifecycle.start(self._iterate, lambda: self._circuit.reason is not None)
         return self
 
     def close(self, drain_s: float = 0.0, join_s: float = JOIN_S) -> None:
@@ -351,7 +351,7 @@ class Engine:
         self._slots = self._pool.states(requests)
         self._slot_bytes = self._pool.snapshot_bytes, self._pool.larger_bytes
 
-    def _turn(self) -> bool:
+    def _iterate(self) -> bool:
         """A step, or, while the engine's failures last, only what needs no step. An engine without
         a thread does without the circuit: its owner sees each failure."""
         with self._lifecycle.fatal(after=self._publish):

@@ -8,7 +8,7 @@ from sfumato.diffusion.checks import MOST_SECONDS, is_number, is_whole
 from sfumato.options.limits import MOST_STEPS
 from sfumato.refused import Refused
 
-TURN = 512
+READ_TOKENS = 512
 """Tokens of the reads of a step on a CPU, where a step takes as long as its tokens; on another
 device they are as many as a chunk of a prefill has."""
 

@@ -90,7 +90,7 @@ class Inbox:
 log = logging.getLogger(__name__)
 
 POLL_S = 0.05  # how often a queue that nothing moves is looked at again
-IDLE_S = 1.0  # how often an engine without requests takes a turn, for what it checks by itself
+IDLE_S = 1.0  # how often an engine without requests iterates, for what it checks by itself
 CLOSING = "the server is shutting down"
 
 
@@ -114,12 +114,12 @@ class Lifecycle:
         """Whether an error has ended the engine."""
         return self._death is not None
 
-    def start(self, turn: Callable[[], bool], is_held: Callable[[], bool]) -> None:
-        """Calls `turn` in a thread until the end; turn: False where there was nothing to do;
+    def start(self, iterate: Callable[[], bool], is_held: Callable[[], bool]) -> None:
+        """Calls `iterate` in a thread until the end; iterate: False where there was nothing to do;
         is_held: whether submitted rows have to wait."""
         assert self.thread is None, "an engine is started once"
         self.thread = Thread(
-            target=self._serve, args=(turn, is_held), name="sfumato-engine", daemon=True
+            target=self._serve, args=(iterate, is_held), name="sfumato-engine", daemon=True
         )
         self.thread.start()
 
@@ -155,10 +155,10 @@ class Lifecycle:
             after()
             raise
 
-    def _serve(self, turn: Callable[[], bool], is_held: Callable[[], bool]) -> None:
+    def _serve(self, iterate: Callable[[], bool], is_held: Callable[[], bool]) -> None:
         while not self._inbox.stopped:
             try:
-                is_busy = turn()
+                is_busy = iterate()
             except BaseException:
                 return  # all requests have been ended
             if not is_busy:

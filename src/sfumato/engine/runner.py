@@ -450,7 +450,7 @@ def _encode(denoiser: Denoiser, slots: Sequence[Slot], config: SamplerConfig) ->
 
 
 def _step(denoiser: Denoiser, slots: Sequence[Slot], config: SamplerConfig) -> None:
-    """Of as many rows as slots: all of them denoised, then the first committed."""
+    """Runs a step of as many rows as slots: denoises all of them, then commits the first."""
     assert config.canvas_length
     network = denoiser.network
     size, device = network.config.vocab_size, network.device

@@ -74,7 +74,7 @@ class KeptLayer:
     """The weights of one layer in the host's memory, in the form that the card computes with."""
 
     def __init__(self, memory: HostMemory) -> None:
-        """Its weights are kept before those of another layer."""
+        """Keeps the weights of one layer before those of another."""
         self._memory, self._start, self.nbytes = memory, memory.end, 0
         self._places: list[tuple[Any, Callable[[Any], None]]] = []
 

@@ -140,11 +140,11 @@ def fill_row(task: FillTask, canvas: int) -> CanvasRow | None:
 Span = tuple[int, int]  # where in a text a hole starts and ends
 
 
-def with_holes(text: str, spans: Sequence[Span]) -> tuple[Part, ...]:
-    """The parts of a text whose `spans`, apart and in order, are holes of their lengths."""
+def with_holes(text: str, holes: Sequence[Span]) -> tuple[Part, ...]:
+    """The parts of a text whose `holes`, apart and in order, are holes of their lengths."""
     parts: list[Part] = []
     done = 0
-    for start, end in spans:
+    for start, end in holes:
         parts += [text[done:start], Hole(end - start)]
         done = end
     return tuple(part for part in [*parts, text[done:]] if part)
@@ -163,7 +163,7 @@ def _span(text: str, rng: np.random.Generator, first: int = 0) -> Span | None:
     return start, min(len(text), start + 1 + int(rng.random() * MOST_IN_HOLE))
 
 
-def _spans(text: str, rng: np.random.Generator) -> list[Span]:
+def _holes(text: str, rng: np.random.Generator) -> list[Span]:
     """One hole or two, at least one character apart."""
     one = _span(text, rng)
     if one is None:
@@ -174,11 +174,11 @@ def _spans(text: str, rng: np.random.Generator) -> list[Span]:
 
 
 def _task(
-    messages: Sequence[Message] | None, text: str, spans: Sequence[Span], key: str | None = None
+    messages: Sequence[Message] | None, text: str, holes: Sequence[Span], key: str | None = None
 ) -> FillTask | None:
-    if not spans:
+    if not holes:
         return None
-    parts = with_holes(text, spans)
+    parts = with_holes(text, holes)
     if key is None:
         key = "".join(part if isinstance(part, str) else f"{{{part.tokens}}}" for part in parts)
     return FillTask(None if messages is None else tuple(messages), parts, text, key)
@@ -187,7 +187,7 @@ def _task(
 def _answers(rng: np.random.Generator) -> FillTask | None:
     """An answer to a question that the model knows."""
     question = pick(all_questions(), rng)
-    return _task(ask(wording(question, rng)), question.answer, _spans(question.answer, rng))
+    return _task(ask(wording(question, rng)), question.answer, _holes(question.answer, rng))
 
 
 @cache
@@ -265,7 +265,7 @@ def _restated(rng: np.random.Generator) -> FillTask | None:
     first, again = pick(_RESTATED, rng)
     facts = {"name": pick(NAMES, rng), "item": pick(ITEMS, rng), "n": pick(range(2, 10), rng)}
     text, statement = again.format_map(facts), first.format_map(facts)
-    return _task(ask(statement), text, _spans(text, rng), statement)
+    return _task(ask(statement), text, _holes(text, rng), statement)
 
 
 def _grids(rng: np.random.Generator) -> FillTask:
@@ -352,13 +352,13 @@ def json_rows(task: JsonTask, canvas: int, slip: Callable[[str], str] = str) -> 
 def values_as_holes(task: JsonTask, canvas: int, rng: np.random.Generator) -> FillTask:
     """The object as a text whose values are holes, as a grammar pins what it forces; of an object
     that is longer than a canvas, one value."""
-    text, spans, at = task.text, [], 0
+    text, holes, at = task.text, [], 0
     for name, value in task.value.items():
         start = text.index(f'"{name}": ', at) + len(name) + 4
         at = start + len(json.dumps(value))
         inner = isinstance(value, str)
-        spans.append((start + inner, at - inner))
-    parts = with_holes(text, spans if len(text) < canvas else [pick(spans, rng)])
+        holes.append((start + inner, at - inner))
+    parts = with_holes(text, holes if len(text) < canvas else [pick(holes, rng)])
     return FillTask(tuple(ask(task.request)), parts, text, task.request)
 
 

@@ -95,9 +95,9 @@ class Reads(NamedTuple):
     starts: torch.Tensor  # [O]: where in `ids` their labels are
     looks: dict[str, torch.Tensor]
     """[n, 3] each: question, a place in it, and where it should look. "words": where a word ends,
-    and in the state, or 0; "evidence": where in the state what decides ends; "turns": where yes or
-    no ends, and in the question what is asked does; "numbers": state, where in it a word ends, and
-    where its number does."""
+    and in the state, or 0; "evidence": where in the state what decides ends; "subjects": where yes
+    or no ends, and in the question what is asked does; "numbers": state, where in it a word ends,
+    and where its number does."""
 
 
 def pooled(

@@ -63,7 +63,7 @@ _EVIDENCE = re.compile(
 )
 """What decides in states where one word does."""
 _OF_ONE = re.compile(r"many for (\w+)\?")
-"""A question whose options do not name what it turns on, as yes and no do not."""
+"""A question whose options do not name what it is about, as yes and no do not."""
 _NUMBERS = re.compile(r" are for |One is")
 """Found in states that give each of several words a number, which stands before the word."""
 _NUMBERED = {*NAMES, *COLOURS, *STATUSES, *LEVELS_VOTED[0], *LEVELS_VOTED[1]}
@@ -80,7 +80,7 @@ class Row(NamedTuple):
     question: list[int]  # and after it; places below are places in it
     options: list[int]  # where the options' lines end
     starts: list[int]  # where their labels are
-    looks: dict[str, list[tuple[int, int]]]  # see _words, _evidence, _turns and _numbers
+    looks: dict[str, list[tuple[int, int]]]  # see _words, _evidence, _subjects and _numbers
     labels: list[int]  # ids that answer
     truth: list[float]  # the probability of each
 
@@ -157,7 +157,7 @@ def row(case: Case) -> Row:
     looks = {
         "words": _words(case.state, body[: options[-1] + 1]),
         "evidence": _evidence(case, body, options),
-        "turns": _turns(body, options) if names_none else [],
+        "subjects": _subjects(body, options) if names_none else [],
         "numbers": _numbers(case.state),
     }
     ids = encode_text("".join(labels))
@@ -183,14 +183,14 @@ def _words(state: str, body: str) -> list[tuple[int, int]]:
 
 
 def _evidence(case: Case, body: str, options: list[int]) -> list[tuple[int, int]]:
-    """Where options' lines end, and for yes and no the word that the question turns on, each with
+    """Where options' lines end, and for yes and no the word that the question is about, each with
     where in the state's part of the prompt the word ends that decides. Where the question says
     which word does: none."""
     evidence = _EVIDENCE.search(case.state)
     if evidence is None:
         return []
     place = len(_HEAD) + evidence.end(evidence.lastindex or 0) - 1
-    ends = [*options, _turns_on(body).end(1) - 1] if case.kind == "yes_no" else options
+    ends = [*options, _subject(body).end(1) - 1] if case.kind == "yes_no" else options
     return [(end, place) for end in ends]
 
 
@@ -207,18 +207,18 @@ def _numbers(state: str) -> list[tuple[int, int]]:
     ]
 
 
-def _turns_on(body: str) -> re.Match[str]:
-    """The word that a yes/no question turns on: its last one, or its second one in those of
+def _subject(body: str) -> re.Match[str]:
+    """The word that a yes/no question is about: its last one, or its second one in those of
     _SECOND."""
     word = _SECOND.search(body) or _LAST.search(body)
     assert word is not None, body
     return word
 
 
-def _turns(body: str, options: list[int]) -> list[tuple[int, int]]:
-    """Where options' lines end, each with where the word ends that the question turns on, if that
+def _subjects(body: str, options: list[int]) -> list[tuple[int, int]]:
+    """Where options' lines end, each with where the word ends that the question is about, if that
     is before."""
-    word = _turns_on(body)
+    word = _subject(body)
     return [(end, word.end(1) - 1) for end in options if end > word.end(1)]
 
 

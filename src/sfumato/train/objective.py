@@ -34,7 +34,7 @@ NUMBER_LAYER = 1
 LOOKING_HEADS = {
     "words": (MATCHING_LAYER, 0, False),
     "evidence": (MATCHING_LAYER, 1, False),
-    "turns": (LINKING_LAYER, 0, True),
+    "subjects": (LINKING_LAYER, 0, True),
 }
 """The layer and the head that look, and whether they look within the question, not at its state."""
 FITS, FITS_NOT = MASK, UNK
@@ -421,10 +421,9 @@ def read_losses(network: Transformer, reads: Reads, labels: bool = True) -> dict
     label if it fits, and for FITS_NOT if not (labels False: for FITS if it fits).  The others say
     where heads look: "looks" from the slot at the options; "labels" from an option to its label;
     "words" from a word of a question to the same word in its state, or to the prompt's first token
-    if the state lacks the word; "evidence" from options to what decides in the state; "turns" from
-    the line of "yes" or "no" to the word that is asked for; "numbers" from a word of a state to its
-    number.
-    """
+    if the state lacks the word; "evidence" from options to what decides in the state; "subjects"
+    from the line of "yes" or "no" to the word that is asked for; "numbers" from a word of a state
+    to its number."""
     slot, last, inside, attend = slot_scores(network, reads)
     of_options = logits(network, network.norm(inside[reads.options]))
     wanted = torch.zeros_like(of_options)

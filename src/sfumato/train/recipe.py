@@ -163,12 +163,12 @@ class Phase(NamedTuple):
         return self.peak * _warm_up(step) * _fallen(math.pi * done)
 
 
-LOOKS = ("words", "looks", "labels", "evidence", "turns")
+LOOKS = ("words", "looks", "labels", "evidence", "subjects")
 ALL_LOOKS = (*LOOKS, "numbers")
 PHASES = (  # a look was added where a figure stood still
     Phase(750, 2e-3, 0, 2400, ("words",), labels=False, chats=5),
     Phase(1000, 2e-3, 0, 2150, ("words", "looks"), labels=False, chats=5),
-    Phase(1250, 2e-3, 0, 2100, ("words", "looks", "turns"), labels=False, chats=5),
+    Phase(1250, 2e-3, 0, 2100, ("words", "looks", "subjects"), labels=False, chats=5),
     Phase(2150, 1.2e-3, 1250, 2150, LOOKS, chats=5),
     Phase(2500, 1.2e-3, 2150, 6650, LOOKS, chats=8, sudoku=0.3),
     Phase(3250, 1.2e-3, 2150, 6650, ALL_LOOKS, chats=8, sudoku=0.3),

@@ -261,7 +261,7 @@ def test_a_broken_request_line_gets_a_400(server: Any) -> None:
 def test_a_request_of_two_lengths_gets_a_400_and_its_connection_is_closed(
     serve: Callable[..., Any], embedded: Model, start: str
 ) -> None:
-    """What follows may be a request that a proxy took for the first one's body."""
+    """What follows may be a request that a proxy mistook for the first one's body."""
     page = "https://page.example"
     url = serve(embedded, ServerSettings(cors_origins=(page,))).url.removeprefix("http://")
     host, port = url.split(":")

@@ -383,7 +383,7 @@ class ReadForwards:
         wanted: Sequence[Sequence[int]],
         soft: Tensor | None = None,
     ) -> Tensor:
-        """As `Network.denoise_beside`."""
+        """Computes `Network.denoise_beside`."""
         lengths = [len(canvas) for canvas in canvases]
         softs = [None] * len(lengths) if soft is None else soft.split(lengths)
         rows = [_Row(*each) for each in zip(canvases, suffixes, wanted, softs, strict=True)]

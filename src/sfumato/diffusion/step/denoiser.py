@@ -69,7 +69,7 @@ class Pending:
         self.outstanding.append(self)
 
     def results(self) -> list[Result]:
-        """Of each canvas its draft, or what failed in it, in the order of `forward`. Raises
+        """The draft of each canvas, or what failed in it, in the order of `forward`. Raises
         nothing: the rows have been moved on, and may not be stepped again in place of this step."""
         if self._results is None:
             self._results = self._read()

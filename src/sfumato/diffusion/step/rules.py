@@ -427,7 +427,8 @@ class StaticRules:
 
     @property
     def settings(self) -> Settings | None:
-        """Those of all rows where `EntropyBound` decides in each with a built-in stopping rule."""
+        """The settings of all rows where `EntropyBound` decides in each with a built-in stopping
+        rule."""
         if [(type(kind.sampler), type(kind.stopping)) for kind in self.kinds] != [KERNEL_KIND]:
             return None
         return Settings(self._floats[0], self._integers[1], self._floats[1])

@@ -25,7 +25,7 @@ from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.step.batch import WIDTHS, StepBatch, width_for
 from sfumato.diffusion.step.captured import most_rows, room_tokens
 from sfumato.diffusion.step.graphs import READS, most_graphs
-from sfumato.engine.engine_config import TURN, EngineConfig
+from sfumato.engine.engine_config import READ_TOKENS, EngineConfig
 from sfumato.model.cache import BLOCK, MOST, slot_bytes, slot_sizes, snapshot_bytes
 from sfumato.model.cache import pool_bytes as question_bytes
 from sfumato.model.layer_devices import Placement, layer_of_experts, make_placement
@@ -282,8 +282,8 @@ def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) ->
     chunk_seen = _seen_of_chunk(footprint, chunk, context)
     read, questions = _reads(footprint, rows, chunk, pools)
     # Each decision has a piece of a question that goes on in the next step.
-    turn = min(TURN, chunk) if footprint.device.type == "cpu" else chunk
-    pieces = rows + -(-turn // PIECE)
+    tokens = min(READ_TOKENS, chunk) if footprint.device.type == "cpu" else chunk
+    pieces = rows + -(-tokens // PIECE)
     return Prediction(
         weights=footprint.weights,
         mapped=footprint.mapped,

@@ -36,12 +36,12 @@ SLOWER_THAN_TORCH = ("portable",)
 """`make levels` measures all."""
 
 ONLY_WHEN_ASKED = (*SLOWER_THAN_TORCH, "amx")
-"""Those that are never chosen: amx rounds otherwise than avx512, and few machines have run it."""
+"""Levels that are never chosen: amx rounds otherwise than avx512, and few machines have run it."""
 
 ATTEND_FASTER = ("avx2", "avx_vnni", "avx512_vnni", "avx512")
-"""Those whose attention in float32 is faster than torch's, by `benchmarks.attention_levels`; avx512
-is avx512_vnni where the processor has no BF16.  That of neon and i8mm was measured on no processor:
-it serves where the level is asked for."""
+"""Levels whose attention in float32 is faster than torch's, by `benchmarks.attention_levels`;
+avx512 is avx512_vnni where the processor has no BF16.  That of neon and i8mm was measured on no
+processor: it serves where the level is asked for."""
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
 _NO_MEMORY = -2  # SF_NO_MEMORY of csrc/sfumato.h
@@ -214,7 +214,7 @@ def describe() -> tuple[str, str]:
 
 
 EXIT_CODE = 70
-"""As of a server whose engine has stopped; sysexits.h: internal error."""
+"""The exit code of a server whose engine has stopped too; sysexits.h: internal error."""
 
 
 @cache

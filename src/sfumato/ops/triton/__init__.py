@@ -193,7 +193,7 @@ def _register(operation: str, form: str, known: Iterable[str] = ("",)) -> None:
             return result
 
     def refusal(device: torch.device) -> str:
-        """Of a device that serves no format."""
+        """Why a device serves no format."""
         reasons = [self_test.refusal(name, device) for name in every]
         return "" if "" in reasons else reasons[0]
 

@@ -216,7 +216,7 @@ def _instructions(made: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one child: its seconds, and the bytes of its address space (None: any number)."""
+    """Limits of one child: its seconds, and the bytes of its address space (None: any number)."""
 
     seconds: float
     nbytes: int | None = None

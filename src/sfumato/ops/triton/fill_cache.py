@@ -47,9 +47,9 @@ Item = tuple[Job, int | str]
 """A compilation, and the device's own architecture, as Triton names it."""
 
 LIMITS = Limits(90, 16 << 30)
-"""Of one kernel."""
+"""Limits of the compilation of one kernel."""
 SECONDS = 60.0
-"""Of all kernels before a start."""
+"""Seconds for all kernels before a start."""
 _MEMORY = 2 << 30  # bytes of the machine's memory for each child, several times what one takes
 
 
@@ -79,12 +79,12 @@ def _fill(work: list[Item], seconds: float) -> None:
     log.info("compiling %d kernels on %d cores, once", len(work), cores)
     began = time.monotonic()
     failure = compile_apart(work, cores, seconds)
-    took = time.monotonic() - began
+    elapsed = time.monotonic() - began
     if failure:
         text = "not all kernels were compiled in %.1f s; the others are where they first run (%s)"
-        log.warning(text, took, failure)
+        log.warning(text, elapsed, failure)
     else:
-        log.info("compiled %d kernels in %.1f s", len(work), took)
+        log.info("compiled %d kernels in %.1f s", len(work), elapsed)
 
 
 def serving(device: torch.device, formats: Collection[str] = ()) -> list[Item]:

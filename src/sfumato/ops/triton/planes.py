@@ -37,8 +37,8 @@ from sfumato.weights.formats.nvfp4 import fp4_values
 from sfumato.weights.formats.weight import in_steps_of_1
 
 MOST_ROWS, MOST_COLUMNS, MOST_CODES = 1 << 30, 1 << 20, 1 << 17
-"""Of all matrices of a stack together, which kernels count in 32 bits; of a matrix; and of one of
-8-bit codes: as many products of two codes of -128 have a sum below 2³¹."""
+"""Rows of all matrices of a stack together, which kernels count in 32 bits; columns of a matrix;
+and of one of 8-bit codes: as many products of two codes of -128 have a sum below 2³¹."""
 ALIGNMENT = 16
 """Bytes of which an address and the distance of two rows are multiples: for copies by descriptor
 and for loads of 16 bytes a thread."""
