@@ -27,7 +27,6 @@ from sfumato.diffusion.constraints.trials import (
     TrialFailed,
     Trials,
     Tried,
-    Vocabulary,
 )
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot fork")
@@ -39,13 +38,9 @@ class Busy(RuntimeError):
     pass
 
 
-def vocabulary() -> Vocabulary:
-    return Vocabulary(TOKENS.tokens, TOKENS.special_ids, TOKENS.end_ids)
-
-
 @pytest.fixture
 def tried() -> Iterator[Trials]:
-    made = Trials(vocabulary, Busy, lambda source, outcome: None)
+    made = Trials(TOKENS, Busy, lambda source, outcome: None)
     yield made
     made.close(RuntimeError("the test is over"))
 
@@ -215,7 +210,7 @@ def test_the_process_ends_with_this_one() -> None:
     code = """
 import os
 from tests.diffusion.constraints.test_trials import *
-tried = Trials(vocabulary, Busy, lambda source, outcome: None)
+tried = Trials(TOKENS, Busy, lambda source, outcome: None)
 assert isinstance(outcome(tried, regex("a")), Tried)
 tried.start(doing("sleep"))
 print(tried.process.pid, flush=True)

@@ -25,7 +25,6 @@ from sfumato.diffusion.constraints.trials import (
     SERVER_STACK,
     Trials,
     Tried,
-    Vocabulary,
     on_a_stack_of,
 )
 from sfumato.refused import Refused
@@ -53,7 +52,7 @@ class GrammarCache:
         as on Windows."""
         with self._lock:
             if self.trials is None and hasattr(os, "fork"):
-                self.trials = Trials(self._vocabulary, busy, self._trial_ended)
+                self.trials = Trials(self.tokens, busy, self._trial_ended)
 
     def close(self, error: Exception) -> None:
         """Ends the process of trials, and those under way with the error."""
@@ -113,10 +112,6 @@ class GrammarCache:
     def _trial_ended(self, source: Source, outcome: Tried | Exception) -> None:
         with self._lock:
             self._keep(_digest(source), outcome)
-
-    def _vocabulary(self) -> Vocabulary:
-        tokens = self.tokens
-        return Vocabulary(tokens.tokens, tokens.special_ids, tokens.end_ids)
 
     def _keep(self, digest: bytes, known: Grammar | Tried | BaseException) -> None:
         """Nothing of a failure that is no refusal. The lock is held."""

@@ -35,7 +35,6 @@ from sfumato.diffusion.constraints.trials import (
     TRIAL_STACK,
     WAIT_S,
     Frame,
-    Vocabulary,
     on_a_stack_of,
 )
 from sfumato.refused import Refused
@@ -162,6 +161,20 @@ def _tried(source: Source, tokens: GrammarTokens) -> dict[str, Any]:
     return {"field": grammar.field, "text": grammar.text, "notes": grammar.notes}
 
 
+def _grammar_tokens(
+    pieces: tuple[bytes, ...], special_ids: frozenset[int], end_ids: tuple[int, ...]
+) -> GrammarTokens:
+    """The server's vocabulary with another encoder, which takes the longest token: it cuts what is
+    forced in other places than the model's tokenizer."""
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = made.tokenizer.greedy_tokenize(text)
+        return ids
+
+    made = GrammarTokens(lambda: pieces, special_ids, end_ids, encode)
+    return made
+
+
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the server's end ends this too
     os.nice(NICENESS)
@@ -171,10 +184,9 @@ def main() -> None:
     os.dup2(null, 0)
     os.dup2(null, 1)  # what a library prints is no answer
     try:
-        vocabulary: Vocabulary = pickle.loads(Frame.receive(requests).body)
+        tokens = _grammar_tokens(*pickle.loads(Frame.receive(requests).body))
     except EOFError:
         return
-    tokens = vocabulary.tokens()
     _ = tokens.tokenizer, tokens.alphabet
     gc.collect()
     gc.freeze()  # so that the children leave the pages of all this alone

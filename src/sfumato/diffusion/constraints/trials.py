@@ -115,27 +115,6 @@ class Frame:
         return cls(number, kind, seconds, data[_HEAD.size :])
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """What a process needs to build the `GrammarTokens` of another one."""
-
-    pieces: tuple[bytes, ...]
-    special_ids: frozenset[int]
-    end_ids: tuple[int, ...]
-
-    def tokens(self) -> GrammarTokens:
-        """With an encoder of its own, which takes the longest token: it cuts what is forced in
-        other places than the model's tokenizer."""
-        made: list[GrammarTokens] = []
-
-        def encode(text: str) -> list[int]:
-            ids: list[int] = made[0].tokenizer.greedy_tokenize(text)
-            return ids
-
-        made.append(GrammarTokens(lambda: self.pieces, self.special_ids, self.end_ids, encode))
-        return made[0]
-
-
 class TrialFailed(RuntimeError):
     """A grammar could not be tried, which is no fault of the grammar."""
 
@@ -167,13 +146,13 @@ class Trials:
 
     def __init__(
         self,
-        vocabulary: Callable[[], Vocabulary],
+        tokens: GrammarTokens,
         busy: Callable[[str], Exception],
         ended: Callable[[Source, Tried | Exception], None],
     ) -> None:
         """busy: makes the error where too many wait, or the machine is too busy; ended: called with
         what comes of each trial, before those who wait for it hear."""
-        self._vocabulary, self._busy, self._ended = vocabulary, busy, ended
+        self._tokens, self._busy, self._ended = tokens, busy, ended
         self._open: dict[Source, _Trial] = {}
         self._running: dict[int, _Trial] = {}  # by the kind of their turns
         self._clock = 0  # counts trials and turns
@@ -238,7 +217,7 @@ class Trials:
                     other.since = self._clock
             trial.starts += 1
             if self.process is None:
-                self.process = TrialProcess(self._vocabulary, self._answered, self._died)
+                self.process = TrialProcess(self._tokens, self._answered, self._died)
             self.process.send(Frame(trial.number, kind, seconds, pickle.dumps(trial.source)))
 
     def _left(self, trial: _Trial, future: Future[Tried]) -> None:
@@ -327,11 +306,11 @@ class TrialProcess:
 
     def __init__(
         self,
-        vocabulary: Callable[[], Vocabulary],
+        tokens: GrammarTokens,
         answered: Callable[[TrialProcess, Frame], None],
         ended: Callable[[TrialProcess], None],
     ) -> None:
-        self._vocabulary, self._answered, self._ended = vocabulary, answered, ended
+        self._tokens, self._answered, self._ended = tokens, answered, ended
         self._frames = SimpleQueue[Frame | None]()
         self._process: subprocess.Popen[bytes] | None = None
         Thread(target=self._run, name="sfumato-trials", daemon=True).start()
@@ -349,7 +328,8 @@ class TrialProcess:
 
     def _run(self) -> None:
         try:
-            first = Frame(0, TRY, body=pickle.dumps(self._vocabulary()))
+            vocabulary = self._tokens.tokens, self._tokens.special_ids, self._tokens.end_ids
+            first = Frame(0, TRY, body=pickle.dumps(vocabulary))
             stdin, requests = Pipe(duplex=False)
             answers, stdout = Pipe(duplex=False)
             with stdin, stdout:
