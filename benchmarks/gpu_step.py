@@ -238,7 +238,8 @@ def fewer_layers(network: Network, count: int) -> Network:
     transformer, part = network.transformer, skeleton(config)
     for name in ("embed_tokens", "norm", "self_conditioning"):
         setattr(part, name, getattr(transformer, name))
-    part.layers = nn.ModuleList(list(transformer.layers)[:count])
+    part.blocks = transformer.blocks[:count]
+    part.layers = nn.ModuleList(part.blocks)
     return Network(part, network.device, network.dtype, network.cache_dtype, network.head.output)
 
 

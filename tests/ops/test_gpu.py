@@ -20,7 +20,7 @@ ALLOWED = {
     "model/loading.py": "streams and events of copies",
     "ops/gpu.py": "answers the others",
     "ops/torch_device.py": "a probe of what makes the host wait, and its twin",
-    "options/kinds.py": "the names that --device takes",
+    "options/table.py": "the names that --device takes",
 }
 """Files that name it beside those of ops/triton, and why."""
 
