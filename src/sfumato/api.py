@@ -49,10 +49,17 @@ from sfumato.grammars import ModelGrammars
 from sfumato.model.cache import KVCache
 from sfumato.model.families import Family, family_of, open_checkpoint
 from sfumato.model.layer_devices import Placement, make_placement
-from sfumato.model.loading import Progress, config_of, expected_shapes, fits_float16, load_network
+from sfumato.model.loading import (
+    Progress,
+    check_other_layers,
+    config_of,
+    expected_shapes,
+    faster_other_layers,
+    fits_float16,
+    load_network,
+)
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
-from sfumato.model.other_layers import check_other_layers, faster_other_layers
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantization import quantized_on_load
 from sfumato.ops.registry import check_off, has_twins

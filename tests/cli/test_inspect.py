@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from sfumato.cli.inspect import memory
 from sfumato.model.cache import slot_bytes
 from sfumato.model.families import open_checkpoint
+from sfumato.model.head import head_bytes
 from sfumato.model.loading import load_network
-from sfumato.model.output_embedding import head_bytes
 from sfumato.train.recipe import EMBEDDED, initialised, save_checkpoint
 
 

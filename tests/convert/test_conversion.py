@@ -21,7 +21,7 @@ import sfumato.weights.files.gguf as write_gguf_module
 from sfumato.api import EMBEDDED
 from sfumato.convert import convert
 from sfumato.model.families import open_checkpoint
-from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
+from sfumato.model.families.diffusion_gemma import TENSOR_NAMES
 from sfumato.model.families.diffusion_gemma.write_config import hf_config
 from sfumato.model.loading import config_of
 from sfumato.weights.errors import CheckpointError

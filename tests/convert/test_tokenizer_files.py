@@ -10,7 +10,7 @@ import tokenizers
 from tests.support.pieces import MARKERS
 from tokenizers import models
 
-from sfumato.convert.tokenizer_files import tokenizer_keys, write_tokenizer
+from sfumato.convert import tokenizer_keys, write_tokenizer
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer, TokenizerError
 from sfumato.train.vocabulary import TOKENS, write_text_side

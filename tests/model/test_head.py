@@ -351,7 +351,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
 PASS = """
 import torch
 from sfumato.model.head import CHUNK, VocabularyHead
-from sfumato.model.output_embedding import head_bytes
+from sfumato.model.head import head_bytes
 from tests.support.gguf_files import gguf_config
 
 def status(name):

@@ -11,11 +11,10 @@ import pytest
 import torch
 from tests.support.gguf_files import gguf_config, random_state, write_gguf
 
-from sfumato.model import other_layers
+from sfumato.model import loading
 from sfumato.model.families import open_checkpoint
 from sfumato.model.layer_devices import OTHER_LAYERS
-from sfumato.model.loading import config_of, load_network
-from sfumato.model.other_layers import ROUNDS, LayerTimes, faster_other_layers
+from sfumato.model.loading import ROUNDS, LayerTimes, config_of, faster_other_layers, load_network
 from sfumato.weights.checkpoint import Checkpoint
 
 CPU = torch.device("cpu")
@@ -62,7 +61,7 @@ def test_a_layer_is_timed_on_both_and_the_choice_logged(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    caplog.set_level(logging.INFO, other_layers.__name__)
+    caplog.set_level(logging.INFO, loading.__name__)
     given = checkpoint, config_of(checkpoint), CPU, torch.float32
     ours = clock(4.0, 2.0, copied)
     assert faster_other_layers(*given, clock=ours) == choice
@@ -74,10 +73,10 @@ def test_a_layer_is_timed_on_both_and_the_choice_logged(
     # A part is copied where a layer is large, and its time counts for the others too.
     network = load_network(checkpoint, CPU, torch.float32)
     layer = network.transformer.layers[0]
-    nbytes = other_layers._nbytes(layer)  # type: ignore[arg-type]
+    nbytes = loading._nbytes(layer)  # type: ignore[arg-type]
     assert nbytes >= sum(p.nbytes for p in layer.parameters())
-    monkeypatch.setattr(other_layers, "COPIED", nbytes // 2)
-    assert other_layers._copy_seconds(nbytes, CPU, clock(1.0)) == pytest.approx(2.0, rel=0.01)
+    monkeypatch.setattr(loading, "COPIED", nbytes // 2)
+    assert loading._copy_seconds(nbytes, CPU, clock(1.0)) == pytest.approx(2.0, rel=0.01)
 
 
 def test_without_memory_for_the_trial_the_cpu_runs_them(
@@ -90,9 +89,9 @@ def test_without_memory_for_the_trial_the_cpu_runs_them(
         return load
 
     given = checkpoint, config_of(checkpoint), CPU, torch.float32
-    monkeypatch.setattr(other_layers, "load_layer", fail(MemoryError()))
+    monkeypatch.setattr(loading, "load_layer", fail(MemoryError()))
     assert faster_other_layers(*given) == "cpu"
     assert "no memory for a trial" in caplog.text
-    monkeypatch.setattr(other_layers, "load_layer", fail(RuntimeError("a kernel is wrong")))
+    monkeypatch.setattr(loading, "load_layer", fail(RuntimeError("a kernel is wrong")))
     with pytest.raises(RuntimeError, match="a kernel is wrong"):
         faster_other_layers(*given)

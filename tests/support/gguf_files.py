@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
+from sfumato.model.families.diffusion_gemma import TENSOR_NAMES
 from sfumato.model.families.diffusion_gemma.read_config import ARCHITECTURE
 from sfumato.model.model_config import LayerConfig, ModelConfig
 

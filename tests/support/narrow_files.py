@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
+from sfumato.model.families.diffusion_gemma import TENSOR_NAMES
 
 Tensors = dict[str, Tensor]
 FP8_MOST, FP4_MOST = 448.0, 6.0

@@ -18,7 +18,7 @@ from tests.support.gguf_files import gguf_config, random_state, state_shapes, wr
 from torch import Tensor
 
 from sfumato.model.families import open_checkpoint
-from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
+from sfumato.model.families.diffusion_gemma import TENSOR_NAMES
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.formats import QuantizedTensor

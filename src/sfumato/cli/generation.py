@@ -32,8 +32,7 @@ from sfumato.engine.prepare import prepare, snapshot_points_of
 from sfumato.model.cache import snapshot_bytes
 from sfumato.model.families import open_checkpoint
 from sfumato.model.layer_devices import make_placement
-from sfumato.model.loading import config_of
-from sfumato.model.other_layers import faster_other_layers
+from sfumato.model.loading import config_of, faster_other_layers
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantization import quantized_on_load
 from sfumato.options import MOST_STEPS

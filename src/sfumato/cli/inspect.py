@@ -14,9 +14,9 @@ from sfumato.cli.terminal import print_report, size, table
 from sfumato.engine.memory.estimate import ModelFootprint
 from sfumato.model.cache import slot_bytes
 from sfumato.model.families import open_checkpoint
+from sfumato.model.head import head_bytes
 from sfumato.model.loading import config_of, expected_shapes
 from sfumato.model.model_config import ModelConfig
-from sfumato.model.output_embedding import head_bytes
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantization import quantized_on_load
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.model.devices import DeviceResult, to_device
-from sfumato.model.head import HeadStats
+from sfumato.model.head import HeadStats, OutputEmbedding
 from sfumato.model.most_probable import MoreTop
-from sfumato.model.output_embedding import OutputEmbedding
 from sfumato.ops.online_softmax import BLOCK, TOP, SoftmaxState
 from sfumato.ops.registry import operation
 from sfumato.weights.formats import QuantizedTensor, Weight

@@ -28,11 +28,11 @@ from sfumato.diffusion.step.graphs import READS, most_graphs
 from sfumato.engine.engine_config import READ_TOKENS, EngineConfig
 from sfumato.model.cache import BLOCK, MOST, slot_bytes, slot_sizes, snapshot_bytes
 from sfumato.model.cache import pool_bytes as question_bytes
+from sfumato.model.head import head_bytes
 from sfumato.model.layer_devices import Placement, layer_of_experts, make_placement
 from sfumato.model.loading import loaded_bytes, viewed_bytes
 from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.network import Network
-from sfumato.model.output_embedding import head_bytes
 from sfumato.model.placement import cache_dtype, serving_kernels
 from sfumato.model.quantization import as_codes
 from sfumato.model.streamed_layers import aligned, buffers_of, kept_bytes
