@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 
 from sfumato.bench.random_weights import PRESETS, RandomCheckpoint, random_checkpoint
-from sfumato.convert import gguf_tensors
+from sfumato.convert import BYTE, CONTROL, NORMAL, SCORE, UNUSED, gguf_tensors
 from sfumato.convert.files import save_gguf
-from sfumato.convert.tokenizer_files import BYTE, CONTROL, NORMAL, SCORE, UNUSED
 from sfumato.diffusion.checkpoint_defaults import defaults_to_gguf
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.model.families import family_of
