@@ -16,7 +16,7 @@ from sfumato.diffusion.constraints.grammar import schema_source
 from sfumato.engine import ServedModel
 from sfumato.server.dialects.decisions import maps
 from sfumato.server.dialects.decisions.maps import SystemOneBody
-from sfumato.server.examples import decisions, demonstration, examples, modes
+from sfumato.server.examples import page_texts
 from sfumato.server.http.request_body import validated
 from sfumato.server.metrics import CONTENT_TYPE
 from sfumato.train import decision_states, sudoku
@@ -46,14 +46,14 @@ def test_props_tell_a_page_what_it_needs(server: Any, embedded: Model) -> None:
 
 
 def test_only_the_embedded_model_is_called_a_demonstration(embedded: Model) -> None:
-    assert demonstration(ServedModel.of(embedded).embedded)
+    assert page_texts(ServedModel.of(embedded).embedded)["demonstration"]
     other = copy(embedded)
     other.path = Path("model.gguf")
-    assert demonstration(ServedModel.of(other).embedded) is None
+    assert page_texts(ServedModel.of(other).embedded)["demonstration"] is None
 
 
 def test_the_example_sudokus_have_one_solution(embedded: Model) -> None:
-    texts = [example["messages"][0]["content"] for example in examples(embedded=True)]
+    texts = [example["messages"][0]["content"] for example in page_texts(embedded=True)["examples"]]
     puzzles = [sudoku.from_text(text) for text in texts if text.startswith("sudoku")]
     assert len(puzzles) == 2
     for cells in puzzles:
@@ -77,8 +77,8 @@ def test_the_first_examples_are_solved_in_some_steps(server: Any, number: int) -
 def test_the_examples_of_the_modes_can_be_asked(
     server: Any, embedded: Model, is_embedded: bool
 ) -> None:
-    assert server.http.get("/props").json()["modes"] == modes(embedded=True)
-    available = modes(is_embedded)
+    assert server.http.get("/props").json()["modes"] == page_texts(embedded=True)["modes"]
+    available = page_texts(is_embedded)["modes"]
     for example in available["fill"]["examples"]:
         if "rows" in example:
             cells = example["rows"].replace("\n", "")
@@ -92,8 +92,8 @@ def test_the_examples_of_the_modes_can_be_asked(
 
 @pytest.mark.parametrize("is_embedded", [True, False])
 def test_the_example_decisions_can_be_asked(server: Any, is_embedded: bool) -> None:
-    assert server.http.get("/props").json()["decisions"] == decisions(embedded=True)
-    for example in decisions(is_embedded)["examples"]:
+    assert server.http.get("/props").json()["decisions"] == page_texts(embedded=True)["decisions"]
+    for example in page_texts(is_embedded)["decisions"]["examples"]:
         fields = {name: example[name] for name in ("state", "questions")}
         body = validated(fields, SystemOneBody, lenient=False)
         call = maps.parse(server.service, maps.PATH, body)
@@ -108,7 +108,7 @@ def test_the_embedded_models_example_decisions_are_of_kinds_that_it_learns() -> 
         for seed in range(200)
     ]
     learned = {case.question.instructions for case in draws}
-    for example in decisions(embedded=True)["examples"]:
+    for example in page_texts(embedded=True)["decisions"]["examples"]:
         for question in example["questions"].values():
             assert question["instructions"] in learned
 

@@ -147,12 +147,12 @@ def _replay(
 ) -> str:
     """The page; `hint` stands below the reply of the embedded model."""
     from sfumato.cli.display import summary
-    from sfumato.server.examples import demonstration, remark
+    from sfumato.server.examples import page_texts, remark
     from sfumato.server.replay import document
 
     reply = answer.reply
     figures = summary(reply.stats) if reply else ["interrupted"]
-    badge = demonstration(embedded) or ""
+    badge = page_texts(embedded)["demonstration"] or ""
     below = remark(embedded, reply) if reply else ""
     if badge and hint and not below:
         below = f"{hint.capitalize()}."

@@ -23,7 +23,7 @@ from sfumato.server.chat.objects import warned, written_at
 from sfumato.server.dialects import openai_chat
 from sfumato.server.dialects.anthropic.messages import anthropic_card
 from sfumato.server.dialects.llama_cpp import default_settings
-from sfumato.server.examples import decisions, demonstration, examples, modes
+from sfumato.server.examples import page_texts
 from sfumato.server.http.dialect import Get, Post
 from sfumato.server.http.errors import ApiError, dead, openai_error, without_paths
 from sfumato.server.schemas import json_schemas
@@ -216,10 +216,8 @@ def props(service: Service) -> dict[str, Any]:
             **{name: greatest(name) for name in _BOUNDED},
             "request_timeout": engine.request_timeout_s,
         },
-        "demonstration": demonstration(model.embedded),
-        "examples": examples(model.embedded),
-        "decisions": decisions(model.embedded) if model.undecided is None else None,
-        "modes": modes(model.embedded),
+        **page_texts(model.embedded),
+        **({} if model.undecided is None else {"decisions": None}),
         "markers": asdict(model.template.markers),
     }
 
