@@ -25,7 +25,7 @@ from sfumato.server.dialects.anthropic.messages import anthropic_card
 from sfumato.server.dialects.llama_cpp import default_settings
 from sfumato.server.examples import page_texts
 from sfumato.server.http.dialect import Get, Post
-from sfumato.server.http.errors import ApiError, dead, openai_error, without_paths
+from sfumato.server.http.errors import RETRY_LATER, ApiError, openai_error, without_paths
 from sfumato.server.schemas import json_schemas
 from sfumato.server.schemas.body import (
     Body,
@@ -180,7 +180,8 @@ async def reset_prefix_cache(service: Service) -> dict[str, Any]:
     try:
         return {"emptied_slots": await asyncio.wrap_future(service.engine.reset_prefix_cache())}
     except EngineDead as error:
-        raise dead(error) from None
+        message = without_paths(str(error))
+        raise ApiError(503, message, code="engine_unavailable", headers=dict(RETRY_LATER)) from None
 
 
 def props(service: Service) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from sfumato.diffusion.constraints.filling import Alternative, FilledHole
+from sfumato.diffusion.constraints.filling import FilledHole
 from sfumato.diffusion.constraints.hole import Hole, Part, check_parts
 from sfumato.engine import Finished, Request
 from sfumato.options import exclusions
@@ -125,7 +125,7 @@ class FillRenderer(Renderer):
 
 
 def _filled_hole(hole: FilledHole) -> dict[str, Any]:
-    alternatives = [_alternative(each) for each in hole.alternatives]
+    alternatives = [asdict(each) for each in hole.alternatives]
     return {
         "text": hole.text,
         "tokens": len(hole.token_ids),
@@ -133,15 +133,6 @@ def _filled_hole(hole: FilledHole) -> dict[str, Any]:
         "probability": hole.probability,
         "probabilities": hole.probabilities,
         **({"alternatives": alternatives} if alternatives else {}),
-    }
-
-
-def _alternative(each: Alternative) -> dict[str, Any]:
-    return {
-        "text": each.text,
-        "tokens": each.tokens,
-        "score": each.score,
-        "probability": each.probability,
     }
 
 

@@ -223,6 +223,8 @@ def generation_settings(
     defaults = service.model.sampler_defaults
     config = request.sampler or SamplerConfig()
     ends = service.model.end_ids if config.ignore_eos else ()
+    processors = [each for each in config.processors if isinstance(each, LogitBias)]
+    biases = {token: bias for each in processors for token, bias in each.bias.items()}
     stops = request.stop if isinstance(request.stop, list | tuple) else [request.stop]
     return {
         "seed": seed,
@@ -233,7 +235,11 @@ def generation_settings(
         "n_probs": config.top_tokens or 0,
         "stop": [stop for stop in stops if isinstance(stop, str)],
         "ignore_eos": bool(config.ignore_eos),
-        "logit_bias": [*_biases(config), *({"token": end, "bias": None} for end in ends)],
+        # A bias of null bans its token, as llama-server writes it.
+        "logit_bias": [
+            {"token": token, "bias": None if bias == -math.inf else bias}
+            for token, bias in [*biases.items(), *((end, -math.inf) for end in ends)]
+        ],
         "stream": stream,
         "post_sampling_probs": as_probs,
         "timings_per_token": False,
@@ -252,16 +258,6 @@ def _drawn(config: SamplerConfig, defaults: SamplerConfig) -> dict[str, Any]:
     }
 
 
-def _biases(config: SamplerConfig) -> list[dict[str, Any]]:
-    """A bias of null bans its token, as llama-server writes it."""
-    return [
-        {"token": token, "bias": None if bias == -math.inf else bias}
-        for processor in config.processors
-        if isinstance(processor, LogitBias)
-        for token, bias in processor.bias.items()
-    ]
-
-
 class LlamaLog(TokenLog):
     """Entries with the ids of their tokens."""
 
@@ -269,22 +265,16 @@ class LlamaLog(TokenLog):
         return {"id": token, **super()._token(token, log)}
 
 
-def ids_of(entries: Iterable[Entry]) -> list[int]:
-    return [entry["id"] for entry in entries]
-
-
 def probabilities(entries: Iterable[Entry], as_probs: bool) -> list[dict[str, Any]]:
     """`completion_probabilities`. as_probs: as probabilities, without those that are 0, and not as
     their logarithms."""
     if not as_probs:
         return list(entries)
-    return [
-        {**_probability(entry), "top_probs": _nonzero(entry["top_logprobs"])} for entry in entries
-    ]
-
-
-def _nonzero(entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    return [each for entry in entries if (each := _probability(entry))["prob"] > 0]
+    shown = []
+    for entry in entries:
+        likely = [each for top in entry["top_logprobs"] if (each := _probability(top))["prob"] > 0]
+        shown.append({**_probability(entry), "top_probs": likely})
+    return shown
 
 
 def _probability(entry: Entry) -> dict[str, Any]:
@@ -331,7 +321,8 @@ class LlamaRenderer(DeltaRenderer):
         return {"index": 0, "content": "", "tokens": [], "stop": False} | fields
 
     def text(self, number: int, piece: str, tokens: list[Entry] | None) -> Iterable[Frame]:
-        frame = self.extra({"index": number, "content": piece, "tokens": ids_of(tokens or ())})
+        ids = [entry["id"] for entry in tokens or ()]
+        frame = self.extra({"index": number, "content": piece, "tokens": ids})
         if self.alternatives and tokens is not None:
             frame["completion_probabilities"] = probabilities(tokens, self._as_probs)
         yield frame

@@ -76,11 +76,6 @@ class CompletionBody(Generation):
     )
 
 
-def prompt_text(model: ServedModel, ids: Sequence[int]) -> str:
-    """The text of a prompt's tokens, without the token that every text begins with."""
-    return model.tokenizer.decode(ids[_begins(model, ids) :], skip_special=False)
-
-
 def _begins(model: ServedModel, ids: Sequence[int]) -> int:
     """1 where the first token is the one that every text begins with."""
     return int(bool(ids) and ids[0] == model.tokenizer.bos_id)
@@ -257,7 +252,8 @@ class TextRenderer(ChoicesRenderer):
         """The text that a reply's begins with."""
         if not self._echoes:
             return ""
-        return prompt_text(self.service.model, _prompt_ids(self.requests[number]))
+        model, ids = self.service.model, _prompt_ids(self.requests[number])
+        return model.tokenizer.decode(ids[_begins(model, ids) :], skip_special=False)
 
     def begin(self, number: int) -> Iterable[Frame]:
         if self.logs[number] is None and (text := self._prompt(number)):

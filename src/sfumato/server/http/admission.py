@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from sfumato.server.http.errors import RETRY_AFTER_S, ApiError
+from sfumato.server.http.errors import RETRY_LATER, ApiError
 
 SMALL = 64 * 2**10  # bytes; what a connection buffers in any case
 WAIT_S = 10.0  # for bodies, and again for a thread
@@ -128,7 +128,7 @@ def _overloaded() -> ApiError:
         503,
         "more bodies arrive than this server reads at a time; send it again later",
         code="bodies_busy",
-        headers={"Retry-After": str(RETRY_AFTER_S), "Connection": "close"},
+        headers=RETRY_LATER | {"Connection": "close"},
     )
 
 

@@ -27,6 +27,7 @@ from sfumato.engine.request import AnyRequest, new_id
 from sfumato.refused import Refused
 
 RETRY_AFTER_S = 2
+RETRY_LATER = {"Retry-After": str(RETRY_AFTER_S)}
 CLIENT_GONE = 499  # as nginx writes it; there is no client to read it
 # Keys of an ASGI scope.
 REFUSAL = "sfumato.refusal"  # the ApiError of its answer
@@ -255,14 +256,10 @@ def from_refusal(error: Exception, request: AnyRequest) -> ApiError:
         status, code = 503, "engine_unavailable"
     else:
         raise error
-    headers = _retry(seconds) | {"X-Request-Id": request.id}
+    headers = {"Retry-After": str(seconds), "X-Request-Id": request.id}
     answer = ApiError(status, without_paths(str(error)), code=code, headers=headers)
     answer.recorded = True
     return answer
-
-
-def dead(error: EngineDead) -> ApiError:
-    return ApiError(503, without_paths(str(error)), code="engine_unavailable", headers=_retry())
 
 
 def from_failed(failed: Failed) -> ApiError:
@@ -278,15 +275,11 @@ def from_failed(failed: Failed) -> ApiError:
         else:
             answer.code = failed.kind
     else:
-        headers = _retry() if status in (429, 503) else None
+        headers = dict(RETRY_LATER) if status in (429, 503) else None
         message = without_paths(failed.message)
         answer = ApiError(status, message, code=failed.kind, headers=headers)
     answer.recorded = True
     return answer
-
-
-def _retry(seconds: int = RETRY_AFTER_S) -> dict[str, str]:
-    return {"Retry-After": str(seconds)}
 
 
 def internal() -> ApiError:
@@ -302,13 +295,10 @@ _NOT_HERE = {"/v1/responses/input_tokens", "/v1/responses/compact"}
 def add_handlers(app: FastAPI) -> None:
     """Renders every failure of a route with the error form of its path."""
 
-    async def api_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError)
-        return error.response(request.scope)
-
     async def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, Refused)
-        return ApiError.of(error).response(request.scope)
+        assert isinstance(error, Refused | ApiError)
+        answer = ApiError.of(error) if isinstance(error, Refused) else error
+        return answer.response(request.scope)
 
     async def wrong_query(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -336,7 +326,7 @@ def add_handlers(app: FastAPI) -> None:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return internal().response(request.scope)
 
-    app.add_exception_handler(ApiError, api_error)
+    app.add_exception_handler(ApiError, refused)
     app.add_exception_handler(Refused, refused)
     app.add_exception_handler(RequestValidationError, wrong_query)
     app.add_exception_handler(HTTPException, http_error)

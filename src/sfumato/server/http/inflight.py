@@ -253,7 +253,7 @@ class InFlight:
 
     def _add(self, handle: Handle[Any]) -> None:
         self._handles.append(handle)
-        is_late = self._limit is not None and self._limit.is_over(len(self._handles) - 1)
+        is_late = self._limit is not None and len(self._handles) - 1 in self._limit.over
         if self._cancelled or is_late:  # in the meantime
             handle.cancel()
 
@@ -390,10 +390,7 @@ class WritingLimit:
         self._loop = asyncio.get_running_loop()
         self._begun: dict[int, float] = {}  # when a reply's first canvas settled, by the loop
         self._timers: dict[int, asyncio.TimerHandle] = {}
-        self._over: set[int] = set()
-
-    def is_over(self, number: int) -> bool:
-        return number in self._over
+        self.over: set[int] = set()  # numbers of replies whose time is over
 
     def watched(self, number: int, event: AnyEvent) -> AnyEvent:
         """The event; the end of a reply whose time was over says that the reply was cut."""
@@ -405,12 +402,12 @@ class WritingLimit:
         elif isinstance(event, Finished | Failed):
             if number in self._timers:
                 self._timers[number].cancel()
-            if number not in self._over or isinstance(event, Failed):
+            if number not in self.over or isinstance(event, Failed):
                 return event
             if event.reply.stop_reason == "cancelled":
                 return replace(event, reply=replace(event.reply, stop_reason="max_tokens"))
         return event
 
     def _end(self, number: int) -> None:
-        self._over.add(number)
+        self.over.add(number)
         self._cancel(number)

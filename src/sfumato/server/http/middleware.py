@@ -162,7 +162,9 @@ class Gate:
         self._check_host(host)
         self._check_origin(headers.get("origin"), host)
         if self._keys and scope["path"] not in self._open:
-            scope[OWNER] = owner_of(self._check_key(headers, scope["path"]))
+            # Says that two requests have the same key, and not which.
+            key = self._check_key(headers, scope["path"])
+            scope[OWNER] = hashlib.sha256(key).hexdigest()
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self.settings.max_body:
             raise BodyTooLarge(self.settings.max_body)
@@ -207,11 +209,6 @@ class Gate:
         page = path in ("/", "/docs") or ("." in path and not path.startswith("/v1/"))
         offer = 'Basic realm="Sfumato: the API key is the password"' if page else "Bearer"
         raise KeyRefused(missing=not any(given), offer=offer)
-
-
-def owner_of(key: bytes) -> str:
-    """Says that two requests have the same key, and not which."""
-    return hashlib.sha256(key).hexdigest()
 
 
 def _split(address: str, header: str) -> SplitResult:

@@ -52,39 +52,38 @@ from sfumato.server.dialects.decisions.questions import (
 )
 from sfumato.server.http.errors import refusal
 from sfumato.server.schemas.body import First, without_effect
-from sfumato.server.schemas.json_schemas import NULL, Schema, closed, either
+from sfumato.server.schemas.json_schemas import NULL, Schema, closed, either, list_of
 from sfumato.server.service import Service
 
 
-def _open(schema: Schema) -> Schema:
-    """An item of OpenAI's input or a part of one: unknown fields are ignored."""
-    return schema | {"additionalProperties": True}
+def _open(kind: str, fields: dict[str, Schema]) -> Schema:
+    """An item of OpenAI's input, or a part of one: unknown fields are ignored."""
+    return typed_schema(kind, fields, {}) | {"additionalProperties": True}
 
 
-_INPUT_TEXT = _open(typed_schema("input_text", {"text": WORDS}, {}))
+def _message(role: Schema, content: Schema) -> Schema:
+    """An item that may lack its type."""
+    fields = closed({"role": role, "content": content}, {"type": {"const": "message"}})
+    return fields | {"additionalProperties": True}
+
 
 _JSON = {"data": either({"type": "object"}, {"type": "array"})}
-
-_INPUT_JSON = _open(typed_schema("input_json", _JSON, {}))
-
-_PARTS = {"type": "array", "items": either(_INPUT_TEXT, _INPUT_JSON), "minItems": 1}
-
-_OPENAI_TEXT = either(WORDS, _PARTS)
-
-_TYPE: Schema = {"type": {"const": "message"}}
-_MESSAGE = _open(
-    closed({"role": {"enum": ["user", "system", "developer"]}, "content": _OPENAI_TEXT}, _TYPE)
+_OPENAI_TEXT = either(
+    WORDS,
+    list_of(either(_open("input_text", {"text": WORDS}), _open("input_json", _JSON)), least=1),
 )
-
-_OUTPUT_TEXT = _open(typed_schema("output_text", {"text": STRING}, {}))
-
-_OUTPUT = either(STRING, {"type": "array", "items": _OUTPUT_TEXT, "minItems": 1})
-_ASSISTANT = _open(closed({"role": {"const": "assistant"}, "content": _OUTPUT}, _TYPE))
-_CALL = _open(
-    typed_schema("function_call", {"call_id": STRING, "name": STRING, "arguments": STRING}, {})
-)
+_OUTPUT = either(STRING, list_of(_open("output_text", {"text": STRING}), least=1))
+_CALL = {"call_id": STRING, "name": STRING, "arguments": STRING}
 OPENAI_INPUT = either(
-    STRING, {"type": "array", "items": either(_MESSAGE, _ASSISTANT, _CALL), "minItems": 1}
+    STRING,
+    list_of(
+        either(
+            _message({"enum": ["user", "system", "developer"]}, _OPENAI_TEXT),
+            _message({"const": "assistant"}, _OUTPUT),
+            _open("function_call", _CALL),
+        ),
+        least=1,
+    ),
 )
 
 _NAMED: Schema = {"name": either(STRING | {"maxLength": LONGEST_NAME}, NULL)}

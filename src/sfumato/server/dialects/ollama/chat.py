@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from sfumato.diffusion.constraints.grammar import GrammarSource, schema_source
-from sfumato.engine import Account, Finished, Request
+from sfumato.engine import Finished, Request
 from sfumato.options import exclusions
 from sfumato.options.limits import MOST_TOKENS
 from sfumato.refused import Refused
@@ -377,7 +377,15 @@ class OllamaRenderer(DeltaRenderer):
             message["thinking"] = thought
         if calls:
             message["tool_calls"] = [
-                _call_object(call, place) for place, call in enumerate(calls, at)
+                {
+                    "id": objects.new_id("call"),
+                    "function": {
+                        "index": place,
+                        "name": call.name,
+                        "arguments": dict(call.arguments),
+                    },
+                }
+                for place, call in enumerate(calls, at)
             ]
         return {"message": message}
 
@@ -408,9 +416,19 @@ class OllamaRenderer(DeltaRenderer):
         return {"model": self.service.name, "created_at": now(), **fields}
 
     def _end(self, end: Finished) -> Frame:
-        reason = "length" if end.reply.stop_reason == "max_tokens" else "stop"
-        done = {"done": True, "done_reason": reason} | durations_of(end.account)
-        return done | self.warned(end.reply)
+        """Tokens, and times in nanoseconds; nothing is loaded for a request."""
+        account = end.account
+        return {
+            "done": True,
+            "done_reason": "length" if end.reply.stop_reason == "max_tokens" else "stop",
+            "total_duration": nanoseconds(account.total_s),
+            "load_duration": 0,
+            "prompt_eval_count": account.prompt_tokens,
+            "prompt_eval_duration": nanoseconds(account.prefill_s),
+            "eval_count": account.output_tokens,
+            "eval_duration": nanoseconds(account.denoise_s + account.commit_s),
+            **self.warned(end.reply),
+        }
 
 
 class GenerateRenderer(OllamaRenderer):
@@ -420,25 +438,6 @@ class GenerateRenderer(OllamaRenderer):
         self, text: str, thought: str = "", calls: Sequence[ToolCall] = (), at: int = 0
     ) -> Frame:
         return {"response": text} | ({"thinking": thought} if thought else {})
-
-
-def durations_of(account: Account) -> Frame:
-    """Tokens, and times in nanoseconds; nothing is loaded for a request."""
-    return {
-        "total_duration": nanoseconds(account.total_s),
-        "load_duration": 0,
-        "prompt_eval_count": account.prompt_tokens,
-        "prompt_eval_duration": nanoseconds(account.prefill_s),
-        "eval_count": account.output_tokens,
-        "eval_duration": nanoseconds(account.denoise_s + account.commit_s),
-    }
-
-
-def _call_object(call: ToolCall, index: int) -> Frame:
-    return {
-        "id": objects.new_id("call"),
-        "function": {"index": index, "name": call.name, "arguments": dict(call.arguments)},
-    }
 
 
 _WORDING: Wording = {
