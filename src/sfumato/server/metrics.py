@@ -9,7 +9,8 @@ its own."""
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -91,9 +92,9 @@ class Metrics:
             buckets=HTTP_SECONDS,
             registry=registry,
         )
-        registry.register(_EngineCollector(engine))
+        registry.register(_Scraped(partial(_engine, engine)))
         if audit is not None:
-            registry.register(_AuditCollector(audit))
+            registry.register(_Scraped(partial(_audit, audit)))
         ProcessCollector(registry=registry)
 
     def observe(self, request: AnyRequest, event: Terminal) -> None:
@@ -121,64 +122,59 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _EngineCollector(Collector):
-    """Reads the engine's state at each scrape."""
+class _Scraped(Collector):
+    """Metrics that are read at each scrape."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, read: Callable[[], Iterator[Metric]]) -> None:
+        self._read = read
 
     def describe(self) -> Iterator[Metric]:
         """Empty: registering must not read the state yet."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        engine, state, health = self._engine, self._engine.state(), self._engine.health()
-        about = {
-            "version": __version__,
-            "model": engine.served.name,
-            "device": engine.served.device,
-        }
-        yield InfoMetricFamily("sfumato_build", "Version, model and device.", about)
-        yield _gauge("sfumato_healthy", "1 while the engine takes requests.", float(health.ok))
-        yield _gauge(
-            "sfumato_circuit_open",
-            "1 while the engine's own probe fails and no request runs.",
-            float(state.circuit.open),
-        )
-        yield _gauge("sfumato_uptime_seconds", "Since the engine was made.", health.uptime_s)
-        yield _gauge("sfumato_queue_depth", "Requests that wait for a slot.", state.waiting)
-        yield from _counters(state)
-        yield from _gauges(state)
-        yield from _llama_families(state)
-        yield from _memory(engine.used_memory(), state.memory)
+        return self._read()
 
 
-class _AuditCollector(Collector):
-    """Reads the counts of the audit log's writer at each scrape."""
+def _engine(engine: Engine) -> Iterator[Metric]:
+    """The engine's state."""
+    state, health = engine.state(), engine.health()
+    about = {
+        "version": __version__,
+        "model": engine.served.name,
+        "device": engine.served.device,
+    }
+    yield InfoMetricFamily("sfumato_build", "Version, model and device.", about)
+    yield _gauge("sfumato_healthy", "1 while the engine takes requests.", float(health.ok))
+    yield _gauge(
+        "sfumato_circuit_open",
+        "1 while the engine's own probe fails and no request runs.",
+        float(state.circuit.open),
+    )
+    yield _gauge("sfumato_uptime_seconds", "Since the engine was made.", health.uptime_s)
+    yield _gauge("sfumato_queue_depth", "Requests that wait for a slot.", state.waiting)
+    yield from _counters(state)
+    yield from _gauges(state)
+    yield from _llama_families(state)
+    yield from _memory(engine.used_memory(), state.memory)
 
-    def __init__(self, audit: AuditWriter) -> None:
-        self._audit = audit
 
-    def describe(self) -> Iterator[Metric]:
-        return iter(())
-
-    def collect(self) -> Iterator[Metric]:
-        counts = self._audit.counts
-        yield _family(
-            CounterMetricFamily,
-            "sfumato_audit_lines_lost",
-            "Lines that are not in the audit log: too many waited, the file could not be written, "
-            "or an exception that the log reports.",
-            "reason",
-            {"queue": counts.overflowed, "file": counts.unwritten, "error": counts.errors},
-        )
-        yield _gauge("sfumato_audit_lines_waiting", "Lines to be written.", counts.waiting)
-        yield _gauge(
-            "sfumato_audit_waiting_bytes", "Bytes of lines to be written.", counts.waiting_bytes
-        )
-        yield _gauge(
-            "sfumato_audit_writer_alive", "1 while the thread that writes runs.", counts.alive
-        )
+def _audit(audit: AuditWriter) -> Iterator[Metric]:
+    """The counts of the audit log's writer."""
+    counts = audit.counts
+    yield _family(
+        CounterMetricFamily,
+        "sfumato_audit_lines_lost",
+        "Lines that are not in the audit log: too many waited, the file could not be written, "
+        "or an exception that the log reports.",
+        "reason",
+        {"queue": counts.overflowed, "file": counts.unwritten, "error": counts.errors},
+    )
+    yield _gauge("sfumato_audit_lines_waiting", "Lines to be written.", counts.waiting)
+    yield _gauge(
+        "sfumato_audit_waiting_bytes", "Bytes of lines to be written.", counts.waiting_bytes
+    )
+    yield _gauge("sfumato_audit_writer_alive", "1 while the thread that writes runs.", counts.alive)
 
 
 def _counters(state: EngineState) -> Iterator[Metric]:

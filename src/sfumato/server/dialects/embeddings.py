@@ -92,9 +92,9 @@ class OllamaEmbeddingsBody(Pooled):
 class OllamaEmbedBody(Pooled):
     """Ollama's embeddings."""
 
-    input: Annotated[Input, WithJsonSchema(json_schemas.EMBEDDING_INPUT_OR_NONE)] = Field(
-        description="One text, or a list of them."
-    )
+    input: Annotated[
+        Input, WithJsonSchema(json_schemas.either(json_schemas.EMBEDDING_INPUT, {"const": []}))
+    ] = Field(description="One text, or a list of them.")
     truncate: bool | None = Field(None, description="Cut what exceeds the context (true).")
 
 

@@ -19,8 +19,8 @@ from sfumato.server.chat.sampling import given_in, grammar_of
 from sfumato.server.dialects.openai_chat import conversation
 from sfumato.server.http.dialect import SSE, Dialect, Frame, Renderer
 from sfumato.server.http.inflight import CollectedReply
-from sfumato.server.schemas import json_schemas
 from sfumato.server.schemas.body import First, Ids, Objects, Sampling
+from sfumato.server.schemas.json_schemas import MESSAGES, NULL, PARTS, PROMPT_IDS, TEXT, either
 from sfumato.server.service import Service
 
 _Parts = Annotated[list[str | dict[str, Any]], First]
@@ -29,15 +29,15 @@ _Parts = Annotated[list[str | dict[str, Any]], First]
 class FillBody(Sampling):
     """A text with holes, which are filled."""
 
-    parts: Annotated[_Parts, WithJsonSchema(json_schemas.PARTS)] = Field(
+    parts: Annotated[_Parts, WithJsonSchema(PARTS)] = Field(
         description='Texts and holes: {"tokens": 6}, {"at_most": 8} or {"choices": ["a", "b"]}.'
     )
-    messages: Annotated[Objects | None, WithJsonSchema(json_schemas.MESSAGES_OR_NULL)] = Field(
+    messages: Annotated[Objects | None, WithJsonSchema(either(MESSAGES, NULL))] = Field(
         None, min_length=1, description="A conversation that the text is the complete reply to."
     )
     prompt: Annotated[
         str | Annotated[Ids, Field(min_length=1)] | None,
-        WithJsonSchema(json_schemas.PROMPT_OR_NULL),
+        WithJsonSchema(either(TEXT, PROMPT_IDS, NULL)),
     ] = Field(None, description="What comes before the text, as it is; not with messages.")
     model: Annotated[str | None, Field(description="Ignored: one model is loaded.")] = None
     user: str | None = Field(None, max_length=512, description="Written to the audit log.")

@@ -105,10 +105,8 @@ def list_of(items: Schema, least: int = 0) -> Schema:
 
 
 IDS = list_of({"type": "integer", "minimum": 0})
-_PROMPT_IDS = IDS | {"minItems": 1}
-PROMPT = either(TEXT, _PROMPT_IDS)
-PROMPTS = either(TEXT, list_of(TEXT, 1), _PROMPT_IDS, list_of(_PROMPT_IDS, 1))
-PROMPT_OR_NULL = either(TEXT, _PROMPT_IDS, NULL)
+PROMPT_IDS = IDS | {"minItems": 1}
+PROMPTS = either(TEXT, list_of(TEXT, 1), PROMPT_IDS, list_of(PROMPT_IDS, 1))
 _MIXED = list_of(either({"type": "integer", "minimum": 0}, TEXT), 1)
 _TEXT_PARTS = list_of(open_object({"type": {"const": "text"}, "text": TEXT}))
 MIXED_PROMPT = either(
@@ -121,7 +119,6 @@ MIXED_PROMPT = either(
 )
 MIXED_PROMPTS = either(MIXED_PROMPT, list_of(MIXED_PROMPT, 1))
 EMBEDDING_INPUT = either(MIXED_PROMPT, list_of(MIXED_PROMPT, 1) | {"maxItems": 2048})
-EMBEDDING_INPUT_OR_NONE = either(*EMBEDDING_INPUT["anyOf"], {"const": []})
 MAX_TOKENS = either({"type": "integer", "minimum": 1, "maximum": MOST_TOKENS}, {"const": -1}, NULL)
 MAX_TOKENS_OR_NONE = either({"type": "integer", "minimum": -1, "maximum": MOST_TOKENS}, NULL)
 STOP = either(
@@ -203,7 +200,6 @@ MESSAGES = list_of(
     ),
     least=1,
 )
-MESSAGES_OR_NULL = either(MESSAGES, NULL)
 
 _FUNCTION = open_object(
     {"name": {"type": "string", "pattern": NAME}},
