@@ -23,7 +23,7 @@ def _inputs(tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[
 
 @pytest.mark.parametrize("has_values", [True, False])
 def test_heads_are_those_of_the_reference(has_values: bool) -> None:
-    from sfumato.ops.triton.heads import prepare_heads
+    from sfumato.ops.triton.norms import prepare_heads
 
     q, k, v, q_weight, k_weight, rotary = _inputs(3)
     out = prepare_heads(q, k, v if has_values else None, q_weight, k_weight, *rotary, EPS)
@@ -39,7 +39,7 @@ def test_heads_are_those_of_the_reference(has_values: bool) -> None:
 def test_rows_write_where_the_reference_does() -> None:
     """One that writes nothing, one that writes 3 tokens, and one that writes 4 to a ring of 3; a
     slot that no row has stays as it is."""
-    from sfumato.ops.triton.heads import write_cache
+    from sfumato.ops.triton.norms import write_cache
 
     stored, new = torch.randn(4, 3, 3, 24), torch.randn(3, 4, 3, 24)
     slots, first, count = torch.tensor([[0, 3, 1], [2, 5, 7], [0, 3, 4]])

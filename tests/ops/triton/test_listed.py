@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("format", ["Q6_K", "Q8_0"])
 def test_scores_of_rows_in_planes(format: str) -> None:
     """Another number of columns than one tile's, rows named twice, and the last row."""
-    from sfumato.ops.triton.listed import own_scores
+    from sfumato.ops.triton.head import own_scores
 
     columns = whole_blocks(format, 160)
     hidden, weight = torch.randn(3, columns), random_planes(CPU, format, 50, columns)
@@ -52,7 +52,7 @@ def test_no_copy_of_an_embedding_in_planes_is_made(monkeypatch: pytest.MonkeyPat
 
 
 def test_scores_are_those_of_the_reference() -> None:
-    from sfumato.ops.triton.listed import own_scores
+    from sfumato.ops.triton.head import own_scores
 
     hidden, weight = torch.randn(2, 136), torch.randn(50, 136)
     ids = torch.randint(50, (2, 19))

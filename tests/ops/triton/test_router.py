@@ -18,7 +18,7 @@ CONFIG = ModelConfig(
 
 
 def test_choices_are_those_of_the_reference() -> None:
-    from sfumato.ops.triton.router import route
+    from sfumato.ops.triton.experts import route
 
     torch.manual_seed(2)
     router = Router(CONFIG)

@@ -46,16 +46,16 @@ OPERATIONS = {
     "experts": ("experts", FLOAT),
     "linear": ("linear", FLOAT),
     "move_rows": ("step", ANY),
-    "own_scores": ("listed", FLOAT),
+    "own_scores": ("head", FLOAT),
     "phase_attention": ("attention", ANY),
-    "prepare_heads": ("heads", ANY),
+    "prepare_heads": ("norms", ANY),
     "read_attention": ("attention", ANY),
     "rms_norm": ("norms", ANY),
-    "route": ("router", FLOAT),
+    "route": ("experts", FLOAT),
     "step_noise": ("step", ANY),
     "vocabulary_mass": ("head", FLOAT),
     "vocabulary_pass": ("head", FLOAT),
-    "write_cache": ("heads", ANY),
+    "write_cache": ("norms", ANY),
 }
 """The module whose `TWINS` has each operation, and the form of weight that it serves; with weights
 of which formats besides: `planes.OPERATIONS`."""
