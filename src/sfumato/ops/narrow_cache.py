@@ -56,7 +56,8 @@ def stored_as(values: Tensor, dtype: torch.dtype) -> Tensor:
     exceeds the largest number of FP8 is clamped: torch 2.11 makes NaN of it, later versions do
     not."""
     if dtype == FP8:
-        return _converted(values, values.shape[-1], dtype, _fp8)
+        most = torch.finfo(FP8).max
+        return _converted(values, values.shape[-1], dtype, lambda x: x.clamp(-most, most))
     if dtype == Q8_0:
         return _converted(values, stored_width(values.shape[-1], dtype), dtype, _q8_0_bytes)
     return values.to(dtype)
@@ -76,12 +77,12 @@ def _widened(part: Tensor, dtype: torch.dtype) -> Tensor:
         return part
     # Torch converts these numbers on a CPU at a quarter of the speed of a table.
     table = torch.arange(256, dtype=torch.uint8).view(FP8).to(dtype)
-    return _converted(part, part.shape[-1], dtype, lambda x: _looked_up(x, table))
-
-
-def _looked_up(stored: Tensor, table: Tensor) -> Tensor:
-    numbers = table.index_select(0, as_bytes(stored).flatten().int())
-    return numbers.view(stored.shape)
+    return _converted(
+        part,
+        part.shape[-1],
+        dtype,
+        lambda x: table.index_select(0, as_bytes(x).flatten().int()).view(x.shape),
+    )
 
 
 def _converted(
@@ -96,10 +97,6 @@ def _converted(
     for part, target in zip(source.split(each, -2), out.split(each, -2), strict=True):
         target.copy_(function(part))
     return out
-
-
-def _fp8(values: Tensor) -> Tensor:
-    return values.clamp(*(torch.finfo(FP8).min, torch.finfo(FP8).max))
 
 
 def _q8_0_bytes(values: Tensor) -> Tensor:

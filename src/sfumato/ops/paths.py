@@ -63,14 +63,10 @@ def _path(operation: str, device: torch.device) -> Path:
     for twin in registry.twins_of(operation, device):
         why = twin.refusal(device)
         if not why:
-            return Path(operation, _name(twin), _reason(twin, refused))
+            names = {TORCH: "torch", TRITON: "Triton", COMPILED: library.describe()[0]}
+            return Path(operation, names[twin.backend], _reason(twin, refused))
         refused = refused or why
     return Path(operation, "torch", refused or _MADE_OF_OTHERS)
-
-
-def _name(twin: Twin) -> str:
-    names = {TORCH: "torch", TRITON: "Triton", COMPILED: library.describe()[0]}
-    return names[twin.backend]
 
 
 def _reason(twin: Twin, refused: str) -> str:

@@ -274,8 +274,7 @@ def _wants_gradient(arguments: tuple[Any, ...]) -> bool:
 
 def kind_of(device: torch.device) -> str:
     """The kind of device whose twins serve a device."""
-    kind = device.type
-    return _seen_as.get(kind, kind)
+    return _seen_as.get(device.type, device.type)
 
 
 def device_of(arguments: tuple[Any, ...]) -> torch.device:

@@ -37,7 +37,8 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) ->
     monkeypatch.setattr(fill_cache, "interpreting", lambda: False)
     monkeypatch.setattr(fill_cache, "architecture", lambda device: "sm_90")
     monkeypatch.setattr(fill_cache, "own_architecture", lambda device: 90)
-    monkeypatch.setattr(fill_cache, "_serves", lambda job, device: job.candidate == 0)
+    first = lambda name, device, use: fill_cache.candidates(name, "sm_90")[use][0]  # noqa: E731
+    monkeypatch.setattr(fill_cache, "tile_for", first)
     monkeypatch.setattr(fill_cache, "usable_cores", lambda: 3)
 
 

@@ -102,7 +102,8 @@ def compile_job(job: Job) -> Compiled:
     """Compiles, and measures what came out. Raises what the compilers raise."""
     target = TARGETS[job.target]
     tile = candidates(job.kernel, job.target)[job.use][job.candidate]
-    made = compile_kernel(all_kernels()[job.kernel].as_variant(job.variant), tile, target)
+    kernel = all_kernels()[job.kernel].as_variant(job.variant)
+    made = compile_source(*source_of(kernel, tile, target), target)
     shared = int(made.metadata.shared)
     registers, spilled = _usage(made, target)
     excess = f"shared memory: {shared} bytes of {target.shared}" if shared > target.shared else ""
@@ -115,16 +116,6 @@ def _inexact(made: Any) -> str:
     if made.metadata.enable_fp_fusion is not FP_FUSION:
         return f"enable_fp_fusion: is {made.metadata.enable_fp_fusion}"
     return "tl.dot: multiplies float32 as TF32" if "tf32" in made.asm["ttir"] else ""
-
-
-def _compiled(outcome: Outcome[Job, Compiled]) -> Compiled:
-    made = outcome.result or Compiled(**asdict(outcome.item), error=outcome.failure)
-    return replace(made, seconds=outcome.seconds)
-
-
-def compile_kernel(kernel: Kernel, tile: Tile, target: Target) -> Any:
-    """What Triton makes of a kernel with the sizes of the 26B-A4B; needs no device."""
-    return compile_source(*source_of(kernel, tile, target), target)
 
 
 def compile_source(source: Any, options: dict[str, Any], target: Target) -> Any:
@@ -353,7 +344,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failures = 0
     limits = Limits(given.seconds, int(given.memory * 1e9))
     for outcome in run_bounded(compile_job, work, given.jobs, limits):
-        made = _compiled(outcome)
+        made = outcome.result or Compiled(**asdict(outcome.item), error=outcome.failure)
+        made = replace(made, seconds=outcome.seconds)
         print(json.dumps(asdict(made)) if given.json else made, flush=True)
         failures += bool(made.error)
     return 1 if failures else 0

@@ -93,20 +93,19 @@ def serving(device: torch.device, formats: Collection[str] = ()) -> list[Item]:
     target, number = architecture(device), own_architecture(device)
     assert target is not None
     known = sorted(LAYOUTS.keys() & set(formats))
-    work = (job for job in jobs([target], every=True, formats=known) if _wanted(job, formats))
-    return [(job, number) for job in work if _serves(job, device)]
+    work = jobs([target], every=True, formats=known)
+    return [(job, number) for job in work if _wanted(job, device, formats)]
 
 
-def _wanted(job: Job, formats: Collection[str]) -> bool:
+def _wanted(job: Job, device: torch.device, formats: Collection[str]) -> bool:
+    """Whether a device launches this with the tiles that serve there, of weights of formats."""
     kernel = all_kernels()[job.kernel]
+    tile = candidates(job.kernel, job.target)[job.use][job.candidate]
+    if tile != tile_for(job.kernel, device, job.use):
+        return False
     if kernel.format:
         return kernel.format in formats
     return not kernel.columns or job.variant.partition(": ")[0] in formats
-
-
-def _serves(job: Job, device: torch.device) -> bool:
-    tile = candidates(job.kernel, job.target)[job.use][job.candidate]
-    return tile == tile_for(job.kernel, device, job.use)
 
 
 def in_cache(item: Item) -> bool:

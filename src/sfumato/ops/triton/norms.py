@@ -251,11 +251,6 @@ def after_layer(
     return out
 
 
-def _serves_norm(x: Tensor, weight: Tensor | None, eps: float) -> bool:
-    scales = () if weight is None else (weight,)
-    return 0 < x.shape[-1] <= MOST_COLUMNS and elementwise(x, *scales)
-
-
 def _serves_rows(x: Tensor, *others: Any) -> bool:
     tensors = [other for other in others if isinstance(other, Tensor)]
     return x.shape[-1] <= MOST_COLUMNS and elementwise(x, *tensors)
@@ -535,7 +530,7 @@ def _check_write(device: torch.device) -> None:
 
 
 _SERVED: dict[str, tuple[Any, ...]] = {
-    "rms_norm": (rms_norm, _serves_norm, _check_norm),
+    "rms_norm": (rms_norm, _serves_rows, _check_norm),
     "after_attention": (after_attention, _serves_rows, _check_after_attention),
     "after_layer": (after_layer, _serves_layer, _check_after_layer),
     "prepare_heads": (prepare_heads, _serves_heads, _check_heads),

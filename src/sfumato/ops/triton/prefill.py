@@ -133,7 +133,8 @@ def attend(
     tile = tile_for(kernel.name, q.device)
     padding = -sum(part.shape[1] for part in keys) % tile["KEYS"]
     positions = torch.cat((causal.keys, causal.keys.new_full((padding,), NOWHERE)))
-    k, v = (_joined(parts, padding) for parts in (keys, values))
+    zeros = keys[0].new_zeros(1, 1, 1).expand(len(keys[0]), padding, d)
+    k, v = (torch.cat((*parts, zeros), dim=1) for parts in (keys, values))
     kv_heads, length = k.shape[:2]
     sizes: dict[str, Any] = {"HEADS": heads, "KV_HEADS": kv_heads, "D": d}
     launch(
@@ -154,13 +155,6 @@ def attend(
         **sizes,
     )
     return out
-
-
-def _joined(parts: Sequence[Tensor], padding: int) -> Tensor:
-    """Keys or values in parts [kv_heads, n, d] as one tensor, with so many zeros after them."""
-    kv_heads, _, d = parts[0].shape
-    zeros = parts[0].new_zeros(1, 1, 1).expand(kv_heads, padding, d)
-    return torch.cat((*parts, zeros), dim=1)
 
 
 def _serves(

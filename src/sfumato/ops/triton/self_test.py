@@ -224,15 +224,11 @@ def compare(
             assert torch.equal(part(out), part(right)), "other integers"
 
 
-def multiplied_dtype(device: torch.device) -> torch.dtype:
-    """What matrix products multiply: bfloat16, or float32 where kernels are interpreted."""
-    return torch.float32 if device.type == "cpu" else torch.bfloat16
-
-
 def random_like(device: torch.device, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Tensors of normal numbers in `multiplied_dtype`, the same in every process; torch's own
-    generator keeps its state."""
-    dtype = multiplied_dtype(device)
+    """Tensors of normal numbers, the same in every process; torch's own generator keeps its state.
+    They are in the dtype that matrix products multiply: bfloat16, or float32 where kernels are
+    interpreted."""
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     random = torch.Generator().manual_seed(len(shapes))
     return tuple(torch.randn(shape, generator=random).to(device, dtype) for shape in shapes)
 

@@ -57,7 +57,10 @@ def weight_block(
     elif FORMAT <= BF16:
         return weight.load([row, column])
     else:
-        return plane_block(weight, row, column, rows, COLUMNS, OUT, IN, FORMAT).to(DTYPE)
+        at = row + tl.arange(0, OUT)
+        known = at < rows
+        value = plane_rows(weight, at.to(tl.int64), known, column, rows, COLUMNS, OUT, IN, FORMAT)
+        return value.to(DTYPE)
 
 
 @triton.jit
@@ -70,17 +73,6 @@ def as_weight(
         return as_descriptor(weight, rows, COLUMNS, OUT, IN, DESCRIPTORS)
     else:
         return weight
-
-
-@triton.jit
-def plane_block(
-    weight: tl.tensor, row: tl.tensor, column: tl.tensor, rows: tl.tensor, COLUMNS: tl.constexpr,
-    OUT: tl.constexpr, IN: tl.constexpr, FORMAT: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """A block of a weight in planes, from `row` on; see `plane_rows`. Zeros beyond the weight."""
-    numbers = row + tl.arange(0, OUT)
-    at, known = numbers.to(tl.int64), numbers < rows
-    return plane_rows(weight, at, known, column, rows, COLUMNS, OUT, IN, FORMAT)
 
 
 @triton.jit

@@ -57,7 +57,7 @@ class Layout:
 
     @property
     def number(self) -> int:
-        """The constant FORMAT of a kernel; see `weights.plane_block`. None is 0."""
+        """The constant FORMAT of a kernel; see `weights.plane_rows`. None is 0."""
         flags = (self.group == 16, self.two_levels, self.minima, self.table, self.floats, self.wide)
         return self.bits + sum(16 << place for place, flag in enumerate(flags) if flag)
 
