@@ -26,11 +26,11 @@ from sfumato.diffusion.constraints.grammar import (
     schema_source,
 )
 from sfumato.diffusion.prediction import PredictedText
-from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import (
     EntropyBound,
     FixedCount,
     LinearTemperature,
+    LogitBias,
     Never,
     StableAndConfident,
     Threshold,

@@ -21,7 +21,7 @@ import sfumato
 from sfumato import SamplerConfig
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.processors import LogitBias
+from sfumato.diffusion.sampler import LogitBias
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.model.cache import Slot
 from sfumato.model.families import open_checkpoint

@@ -26,7 +26,7 @@ from sfumato.diffusion.constraints.filling import (
 from sfumato.diffusion.constraints.hole import Hole, Part, check_parts
 from sfumato.diffusion.limits import Limits, ReplyPlan, StopReason, plan_reply
 from sfumato.diffusion.prediction import PredictedText, Prediction
-from sfumato.diffusion.processors import LogitBias
+from sfumato.diffusion.sampler import LogitBias
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.model.families import Family
 from sfumato.model.network import Network

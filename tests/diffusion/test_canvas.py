@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, GivenCanvas
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import (
     FixedCount,
+    LogitBias,
     Never,
     StableAndConfident,
     StepView,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import (
     EntropyBound,
     FixedCount,
     LinearTemperature,
+    LogitBias,
     Never,
     SoftTopK,
     StableAndConfident,

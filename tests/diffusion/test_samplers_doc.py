@@ -11,8 +11,7 @@ import pytest
 import torch
 from tests.support.scripted_model import scripted
 
-from sfumato.diffusion.processors import CanvasView
-from sfumato.diffusion.sampler import StepView
+from sfumato.diffusion.sampler import CanvasView, StepView
 from sfumato.model.head import HeadStats
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "samplers.md"

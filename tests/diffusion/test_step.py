@@ -22,8 +22,7 @@ from tests.diffusion.tiny import inverse_cdf
 from tests.support import one_row
 from torch.distributions import Categorical
 
-from sfumato.diffusion.processors import LogitBias
-from sfumato.diffusion.sampler import EntropyBound, LinearTemperature, Never, SoftTopK
+from sfumato.diffusion.sampler import EntropyBound, LinearTemperature, LogitBias, Never, SoftTopK
 from sfumato.model.head import HeadStats, VocabularyHead
 
 

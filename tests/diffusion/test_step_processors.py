@@ -25,8 +25,7 @@ from torch import Tensor
 from sfumato.diffusion import scoring
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.processors import CanvasView, LogitBias, MinTokens
-from sfumato.diffusion.sampler import StepView
+from sfumato.diffusion.sampler import CanvasView, LogitBias, MinTokens, StepView
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.model.head import VocabularyHead
 

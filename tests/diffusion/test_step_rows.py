@@ -17,10 +17,11 @@ from tests.support.oracle import network_of
 
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.processors import LogitBias, MinTokens
 from sfumato.diffusion.sampler import (
     FixedCount,
     LinearTemperature,
+    LogitBias,
+    MinTokens,
     Never,
     StableAndConfident,
     Threshold,

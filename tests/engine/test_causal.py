@@ -12,7 +12,7 @@ from tests.support.scripted_engine import run
 import sfumato
 from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
 from sfumato.diffusion.causal import log_likelihoods
-from sfumato.diffusion.processors import LogitBias
+from sfumato.diffusion.sampler import LogitBias
 from sfumato.engine import Failed, Finished, PromptScores, PromptScoring, Settled
 
 CAUSAL, STEPS = SamplerConfig(mode="causal"), SamplerConfig(max_steps=3)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 import sfumato
 from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
-from sfumato.diffusion.processors import LogitBias
-from sfumato.diffusion.sampler import EntropyBound, StepView
+from sfumato.diffusion.sampler import EntropyBound, LogitBias, StepView
 from sfumato.engine import Settled
 from sfumato.ops.cpu import library
 

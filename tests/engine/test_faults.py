@@ -11,7 +11,7 @@ from tests.engine.faults import LONG, no_slot_is_leaked, outcome, raising, three
 from tests.support.scripted_engine import Script, engine, run
 
 from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.processors import LogitBias
+from sfumato.diffusion.sampler import LogitBias
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import (
     Event,

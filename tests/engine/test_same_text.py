@@ -15,8 +15,7 @@ from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
 from sfumato.api import Reply
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.processors import LogitBias
-from sfumato.diffusion.sampler import FixedCount, Threshold
+from sfumato.diffusion.sampler import FixedCount, LogitBias, Threshold
 from sfumato.engine import Draft, Event, Finished, Settled
 from sfumato.engine.prepare import prepare, snapshot_points_of
 from sfumato.tasks.alone import alone

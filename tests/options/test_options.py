@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 
 from sfumato.cli.arguments import COMMANDS
-from sfumato.diffusion import checks, sampler, sampler_config
+from sfumato.diffusion import sampler, sampler_config
 from sfumato.diffusion.sampler import EntropyBound, FixedCount, Threshold
 from sfumato.model.placement import DTYPES as PLACED
 from sfumato.model.truncate import MOST_TOP_K
@@ -62,11 +62,11 @@ def test_the_code_checks_the_bounds_of_the_table() -> None:
         "top_k": (1, MOST_TOP_K),
         "top_tokens": (0, limits.MOST_TOP),
         "stability": (0, sampler.MOST_STABILITY),
-        "confidence": (0, checks.MOST_NATS),
-        "entropy_bound": (0, checks.MOST_NATS),
-        "count": (1, checks.MOST_TOKENS),
-        "canvas_length": (1, checks.MOST_TOKENS),
-        "timeout_s": (0, checks.MOST_SECONDS),
+        "confidence": (0, limits.MOST_NATS),
+        "entropy_bound": (0, limits.MOST_NATS),
+        "count": (1, limits.MOST_TOKENS),
+        "canvas_length": (1, limits.MOST_TOKENS),
+        "timeout_s": (0, limits.MOST_SECONDS),
     }
     assert bounds_of_code == {name: bounds(name) for name in bounds_of_code}
     assert sampler_config.MOST_HISTORY == limits.MOST_HISTORY

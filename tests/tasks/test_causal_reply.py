@@ -13,7 +13,7 @@ from tests.support.oracle import network_of, oracle_encode_logits, random_oracle
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.limits import Limits, Outcome, SettledCanvas, plan_reply
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.processors import LogitBias
+from sfumato.diffusion.sampler import LogitBias
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.tasks.alone import alone, generate
 from sfumato.tasks.reply import Policies, ReplyTask

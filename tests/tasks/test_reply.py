@@ -12,7 +12,7 @@ import torch
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.limits import Limits, ReplyPlan
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.processors import MinTokens
+from sfumato.diffusion.sampler import MinTokens
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.tasks.reply import RETRIES, Policies, ReplyTask
 from sfumato.tasks.works import Prompt

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from sfumato.diffusion.checks import is_whole
 from sfumato.diffusion.noise import Noise, first_tokens
-from sfumato.diffusion.processors import CanvasView
-from sfumato.diffusion.sampler import count_at, temperature_at
+from sfumato.diffusion.sampler import CanvasView, count_at, temperature_at
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.model.devices import to_device
 from sfumato.options.limits import MIN_TEMPERATURE

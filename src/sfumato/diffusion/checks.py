@@ -7,18 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sfumato.options.limits import MOST_NATS, MOST_SECONDS, MOST_TOKENS
 from sfumato.weights.errors import quoted
-
-__all__ = [
-    "MOST_NATS",
-    "MOST_SECONDS",
-    "MOST_TOKENS",
-    "check_returned",
-    "check_tensor",
-    "is_number",
-    "is_whole",
-]
 
 
 def is_number(value: object) -> bool:

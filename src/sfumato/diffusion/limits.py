@@ -13,9 +13,11 @@ from typing import Any, Literal
 from sfumato.diffusion.canvas import Convergence, Draft, GivenCanvas
 from sfumato.diffusion.constraints.constrained_reply import Constraint, ConstraintReport
 from sfumato.diffusion.prediction import Prediction
-from sfumato.diffusion.processors import LogitBias, LogitProcessor, MinTokens
 from sfumato.diffusion.sampler import (
     LinearTemperature,
+    LogitBias,
+    LogitProcessor,
+    MinTokens,
     SettledToEnd,
     StableAndConfident,
     count_at,

@@ -6,17 +6,18 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from sfumato.diffusion.checks import is_number, is_whole
-from sfumato.diffusion.processors import LogitProcessor, banned_by
 from sfumato.diffusion.sampler import (
     SAMPLERS,
     EntropyBound,
     LinearTemperature,
+    LogitProcessor,
     Never,
     Sampler,
     Schedule,
     SoftTopK,
     StableAndConfident,
     Stopping,
+    banned_by,
 )
 from sfumato.options import MODES, bounds, default, exclusions
 from sfumato.options.limits import MAX_TEMPERATURE, MOST_HISTORY

@@ -26,8 +26,15 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.checks import check_returned
-from sfumato.diffusion.processors import Banned, LogitBias, banned_by
-from sfumato.diffusion.sampler import SAMPLERS, Never, SettledToEnd, StableAndConfident
+from sfumato.diffusion.sampler import (
+    SAMPLERS,
+    Banned,
+    LogitBias,
+    Never,
+    SettledToEnd,
+    StableAndConfident,
+    banned_by,
+)
 from sfumato.model.devices import to_device
 from sfumato.model.head import AS_ROUNDED, PLAIN, Adjust, HeadStats, Skip, VocabularyHead
 from sfumato.model.scores import named_log_probs

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sfumato.diffusion.checks import MOST_SECONDS, is_number, is_whole
-from sfumato.options.limits import MOST_STEPS
+from sfumato.diffusion.checks import is_number, is_whole
+from sfumato.options.limits import MOST_SECONDS, MOST_STEPS
 from sfumato.refused import Refused
 
 READ_TOKENS = 512

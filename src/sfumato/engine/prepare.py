@@ -15,14 +15,14 @@ from typing import Any
 from sfumato.api import Messages, Model, Reply, Transcript
 from sfumato.decisions.results import DecisionUsage
 from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS, is_number, is_whole
+from sfumato.diffusion.checks import is_number, is_whole
 from sfumato.diffusion.constraints.decision_plan import DecisionSettings
 from sfumato.diffusion.limits import Outcome, ReplyPlan, StopReason
 from sfumato.diffusion.sampler_config import check_sampler
 from sfumato.engine.events import Account, Decided, Finished, Terminal
 from sfumato.engine.request import DecisionRequest, Request
 from sfumato.options import exclusions
-from sfumato.options.limits import MOST_STEPS
+from sfumato.options.limits import MOST_SECONDS, MOST_STEPS, MOST_TOKENS
 from sfumato.refused import Refused, TooLarge
 from sfumato.tasks.decide import Answers, DecideTask
 from sfumato.tasks.reply import Policies, ReplyTask, ThinkingBudget

@@ -31,7 +31,7 @@ from sfumato.diffusion.limits import (
 )
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.prediction import predicted_steps
-from sfumato.diffusion.processors import MinTokens
+from sfumato.diffusion.sampler import MinTokens
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.tasks.wants import LastState, NextScores, Together
 from sfumato.tasks.works import (

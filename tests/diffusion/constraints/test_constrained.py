@@ -25,7 +25,7 @@ from sfumato.diffusion.constraints.constrained_reply import (
     written_draft,
 )
 from sfumato.diffusion.constraints.grammar import GrammarSource, GrammarState, schema_source
-from sfumato.diffusion.processors import LogitBias, MinTokens
+from sfumato.diffusion.sampler import LogitBias, MinTokens
 from sfumato.diffusion.sampler_config import SamplerConfig
 
 ROW = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}}}

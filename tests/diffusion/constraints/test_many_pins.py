@@ -13,8 +13,7 @@ from tests.support.random_model import random_model
 from sfumato.api import Model
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.processors import LogitBias
-from sfumato.diffusion.sampler import FixedCount, Never, Threshold
+from sfumato.diffusion.sampler import FixedCount, LogitBias, Never, Threshold
 from sfumato.diffusion.sampler_config import SamplerConfig
 
 STEPS, TOGETHER = 2, 250

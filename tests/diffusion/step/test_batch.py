@@ -21,8 +21,7 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.processors import LogitBias
-from sfumato.diffusion.sampler import Never, SoftTopK, StepView
+from sfumato.diffusion.sampler import LogitBias, Never, SoftTopK, StepView
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.batch import StepBatch, width_for

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import (
     EntropyBound,
     FixedCount,
+    LogitBias,
     Never,
     StableAndConfident,
     StepView,

@@ -12,7 +12,7 @@ from torch import Tensor
 from sfumato.api import Model
 from sfumato.diffusion.canvas import Canvas, Draft, Guidance
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.processors import CanvasView, LogitBias, LogitProcessor, MinTokens
+from sfumato.diffusion.sampler import CanvasView, LogitBias, LogitProcessor, MinTokens
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.step import Denoiser
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Draft, Guidance
 from sfumato.diffusion.constraints.grammar import Grammar, GrammarState
-from sfumato.diffusion.processors import CanvasView, LogitProcessor
+from sfumato.diffusion.sampler import CanvasView, LogitProcessor
 
 
 @dataclass(frozen=True, eq=False)

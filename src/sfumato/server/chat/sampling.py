@@ -21,10 +21,10 @@ from sfumato.diffusion.constraints.grammar import (
     choice_source,
     schema_source,
 )
-from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import (
     FixedCount,
     LinearTemperature,
+    LogitBias,
     Never,
     StableAndConfident,
     Threshold,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from sfumato.diffusion.processors import LogitBias
+from sfumato.diffusion.sampler import LogitBias
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import Finished, Request
 from sfumato.options.limits import (
