@@ -57,9 +57,9 @@ class OutputProcessor:
             self._waited(rows, seconds)
         self._encoded(results.encoded, results.encode_s)
         self._drafted(results.drafts, results.began)
+        self._statistics.totals.read_s += results.score_s
         for scored in results.scored:
             self._scored(scored, results.score_s)
-        self._statistics.totals.read_s += results.score_s
 
     def _drafted(self, drafts: Sequence[Denoised], began: float) -> None:
         """Canvases have had a step, or a token was drawn by the head alone."""
