@@ -68,16 +68,11 @@ class Circuit:
         """probe: raises where the engine does not work."""
         self._probe, self._clock, self._waits = probe, clock, WAITS_S
         self._failures, self._probes, self._next = 0, 0, 0.0
-        self._reason: str | None = None
-
-    @property
-    def reason(self) -> str | None:
-        """Why no request is taken; None while the circuit is closed."""
-        return self._reason
+        self.reason: str | None = None  # why no request is taken; None while the circuit is closed
 
     @property
     def state(self) -> CircuitState:
-        reason = self._reason
+        reason = self.reason
         return CircuitState(reason is not None, reason, self._failures, self._probes)
 
     def retry_s(self) -> float:
@@ -94,7 +89,7 @@ class Circuit:
     def check(self) -> bool:
         """Whether rows may run now. Runs the probe where that is due. Raises FailuresLast when the
         last probe has failed."""
-        is_closed = self._reason is None
+        is_closed = self.reason is None
         if (is_closed and self._failures < FAILURES) or self._clock() < self._next:
             return is_closed
         try:
@@ -109,9 +104,9 @@ class Circuit:
         log.warning(
             "%d requests failed one after another; the engine's own probe works, so requests %s",
             self._failures,
-            "are taken" if self._reason is None else "are taken again",
+            "are taken" if self.reason is None else "are taken again",
         )
-        self._failures, self._probes, self._next, self._reason = 0, 0, 0.0, None
+        self._failures, self._probes, self._next, self.reason = 0, 0, 0.0, None
         return True
 
     def _failed(self, error: Exception) -> None:
@@ -123,7 +118,7 @@ class Circuit:
         if self._probes == most:
             raise FailuresLast(what)
         self._next = self._clock() + self._waits[self._probes - 1]
-        self._reason = f"the engine is not ready: {what}; try again later"
+        self.reason = f"the engine is not ready: {what}; try again later"
 
 
 def probe(model: Model) -> None:

@@ -82,7 +82,6 @@ class FillTask:
         longest = sum(map(template.longest, range(len(template.holes))))
         self.figures = Figures(plan.seed, longest, max_steps=plan.config.max_steps or 0)
         self.stats = Stats(prompt_tokens=len(prefix))
-        self._canvas_tokens = 0  # positions of the canvases that have settled
         self._round = 0
         self._searches = {
             number: HoleSearch(hole, template.choices[number])
@@ -118,10 +117,10 @@ class FillTask:
         return result
 
     def stopped(self) -> Any:
-        none = ((),) * len(self.plan.template.holes)
-        holes: tuple[list[int], ...] = tuple([] for _ in none)
-        top = (None,) * len(holes)
-        outcome = FillOutcome(holes, top, none, self.stats, (), cancelled=True)
+        count = len(self.plan.template.holes)
+        holes: tuple[list[int], ...] = tuple([] for _ in range(count))
+        none = (None,) * count, ((),) * count
+        outcome = FillOutcome(holes, *none, self.stats, (), cancelled=True)
         return self._text.finish(outcome)
 
     def _denoised(self) -> Generator[Any, Any, None]:
@@ -143,13 +142,12 @@ class FillTask:
         trial = next(trial for trial in self._trials if trial.canvas is canvas)
         trial.ids, trial.draft = draft.token_ids.tolist(), draft
         assert canvas.convergence
-        self._canvas_tokens += canvas.length
         self.stats.canvases += 1
         self.stats.steps.append(draft.step)
         self.stats.convergence.append(canvas.convergence)
         self.figures = replace(
             self.figures,
-            canvas_tokens=self._canvas_tokens,
+            canvas_tokens=self.figures.canvas_tokens + canvas.length,
             steps=tuple(self.stats.steps),
             convergence=tuple(self.stats.convergence),
         )
