@@ -59,7 +59,7 @@ import json, sys
 import torch
 import sfumato.api
 from sfumato.api import load_text
-from sfumato.bench import memory
+from sfumato.bench import environment as memory
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import Engine, EngineConfig, Request
 from sfumato.engine.memory.guard import MemoryGuard
