@@ -436,6 +436,6 @@ def sampler_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def request_fields(args: argparse.Namespace) -> dict[str, Any]:
-    """The same as fields of an HTTP body; what is not set is left out."""
+    """The options of sampling as fields of an HTTP body; what is not set is left out."""
     values = {setting(name).request_field: value for name, value in sampler_options(args).items()}
     return {k: v for k, v in values.items() if v is not None and v is not False}

@@ -54,7 +54,7 @@ from sfumato.weights.formats import FORMATS, QuantizedTensor
 EXPERT = (1408, 2816)  # one expert's larger matrix: what is dequantized, or multiplied, in one go
 CANVAS = 256
 EXPERT_ROWS = CANVAS * 8 // 128  # positions that an expert has on average
-PANELS = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "BF16")
+PACKED = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "BF16")
 """Formats whose products are timed, where there are compiled operations for them."""
 
 ROUNDS = 7
@@ -415,7 +415,7 @@ def _works(device: torch.device) -> Works:
     blocks, spare = _blocks("Q4_K").to(device), torch.empty(EXPERT, dtype=dtype, device=device)
     works["dequantized_weights"] = float(rows * columns), lambda: ops.dense(blocks, dtype, spare)
     if device.type == "cpu" and ops.backend.startswith("compiled"):
-        for format in PANELS:
+        for format in PACKED:
             weight = torch.zeros(EXPERT, dtype=torch.bfloat16) if format == "BF16" else None
             packed = ops.pack(_blocks(format) if weight is None else weight, "int8")
             x = torch.randn(CANVAS, columns).to(dtype if weight is None else torch.bfloat16)
