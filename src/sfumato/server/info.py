@@ -5,10 +5,9 @@ llama-server's words; and those around the tokenizer.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, replace
+from dataclasses import asdict, is_dataclass, replace
 from typing import Annotated, Any
 
-from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field, WithJsonSchema
 
@@ -249,7 +248,7 @@ def defaults(service: Service) -> dict[str, Any]:
 
 def state(service: Service) -> dict[str, Any]:
     """The engine's state, by the names of its fields."""
-    fields: dict[str, Any] = jsonable_encoder(service.engine.state())
+    fields: dict[str, Any] = plain(service.engine.state())
     fields.pop("memory", None)
     return fields
 
@@ -258,13 +257,24 @@ def memory(service: Service) -> dict[str, Any]:
     """The engine's predicted memory, the memory that was free at its start, and the use now."""
     state = service.engine.state()
     view = state.memory
-    fields: dict[str, Any] = jsonable_encoder(view)
+    fields: dict[str, Any] = plain(view)
     fields["prediction"]["total"] = view.prediction.total
     return fields | {
         "used": service.engine.used_memory(),
         "snapshot_bytes": state.snapshot_bytes,
         "larger_bytes": state.larger_bytes,
     }
+
+
+def plain(value: Any) -> Any:
+    """The value with dataclasses, tuples and mappings as JSON objects and lists."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: plain(item) for name, item in vars(value).items()}
+    if isinstance(value, dict):  # whose keys may be tuples
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 @without_effect("model")
