@@ -68,8 +68,8 @@ format: $(VENV)/.installed-test ## let ruff rewrite the files
 	@$(BIN)/ruff format --quiet .
 
 options: $(VENV)/.installed ## write docs/options.md and docs/exclusions.md from the tables of options
-	@$(BIN)/python -m sfumato.cli.reference > docs/options.md
-	@$(BIN)/python -m sfumato.cli.reference exclusions > docs/exclusions.md
+	@$(BIN)/python docs/tables.py options > docs/options.md
+	@$(BIN)/python docs/tables.py exclusions > docs/exclusions.md
 
 evaluate: $(VENV)/.installed ## measure the embedded model on its held-out tasks
 	@$(BIN)/sfumato eval

@@ -114,19 +114,3 @@ def advice() -> str:
             f'  sfumato run -m {PUBLISHED[0].name} "Who are you?"',
         ]
     )
-
-
-def markdown() -> list[str]:
-    """The table of README.md."""
-    heads = ["format", "download", "size", "memory", *(f"s a step, {m.name}" for m in MACHINES)]
-    rows = [heads, ["---"] * len(heads)]
-    for entry in PUBLISHED:
-        cells = [entry.format, f"`.venv/bin/{entry.command}`", gigabytes(entry.nbytes)]
-        cells.append(gigabytes(entry.memory))
-        for machine in MACHINES:
-            seconds = step_seconds(entry, machine)
-            measured = entry.measured and machine is MACHINES[0]
-            shown = "" if seconds is None else f"{seconds:.1f}"
-            cells.append(f"**{shown}** measured" if measured else shown)
-        rows.append(cells)
-    return [f"| {' | '.join(row)} |" for row in rows]

@@ -122,7 +122,7 @@ COMMANDS = (
         "completion",
         "print what makes a shell complete commands and options",
         (Argument("shell", "bash, zsh or fish", Choice(SHELLS)),),
-        module="reference",
+        module="arguments",
     ),
 )
 
@@ -206,6 +206,18 @@ class CommandLine:
         if first and commands:
             owner = next(command.name for command in COMMANDS if command.name in commands)
             self.parser.error(f"{first} belongs to a command: sfumato {owner} {first} …")
+
+
+def main(args: argparse.Namespace) -> int:
+    """`sfumato completion`: print a script for bash, zsh or fish, made from the parser by shtab."""
+    import shtab
+
+    line = CommandLine()
+    for action, kind in line.actions:
+        if isinstance(kind, Path):
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+    print(shtab.complete(line.parser, args.shell))
+    return 0
 
 
 def origin_of(args: argparse.Namespace, key: str) -> Origin:

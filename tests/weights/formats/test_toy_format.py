@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from docs import tables
 from tests.cli.conftest import cli  # noqa: F401
 from tests.support.gguf_files import gguf_config, random_state
 from tests.support.gguf_files import write_gguf as write_floats
@@ -21,7 +22,6 @@ from sfumato.weights import formats
 from sfumato.weights.files.gguf import read_gguf, write_gguf
 from sfumato.weights.files.tensorfile import TensorStream
 from sfumato.weights.formats import Format, QuantizedTensor, quantize
-from sfumato.weights.formats.table import table
 
 CPU = torch.device("cpu")
 
@@ -105,9 +105,9 @@ def test_a_name_or_a_number_is_registered_once() -> None:
 
 def test_the_docs_have_all_formats() -> None:
     page = Path(__file__).resolve().parents[3] / "docs" / "conversion.md"
-    rows = table().splitlines()
+    rows = tables.formats().splitlines()
     assert rows[-1] == "| TOY | 10 | GGUF | yes | no: torch dequantizes it |"
     known = "\n".join(rows[:-1])
     assert known in page.read_text(encoding="utf-8"), (
-        "docs/conversion.md: paste what `python -m sfumato.weights.formats.table` prints"
+        "docs/conversion.md: paste what `python docs/tables.py formats` prints"
     )

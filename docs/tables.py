@@ -1,17 +1,23 @@
-"""What is made of the tables of options: docs/options.md, docs/exclusions.md (`make options`), and
-the script of `sfumato completion`. A test holds that the files are up to date.
+"""What the docs take from the code's tables: docs/options.md and docs/exclusions.md (`make options`
+writes them), the formats in docs/conversion.md, and the models in README.md (to be pasted).
+
+    python docs/tables.py options|exclusions|formats|models
+
+Tests hold that the files are up to date.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 
-from sfumato.cli.arguments import COMMANDS, CommandLine
+from sfumato.catalog import MACHINES, PUBLISHED, gigabytes, step_seconds
+from sfumato.cli import chat
+from sfumato.cli.arguments import COMMANDS
 from sfumato.options import SETTINGS, Setting
 from sfumato.options.exclusions import EXCLUSIONS, Exclusion
 from sfumato.options.table import OPTIONS, Option
-from sfumato.values import Flag, Path
+from sfumato.values import Flag
+from sfumato.weights.formats import BLOCKS, FLOAT, FORMATS, SCALED, Format
 
 _INTRODUCTION = """\
 # Options
@@ -141,24 +147,10 @@ otherwise have the name of its body.
 """
 
 
-def main(args: argparse.Namespace) -> int:
-    """Print a script for bash, zsh or fish, made from the parser by shtab."""
-    import shtab
-
-    line = CommandLine()
-    for action, kind in line.actions:
-        if isinstance(kind, Path):
-            action.complete = shtab.FILE  # type: ignore[attr-defined]
-    print(shtab.complete(line.parser, args.shell))
-    return 0
-
-
-def page() -> str:
+def options() -> str:
     """The whole of docs/options.md."""
-    from sfumato.cli import chat  # loads torch, which `completion` does not need
-
     lines = ["| Option | Values | Default | Commands | |", "|---|---|---|---|---|"]
-    lines += [_row(option) for option in sorted(OPTIONS, key=lambda option: option.name)]
+    lines += [_option(option) for option in sorted(OPTIONS, key=lambda option: option.name)]
     settings = "\n".join(map(_setting, SETTINGS)) + "\n"
     options = "## All options\n\n" + "\n".join(lines) + "\n"
     slashed = [_cells(f"`{chat.USAGES[name]}`", does) for name, (_, does) in chat.COMMANDS.items()]
@@ -170,7 +162,7 @@ def page() -> str:
     )
 
 
-def _row(option: Option) -> str:
+def _option(option: Option) -> str:
     name = f"`-{option.short}`, `{option.flag}`" if option.short else f"`{option.flag}`"
     values = "" if isinstance(option.kind, Flag) else option.kind.describe()
     default = f"`{option.shown_default}`" if option.shown_default else ""
@@ -200,7 +192,7 @@ def _cells(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def exclusions_page() -> str:
+def exclusions() -> str:
     """docs/exclusions.md."""
     parts = [_EXCLUSIONS]
     for heading, rows in EXCLUSIONS.items():
@@ -215,5 +207,44 @@ def _excluded(row: Exclusion) -> str:
     return _cells(f"`{row.one}`", ", ".join(f"`{other}`" for other in row.others), because)
 
 
+_WIDE = 2816
+"""Columns by which the bytes of a row count: those of the 26B-A4B."""
+
+
+def formats() -> str:
+    """Every registered format, as Markdown."""
+    head = ["| format | bits of a weight | read from | written | kernels of a GPU |"]
+    return "\n".join([*head, "|---|---|---|---|---|", *map(_format, FORMATS.values())])
+
+
+def _format(format: Format) -> str:
+    bits = 8 * format.nbytes((1, _WIDE)) / _WIDE
+    places = ["GGUF"] if format.ggml_type is not None else []
+    places += ["safetensors"] if format.published or format.form != BLOCKS else []
+    written = "yes" if format.encode and format.ggml_type is not None else "no"
+    kernels = {FLOAT: "as bfloat16", SCALED: "codes"}.get(format.form)
+    kernels = kernels or ("planes" if format.layout else "no: torch dequantizes it")
+    cells = format.name, f"{bits:.4g}", ", ".join(places), written, kernels
+    return f"| {' | '.join(cells)} |"
+
+
+def models() -> str:
+    """The table of README.md."""
+    heads = ["format", "download", "size", "memory", *(f"s a step, {m.name}" for m in MACHINES)]
+    rows = [heads, ["---"] * len(heads)]
+    for entry in PUBLISHED:
+        cells = [entry.format, f"`.venv/bin/{entry.command}`", gigabytes(entry.nbytes)]
+        cells.append(gigabytes(entry.memory))
+        for machine in MACHINES:
+            seconds = step_seconds(entry, machine)
+            measured = entry.measured and machine is MACHINES[0]
+            shown = "" if seconds is None else f"{seconds:.1f}"
+            cells.append(f"**{shown}** measured" if measured else shown)
+        rows.append(cells)
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+PAGES = {"options": options, "exclusions": exclusions, "formats": formats, "models": models}
+
 if __name__ == "__main__":
-    print(exclusions_page() if sys.argv[1:] == ["exclusions"] else page(), end="")
+    print(PAGES[sys.argv[1]](), end="")
