@@ -178,18 +178,14 @@ def own_scores(hidden: Tensor, weight: Weight, ids: Tensor) -> Tensor:
     scores = hidden.new_zeros(ids.shape, dtype=wide)
     for a in range(0, size, step):
         b = min(a + step, size)
-        rows = _part_of_rows(weight, ids.reshape(-1), a, b, hidden.dtype)
+        rows = (
+            weight.part_of_rows(ids.reshape(-1), a, b)
+            if isinstance(weight, Stored)
+            else weight[:, a:b].index_select(0, ids.reshape(-1))
+        ).to(hidden.dtype)
         products = rows.view(*ids.shape, b - a).to(wide) @ hidden[:, a:b, None].to(wide)
         scores = scores + products[..., 0]
     return scores.to(hidden.dtype)
-
-
-def _part_of_rows(weight: Weight, ids: Tensor, a: int, b: int, dtype: torch.dtype) -> Tensor:
-    """Columns a..b, of whole blocks, of the rows `ids` int64 [n] → [n, b - a]."""
-    if isinstance(weight, Stored):
-        return weight.part_of_rows(ids, a, b).to(dtype)
-    assert isinstance(weight, Tensor)
-    return weight[:, a:b].index_select(0, ids).to(dtype)
 
 
 @operation

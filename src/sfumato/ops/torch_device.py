@@ -52,11 +52,11 @@ def groups_stay_on_device(device: torch.device, dtype: torch.dtype) -> bool:
     return True
 
 
-def _makes_the_host_wait(x: Tensor, *others: object) -> bool:
-    return not groups_stay_on_device(x.device, x.dtype)
-
-
-@twin("experts", "cuda", serves=_makes_the_host_wait, backend=TORCH)
+@twin(
+    *("experts", "cuda"),
+    serves=lambda x, *_: not groups_stay_on_device(x.device, x.dtype),
+    backend=TORCH,
+)
 def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: Weight) -> Tensor:
     """See `ops.experts`. No token may choose an expert twice.
 

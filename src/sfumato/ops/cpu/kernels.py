@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import math
 from ctypes import c_float, c_int, c_int64, c_void_p
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -183,11 +182,11 @@ class SoftmaxCall(ctypes.Structure):
     )
 
 
-def _known_dtype(*arguments: Any) -> bool:
-    return library.kernels is not None and arguments[5] in DTYPES
-
-
-@twin("update_softmax", "cpu", serves=_known_dtype, refusal=library.refusal)
+@twin(
+    *("update_softmax", "cpu"),
+    serves=lambda *given: library.kernels is not None and given[5] in DTYPES,
+    refusal=library.refusal,
+)
 def update_softmax(
     state: SoftmaxState,
     raw: Tensor,
