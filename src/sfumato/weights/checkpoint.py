@@ -19,7 +19,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from sfumato import catalog
-from sfumato.weights.errors import CheckpointError, listed, quoted
+from sfumato.weights.errors import CheckpointError, first_of, listed, quoted
 from sfumato.weights.files.gguf import check_parts, part_files, part_names, read_gguf
 from sfumato.weights.files.jsonfile import read_object
 from sfumato.weights.files.narrow import Scheme, read_scheme
@@ -161,9 +161,8 @@ def _shards(index: Path) -> list[Path]:
     return shards
 
 
-def _listed(files: list[Path], limit: int = 8) -> str:
-    names = ", ".join(file.name for file in files[:limit])
-    return names if len(files) <= limit else f"{names}, …"
+def _listed(files: list[Path]) -> str:
+    return first_of([file.name for file in files])
 
 
 __all__ = ["Checkpoint", "TensorInfo", "open_with"]

@@ -15,11 +15,13 @@ LISTED = 8
 
 def listed(kind: str, names: Sequence[str]) -> str:
     """ "2 missing: a, b", or "" where there are no names."""
-    if not names:
-        return ""
+    return f"{len(names)} {kind}: {first_of(names)}" if names else ""
+
+
+def first_of(names: Sequence[str]) -> str:
+    """The first LISTED names, and how many more there are."""
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    shown = ", ".join(name if len(name) <= 160 else f"{name[:160]}…" for name in names[:LISTED])
-    return f"{len(names)} {kind}: {shown}{more}"
+    return ", ".join(n if len(n) <= 160 else f"{n[:160]}…" for n in names[:LISTED]) + more
 
 
 def quoted(text: object, limit: int = 80) -> str:

@@ -84,7 +84,10 @@ def test_several_are_listed(tmp_path: Path) -> None:
     touch(tmp_path, "a.gguf", "b.gguf")
     refused(tmp_path, r"2 GGUF files \(a.gguf, b.gguf\); give the path of one")
     touch(tmp_path, *(f"{n}.safetensors" for n in range(10, 30)))
-    refused(tmp_path, r"20 safetensors files \(10.safetensors, .*17.safetensors, …\) and no model")
+    refused(
+        tmp_path,
+        r"20 safetensors files \(10.safetensors, .*17.safetensors and 12 more\) and no model",
+    )
 
 
 def test_who_has_no_model_is_told_how_to_get_one(tmp_path: Path) -> None:

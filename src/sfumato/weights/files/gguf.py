@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from sfumato.weights.errors import CheckpointError, quoted
+from sfumato.weights.errors import CheckpointError, first_of, quoted
 from sfumato.weights.files.tensorfile import TensorFile, TensorInfo, TensorStream, map_file
 from sfumato.weights.formats import FORMATS
 
@@ -319,10 +319,9 @@ def part_files(path: Path) -> list[Path]:
     files = [path.with_name(name) for name in part_names(path.name)]
     absent = [file.name for file in files if not file.exists()]
     if absent:
-        more = f" and {len(absent) - 8} more" if len(absent) > 8 else ""
         raise CheckpointError(
             f"{path}: is one of {len(files)} parts, of which {len(absent)} are absent "
-            f"({', '.join(absent[:8])}{more}); download them into the same folder"
+            f"({first_of(absent)}); download them into the same folder"
         )
     return files
 
