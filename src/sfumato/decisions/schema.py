@@ -19,6 +19,7 @@ from sfumato.decisions.results import Decision, DecisionUsage, TypedAnswer
 from sfumato.diffusion.constraints.questions import (
     MOST_QUESTIONS,
     Answer,
+    ChoiceAnswer,
     ChoiceQuestion,
     Option,
     Question,
@@ -269,7 +270,7 @@ def typed_answer(form: Form, answer: Answer) -> TypedAnswer:
     return TypedAnswer(
         scored.score if scored and form.expected else form.values[answer.best],
         dict(zip(form.values, answer.probabilities, strict=True)),
-        answer.confidence,
+        _confidence(answer),
         scored.score if scored else None,
         answer.label_mass,
         answer.is_label,
@@ -278,6 +279,12 @@ def typed_answer(form: Form, answer: Answer) -> TypedAnswer:
         answer.orders,
         answer.order_spread,
     )
+
+
+def _confidence(answer: Answer) -> float:
+    if isinstance(answer, ChoiceAnswer | ScoreAnswer):
+        return answer.confidence
+    return abs(2 * answer.probabilities[0] - 1)  # that of a choice with two options
 
 
 @dataclass(frozen=True)

@@ -149,12 +149,6 @@ class Answer:
         """The number of the most probable option; of equals the first."""
         return max(range(len(self.probabilities)), key=self.probabilities.__getitem__)
 
-    @property
-    def confidence(self) -> float:
-        """(max p - 1/n) / (1 - 1/n), as System One has it of a choice; 1 for one option."""
-        n = len(self.probabilities)
-        return 1.0 if n == 1 else _unit((max(self.probabilities) - 1 / n) / (1 - 1 / n))
-
 
 class YesNoAnswer(Answer):
     """Whether something holds."""
@@ -167,6 +161,12 @@ class YesNoAnswer(Answer):
 
 class ChoiceAnswer(Answer):
     """Which option applies."""
+
+    @property
+    def confidence(self) -> float:
+        """(max p - 1/n) / (1 - 1/n), as System One has it; 1 for one option."""
+        n = len(self.probabilities)
+        return 1.0 if n == 1 else _unit((max(self.probabilities) - 1 / n) / (1 - 1 / n))
 
 
 class ScoreAnswer(Answer):
