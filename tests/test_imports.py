@@ -18,7 +18,7 @@ SRC = ROOT / "src" / "sfumato"
 
 # What each part may import, besides itself. "" is the package's own __init__: the public names.
 _NETWORK = {"threads", "options", "model", "ops", "weights", "catalog"}
-_ENGINE = {"engine", "api", "decisions", "tasks", "diffusion", "text", "fills"} | _NETWORK
+_ENGINE = {"engine", "api", "decisions", "tasks", "diffusion", "text", "text_side"} | _NETWORK
 MAY_IMPORT: dict[str, set[str]] = {
     "refused": set(),
     "values": set(),
@@ -36,11 +36,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tasks": {"diffusion", "text"} | _NETWORK,
     "device_trial": {"tasks", "diffusion"} | _NETWORK,
     "decisions": {"diffusion"},
-    "text_side": {"text", "diffusion", "model", "weights"},
-    "fills": {"tasks", "diffusion", "text", "text_side"} | _NETWORK,
-    "grammars": {"diffusion", "text", "text_side"},
+    "text_side": {"tasks", "diffusion", "text"} | _NETWORK,
     "api": {"decisions", "device_trial", "tasks", "diffusion", "text", "text_side"}
-    | {"fills", "grammars"}
     | _NETWORK,
     "convert": {"api", "diffusion", "text"} | _NETWORK,
     "engine": _ENGINE - {"engine"},

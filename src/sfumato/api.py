@@ -44,8 +44,6 @@ from sfumato.diffusion.constraints.read_template import ReadTemplate
 from sfumato.diffusion.limits import Limits, ReplyPlan, Stats, plan_reply
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.diffusion.sampler_config import SamplerConfig, check_sampler
-from sfumato.fills import EDIT_ROOM, Fills, edit_message
-from sfumato.grammars import ModelGrammars
 from sfumato.model.cache import KVCache
 from sfumato.model.families import Family, family_of, open_checkpoint
 from sfumato.model.layer_devices import Placement, make_placement
@@ -73,11 +71,15 @@ from sfumato.tasks.works import Prompt
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.reply import Stop
 from sfumato.text_side import (
+    EDIT_ROOM,
     Done,
+    Fills,
+    ModelGrammars,
     Reply,
     Settled,
     TextSide,
     Transcript,
+    edit_message,
     end_ids,
     load_text,
     read_template,
@@ -236,7 +238,7 @@ class Model:
         None: the text stands by itself, and may be a part of a longer one. The given texts come
         back unchanged. End tokens and markers never stand in a hole. What comes after the last
         hole is cut where it does not fit the canvas, which a warning says. cancelled: called
-        before every step; True raises `sfumato.fills.Cancelled`.
+        before every step; True raises `sfumato.text_side.Cancelled`.
         Raises ValueError, naming the argument, for what cannot be done.
         """
         for event in self.stream_fill(

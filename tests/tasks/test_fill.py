@@ -25,8 +25,8 @@ from sfumato.diffusion.constraints.filling import (
 from sfumato.diffusion.constraints.read_template import NOISE
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler import Never
-from sfumato.fills import Cancelled
 from sfumato.options.limits import TRIALS
+from sfumato.text_side import Cancelled
 from sfumato.train import sudoku
 
 MESSAGES = [{"role": "user", "content": "Who are you?"}]

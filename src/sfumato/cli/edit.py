@@ -13,8 +13,8 @@ from sfumato.cli import INTERRUPTED, generation, terminal
 from sfumato.cli.display import filling, show_diff
 from sfumato.cli.files import TextFile
 from sfumato.diffusion.prediction import PredictedText
-from sfumato.fills import EDIT_ROOM, edit_message
 from sfumato.refused import Refused
+from sfumato.text_side import EDIT_ROOM, edit_message
 
 _FENCE = "```"
 

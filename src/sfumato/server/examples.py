@@ -17,7 +17,7 @@ from typing import Any
 
 from sfumato.api import Reply
 from sfumato.embedded_questions import all_questions
-from sfumato.fills import edit_message
+from sfumato.text_side import edit_message
 
 _FILE = Path(__file__).parent / "page" / "examples.json"
 _SUDOKU = re.compile(r"[1-4.]{4}(\n[1-4.]{4}){3}")
