@@ -12,7 +12,7 @@ an F32 file, which shows a wrong window or scalar, is off by more than 1e-3.
 
 Rounding may decide a router's near tie for the last place otherwise than exact arithmetic does. The
 preset's routers spread their scores, as random rows alone would not, so that the last place weighs
-little; see `ROUTER_SPREAD` in `sfumato/bench/random_weights.py`. And of 256 positions none weighs
+little; see `ROUTER_SPREAD` in `sfumato/bench/subject.py`. And of 256 positions none weighs
 much.
 """
 
@@ -31,7 +31,7 @@ import torch
 from benchmarks.random_checkpoint import header, outgoing
 from torch import Tensor
 
-from sfumato.bench.random_weights import random_checkpoint
+from sfumato.bench.subject import random_checkpoint
 from sfumato.convert.files import save_gguf
 from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import load_network

@@ -22,12 +22,14 @@ from benchmarks.gpu_step import (
 from sfumato.bench.environment import PeakMemory
 from sfumato.bench.measure import measure
 from sfumato.bench.step_cost import (
+    DeviceLimits,
     StepShape,
+    StepTime,
     experts_touched,
     step_costs,
+    step_time,
     stored_bytes,
 )
-from sfumato.bench.step_time import DeviceLimits, StepTime, step_time
 from sfumato.bench.subject import Subject
 from sfumato.bench.workload import Case, Work
 from sfumato.diffusion.sampler_config import REFERENCE, fixed_steps

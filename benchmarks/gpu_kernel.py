@@ -18,7 +18,7 @@ from benchmarks.gpu_torch_codes import peer
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sfumato.bench.step_time import DeviceLimits, step_time
+from sfumato.bench.step_cost import DeviceLimits, step_time
 from sfumato.ops import registry
 from sfumato.ops.attention_reference import Prefixes, Questions
 from sfumato.ops.triton import self_test, twins

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from benchmarks.gpu_cases import Sizes
 
-from sfumato.bench.random_weights import random_config
 from sfumato.bench.step_cost import StepShape
+from sfumato.bench.subject import random_config
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.placement import pick_device
 

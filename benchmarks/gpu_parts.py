@@ -22,7 +22,7 @@ from benchmarks.gpu_texts import compare_texts
 from benchmarks.gpu_timing import device_limits, launch_gap_s
 
 from sfumato.bench.environment import environment
-from sfumato.bench.step_time import DeviceLimits
+from sfumato.bench.step_cost import DeviceLimits
 from sfumato.bench.subject import Subject, random_subject
 from sfumato.model.placement import pick_device
 from sfumato.ops import triton

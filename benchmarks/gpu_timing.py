@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.bench.step_time import DeviceLimits, limits_of_product
+from sfumato.bench.step_cost import DeviceLimits, limits_of_product
 
 Run = Callable[[], object]
 

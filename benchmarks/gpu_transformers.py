@@ -17,7 +17,7 @@ import torch
 from benchmarks.gpu_step import FIRST, fewer_layers, step_times
 from torch import Tensor, nn
 
-from sfumato.bench.random_weights import random_config
+from sfumato.bench.subject import random_config
 from sfumato.model.devices import is_out_of_memory
 from sfumato.model.loading import expected_shapes
 from sfumato.model.network import Network

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from tests.support.narrow_files import LAYOUTS, Layout
 from torch import Tensor
 
-from sfumato.bench.random_weights import random_config
+from sfumato.bench.subject import random_config
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.loading import expected_shapes
 from sfumato.ops.triton.planes import plane_bytes

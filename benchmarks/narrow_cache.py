@@ -27,7 +27,7 @@ WORKER = """
 import ctypes, json, sys, time
 from pathlib import Path
 import torch
-from sfumato.bench.random_weights import random_checkpoint
+from sfumato.bench.subject import random_checkpoint
 from sfumato.model.loading import load_network
 
 preset, dtype, cache, threads, prefix, chunk, steps = sys.argv[1:4] + [int(x) for x in sys.argv[4:]]

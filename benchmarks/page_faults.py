@@ -17,8 +17,7 @@ import statistics
 
 import torch
 
-from sfumato.bench.random_weights import PRESETS
-from sfumato.bench.subject import Subject, random_subject
+from sfumato.bench.subject import PRESETS, Subject, random_subject
 from sfumato.diffusion.sampler import Never
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import Engine, EngineConfig, Request

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sfumato.bench.random_weights import PRESETS, RandomCheckpoint, random_checkpoint
+from sfumato.bench.subject import PRESETS, RandomCheckpoint, random_checkpoint
 from sfumato.convert import BYTE, CONTROL, NORMAL, SCORE, UNUSED, gguf_tensors
 from sfumato.convert.files import save_gguf
 from sfumato.diffusion.checkpoint_defaults import defaults_to_gguf

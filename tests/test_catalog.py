@@ -9,7 +9,7 @@ import torch
 from docs import tables
 
 from sfumato import catalog
-from sfumato.bench.random_weights import random_checkpoint
+from sfumato.bench.subject import random_checkpoint
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.memory.estimate import ModelFootprint, predict
 from sfumato.model.loading import config_of

@@ -34,10 +34,8 @@ from tests.support.kernels import interpreted
 from tests.support.oracle import oracle_encode, oracle_logits
 
 import sfumato
-from sfumato.bench.random_weights import random_config
-from sfumato.bench.step_cost import StepShape
-from sfumato.bench.step_time import LIMITS
-from sfumato.bench.subject import random_subject
+from sfumato.bench.step_cost import LIMITS, StepShape
+from sfumato.bench.subject import random_config, random_subject
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.ops import reference
 from sfumato.ops.triton import fill_cache, tiles

@@ -37,8 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "device_trial": {"tasks", "diffusion"} | _NETWORK,
     "decisions": {"diffusion"},
     "text_side": {"tasks", "diffusion", "text"} | _NETWORK,
-    "api": {"decisions", "device_trial", "tasks", "diffusion", "text", "text_side"}
-    | _NETWORK,
+    "api": {"decisions", "device_trial", "tasks", "diffusion", "text", "text_side"} | _NETWORK,
     "convert": {"api", "diffusion", "text"} | _NETWORK,
     "engine": _ENGINE - {"engine"},
     "": _ENGINE,

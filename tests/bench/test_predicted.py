@@ -8,16 +8,17 @@ from typing import Any, cast
 import pytest
 import torch
 
-from sfumato.bench.random_weights import random_checkpoint
-from sfumato.bench.step_cost import StepShape, step_costs, stored_bytes
-from sfumato.bench.step_time import (
+from sfumato.bench.step_cost import (
     LIMITS,
+    StepShape,
     beside_measured,
     network_bytes,
+    step_costs,
     step_time,
+    stored_bytes,
     to_document,
 )
-from sfumato.bench.subject import Subject, random_subject
+from sfumato.bench.subject import Subject, random_checkpoint, random_subject
 from sfumato.model.network import Network
 
 

@@ -6,16 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from sfumato.bench.random_weights import random_checkpoint, random_config
-from sfumato.bench.step_cost import KernelCost, StepShape, codes_of, step_costs, stored_bytes
-from sfumato.bench.step_time import (
+from sfumato.bench.step_cost import (
     LAUNCH_S,
     LIMITS,
     REACHED,
+    KernelCost,
+    StepShape,
+    codes_of,
     limits_named,
     limits_of_product,
+    step_costs,
     step_time,
+    stored_bytes,
 )
+from sfumato.bench.subject import random_checkpoint, random_config
 from sfumato.model.families import DIFFUSION_GEMMA
 
 FULL = DIFFUSION_GEMMA.config.from_hf(random_config("26b-a4b"), {})

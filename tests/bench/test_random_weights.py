@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sfumato.bench.random_weights import PRESETS, PUBLISHED, random_checkpoint
+from sfumato.bench.subject import PRESETS, PUBLISHED, random_checkpoint
 from sfumato.model.loading import load_network
 from sfumato.model.quantization import TARGETS
 from sfumato.weights.formats import QuantizedTensor

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from sfumato.bench.random_weights import random_checkpoint, random_config
 from sfumato.bench.step_cost import (
     KernelCost,
     StepShape,
@@ -18,7 +17,7 @@ from sfumato.bench.step_cost import (
     step_costs,
     stored_bytes,
 )
-from sfumato.bench.subject import Subject
+from sfumato.bench.subject import Subject, random_checkpoint, random_config
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.model_config import ModelConfig
 from sfumato.ops.attention_reference import Causal

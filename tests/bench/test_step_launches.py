@@ -15,8 +15,8 @@ from tests.support.recorded_graphs import RepeatedCalls
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sfumato.bench.random_weights import random_config
 from sfumato.bench.step_cost import StepShape, step_costs, stored_bytes
+from sfumato.bench.subject import random_config
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler_config import REFERENCE

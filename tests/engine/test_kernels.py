@@ -21,7 +21,7 @@ from tests.support.scripted_model import END_IDS, TEMPLATE, tokenizer
 
 from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
 from sfumato.api import TextSide
-from sfumato.bench.random_weights import random_config
+from sfumato.bench.subject import random_config
 from sfumato.diffusion.canvas import GivenCanvas
 from sfumato.diffusion.sampler import EntropyBound, Never, StableAndConfident
 from sfumato.diffusion.sampler_config import REFERENCE

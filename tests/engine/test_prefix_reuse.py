@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.api import Model, TextSide
-from sfumato.bench.random_weights import random_checkpoint
+from sfumato.bench.subject import random_checkpoint
 from sfumato.diffusion.sampler import LogitBias
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.engine import Draft, Engine, EngineConfig, Finished, Handle, Request

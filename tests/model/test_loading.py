@@ -24,7 +24,7 @@ from tests.support.oracle import (
 )
 from torch import Tensor
 
-from sfumato.bench.random_weights import random_checkpoint
+from sfumato.bench.subject import random_checkpoint
 from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import config_of, expected_shapes, load_network, loaded_bytes
 from sfumato.model.model_config import ConfigError

@@ -13,7 +13,7 @@ from tests.ops.cpu.forced import each_isa, forced
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.bench.random_weights import random_checkpoint
+from sfumato.bench.subject import random_checkpoint
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
 from sfumato.model.segments import Suffix

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sfumato.bench.random_weights import random_checkpoint
+from sfumato.bench.subject import random_checkpoint
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.memory.estimate import ModelFootprint, predict
 from sfumato.model.cache import slot_bytes

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sfumato.bench.random_weights import random_checkpoint
+from sfumato.bench.subject import random_checkpoint
 from sfumato.model import loading
 from sfumato.model.loading import BUFFERS, Mover, load_network
 from sfumato.weights.formats import FORMATS, QuantizedTensor, quantize

@@ -23,7 +23,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime import driver
 
 from sfumato import ops
-from sfumato.bench.random_weights import random_config
+from sfumato.bench.subject import random_config
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.captured import ReadForwards

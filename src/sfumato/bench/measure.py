@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from sfumato.bench.environment import PeakMemory
 from sfumato.bench.report import PARTS, CaseReport, Report, Values, take
-from sfumato.bench.step_cost import StepShape
-from sfumato.bench.step_time import beside_measured
+from sfumato.bench.step_cost import StepShape, beside_measured
 from sfumato.bench.subject import Subject
 from sfumato.bench.workload import Case, Prompt, Work
 from sfumato.diffusion.canvas import Canvas

@@ -1,11 +1,16 @@
-"""What is measured on this machine: a model, its prompts, and the facts that a report gives."""
+"""What is measured on this machine: a model, its prompts, and the facts that a report gives.
+
+Random weights make checkpoints that exist in memory only, with real proportions and formats, which
+go through the same loading as real ones and have no tokenizer.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +20,227 @@ from tokenizers import decoders, models
 from torch import Tensor
 
 from sfumato.api import Model, TextSide
-from sfumato.bench.random_weights import random_checkpoint
 from sfumato.bench.workload import Prompt
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.engine import EngineConfig, EngineError
 from sfumato.engine.memory.estimate import ModelFootprint
 from sfumato.engine.memory.guard import check_load
-from sfumato.model.families import family_of, open_checkpoint
-from sfumato.model.loading import config_of, load_network
+from sfumato.model.families import DIFFUSION_GEMMA, family_of, open_checkpoint
+from sfumato.model.loading import config_of, expected_shapes, load_network
+from sfumato.model.model_config import ConfigError
 from sfumato.model.network import Network
 from sfumato.model.placement import CACHE_TYPES, pick_device, pick_dtype
-from sfumato.model.quantization import quantized_on_load
+from sfumato.model.quantization import TARGETS, formats, quantized_on_load, takes_codes, takes_int4
 from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.ops.registry import check_off
 from sfumato.refused import Refused
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
-from sfumato.weights.checkpoint import Checkpoint
+from sfumato.weights.checkpoint import Checkpoint, TensorInfo
+from sfumato.weights.formats import (
+    BLOCKS,
+    FORMATS,
+    QuantizedTensor,
+    Stored,
+    float_dtype,
+    quantize,
+    round_rows,
+)
+from sfumato.weights.formats import KINDS as CODED
+
+_FULL = {
+    "vocab_size": 262144,
+    "hidden_size": 2816,
+    "intermediate_size": 2112,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "num_global_key_value_heads": 2,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "sliding_window": 1024,
+    "num_experts": 128,
+    "top_k_experts": 8,
+    "moe_intermediate_size": 704,
+    "max_position_embeddings": 262144,
+}
+_180M = _FULL | {
+    "vocab_size": 32768,
+    "hidden_size": 512,
+    "intermediate_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "num_global_key_value_heads": 1,
+    "head_dim": 128,
+    "global_head_dim": 256,
+    "moe_intermediate_size": 128,
+}
+_TINY = _180M | {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": 16,
+    "num_experts": 24,
+    "moe_intermediate_size": 32,
+}
+PRESETS: dict[str, tuple[dict[str, int], int]] = {
+    "26b-a4b": (_FULL, 256),
+    "180m": (_180M, 256),
+    "tiny": (_TINY, 32),
+}
+"""Sizes as config.json names them, and the canvas length. Every 6th layer is full, and the last.
+
+Even `tiny` has rows of 256, so that every format is itself there, and down projections that do not
+divide into blocks of 256, as the 26B-A4B's do not."""
+
+PUBLISHED = {**{name.lower(): name for name in CODED}, "int4": "INT4", "nvfp4": "NVFP4"}
+"""What the matrices of published formats become on a GPU, by the name of the option."""
+
+CPU = torch.device("cpu")
+
+# But for the embedding a tile of random numbers is repeated, for drawing 25 billion of them would
+# take minutes. A prime length keeps the rows of a matrix different: they begin at different places
+# of the tile.
+_TILE, _BLOCK_TILE = 1048583, 8191  # numbers; blocks
+
+QUERY_NORM = 0.2  # attention has scale 1: larger random queries would see one key each
+# The deviation of a router's scores. Where all experts chosen weigh the same, rounding that decides
+# a near tie for the last place replaces an eighth of the mixture; here it is about a hundredth.
+ROUTER_SPREAD = 3.0
+VECTOR_SPREAD = 0.1  # no norm and no scalar passes for another
+
+
+def random_config(
+    preset: str, layers: int | None = None, vocab: int | None = None
+) -> dict[str, Any]:
+    """The config.json of a preset, with another number of layers or tokens if one is given.
+
+    Raises ValueError, naming the option, for an unknown preset.
+    """
+    if preset not in PRESETS:
+        raise Refused("random_weights", f"{preset!r} is none of {', '.join(PRESETS)}")
+    sizes, canvas = PRESETS[preset]
+    changed = {"num_hidden_layers": layers, "vocab_size": vocab}
+    text = sizes | {name: value for name, value in changed.items() if value is not None}
+    return {"model_type": DIFFUSION_GEMMA.model_type, "canvas_length": canvas, "text_config": text}
+
+
+@dataclass(frozen=True)
+class RandomCheckpoint(Checkpoint):
+    """A checkpoint whose tensors are made when they are read, the same for the same seed, on the
+    device where they are wanted: 50 GB need not pass through the host."""
+
+    seed: int = field(default=0, repr=False)
+    device: torch.device = field(default=CPU, repr=False)
+
+    def read(self, name: str) -> Tensor | Stored:
+        info = self.tensors[name]
+        number = list(self.tensors).index(name)
+        random = torch.Generator().manual_seed(self.seed * len(self.tensors) + number)
+        deviation = info.shape[-1] ** -0.5
+        is_embedding = name == "embed_tokens.weight"
+        if is_embedding:
+            deviation *= 3  # scores of deviation 3: a distribution that is neither flat nor certain
+        if len(info.shape) == 1:
+            vector = torch.randn(info.shape, generator=random).mul_(VECTOR_SPREAD).add_(1)
+            return vector.mul_(_middle(name, info.shape[0]))
+        format = FORMATS[info.format]
+        is_blocks = format.form == BLOCKS
+        floats = float_dtype(info.format) or torch.bfloat16  # codes are rounded from these
+        size = format.block_size
+        count = math.prod(info.shape) // size
+
+        def piece(length: int) -> Tensor:
+            """So many numbers, or blocks of them."""
+            if info.format == "NVFP4":
+                return _random_nvfp4(length, deviation, random).to(self.device)
+            numbers = torch.randn(length * size, generator=random).mul_(deviation)
+            if not is_blocks:
+                return numbers.to(self.device, floats)
+            return quantize(numbers.view(length, size), format).data.to(self.device)
+
+        # Tokens with the same row would share the probability of one.
+        data = _filled(piece, count, _BLOCK_TILE if is_blocks else _TILE, is_embedding)
+        if is_blocks:
+            return QuantizedTensor(data.view(*info.shape[:-1], -1), format, info.shape)
+        data = data.view(info.shape)
+        return round_rows(data, CODED[info.format]) if info.format in CODED else data
+
+
+def random_checkpoint(
+    preset: str,
+    format: str = "q4_k_m",
+    layers: int | None = None,
+    seed: int = 0,
+    vocab: int | None = None,
+    device: torch.device = CPU,
+) -> RandomCheckpoint:
+    """A checkpoint of random weights, by name, format and number of layers and of tokens; device:
+    where they are made.
+
+    Raises ValueError, naming the option, for an unknown preset or format.
+    """
+    published = PUBLISHED.get(format)
+    if format not in TARGETS and published is None:
+        known = ", ".join((*TARGETS, *PUBLISHED))
+        raise Refused("format", f"{format!r} is none of {known}")
+    config = random_config(preset, layers, vocab)
+    try:
+        shapes = expected_shapes(DIFFUSION_GEMMA.config.from_hf(config, {}))
+    except ConfigError as error:
+        raise Refused("layers", f"{layers} make no network ({error})") from None
+    path = Path(f"random-{preset}")
+    kinds = formats(shapes, TARGETS["bf16" if published else format])
+    if published:
+        narrow = (name for name, shape in shapes.items() if _narrows(format, name, shape))
+        kinds |= dict.fromkeys(narrow, published)
+    tensors = {
+        name: TensorInfo(name, shapes[name], kind, FORMATS[kind].nbytes(shapes[name]), path, 0)
+        for name, kind in kinds.items()
+    }
+    metadata: Mapping[str, Any] = {"config": config, "generation_config": {}}
+    return RandomCheckpoint(path, "safetensors", tensors, {}, metadata, {}, seed, device)
+
+
+def _narrows(format: str, name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a published checkpoint has a tensor in its narrow format. Rows that do not divide
+    into its blocks stay as they are."""
+    divides = FORMATS[PUBLISHED[format]].divides(shape[-1])
+    return divides and (takes_int4 if format == "int4" else takes_codes)(name, shape)
+
+
+def _random_nvfp4(length: int, deviation: float, random: torch.Generator) -> Tensor:
+    """So many blocks of any codes, with scales of groups from 0.5 to 1.875: uint8 [length, bytes].
+    The deviation of such a product is about 3.5."""
+    blocks = torch.randint(256, (length, 40), generator=random, dtype=torch.uint8)
+    blocks[:, 4:8] = 0x30 + blocks[:, 4:8] % 16
+    blocks[:, :4] = torch.tensor([deviation / 3.5]).view(torch.uint8)
+    return blocks
+
+
+def _middle(name: str, size: int) -> float:
+    """What the values of a vector lie around."""
+    if "q_norm" in name:
+        return QUERY_NORM
+    # A router divides by the root of its width, and its rows have length 1.
+    return ROUTER_SPREAD * size**0.5 if name.endswith("router.scale") else 1.0
+
+
+def _filled(piece: Callable[[int], Tensor], count: int, length: int, new: bool) -> Tensor:
+    """`count` entries in pieces of `length`, contiguous; new: each piece is another one."""
+    tile = piece(min(count, length))
+    filled = torch.empty(count, *tile.shape[1:], dtype=tile.dtype, device=tile.device)
+    for start in range(0, count, len(tile)):
+        part = filled[start : start + len(tile)]
+        part.copy_(piece(len(part)) if new and start else tile[: len(part)])
+    return filled
+
 
 SMALLEST = EngineConfig(slots=1, context=512, snapshot_bytes=0)
 """An engine that needs next to nothing beside the weights."""

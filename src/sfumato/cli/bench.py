@@ -208,24 +208,24 @@ def _remote(args: argparse.Namespace, work: Work) -> Report:
 
 def _predict(args: argparse.Namespace) -> int:
     """Prints a step's time on a device that need not be here. Runs no network."""
-    from sfumato.bench import step_time
+    from sfumato.bench import step_cost
     from sfumato.bench.step_cost import StepShape, step_costs
 
-    limits = step_time.limits_named(args.predict)
+    limits = step_cost.limits_named(args.predict)
     config, stored, codes = _described(args)
     steps = []
     for rows, prefix in product(args.concurrency or (1,), args.context or (PREFIX,)):
         shape = StepShape(rows, config.canvas_length, prefix)
         costs = step_costs(config, shape, stored, codes=codes)
-        steps.append((shape, step_time.step_time(costs, limits)))
+        steps.append((shape, step_cost.step_time(costs, limits)))
     nbytes = sum(stored.values())
     if args.json:
-        text = json.dumps(step_time.to_document(steps, nbytes)) + "\n"
+        text = json.dumps(step_cost.to_document(steps, nbytes)) + "\n"
         if args.json == "-":
             print(text, end="")
             return 0
         files.write(args.json, text, args.force, "json")
-    _print_tables(step_time.to_tables(steps))
+    _print_tables(step_cost.to_tables(steps))
     known = "measured" if limits.measured else "published, less what programs do not reach"
     print(f"Limits of {limits.name}: {known} ({limits.source}).")
     if nbytes >= limits.memory:
@@ -239,8 +239,8 @@ def _predict(args: argparse.Namespace) -> int:
 def _described(args: argparse.Namespace) -> tuple[ModelConfig, dict[str, int], dict[str, Products]]:
     """The network, the bytes of its tensors as a GPU holds them, and what multiplies those that are
     8-bit codes: of random weights or of a checkpoint's headers."""
-    from sfumato.bench.random_weights import random_checkpoint
     from sfumato.bench.step_cost import codes_of, held_bytes
+    from sfumato.bench.subject import random_checkpoint
     from sfumato.model.families import open_checkpoint
     from sfumato.model.loading import config_of
     from sfumato.model.quantization import as_codes

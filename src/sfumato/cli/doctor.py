@@ -31,8 +31,8 @@ import torch
 from sfumato import __version__, catalog, ops
 from sfumato.api import EMBEDDED
 from sfumato.bench import environment
-from sfumato.bench.random_weights import random_checkpoint
 from sfumato.bench.step_cost import MATRICES, StepShape, step_costs, stored_bytes
+from sfumato.bench.subject import random_checkpoint
 from sfumato.cli.terminal import print_report, size, table, wrapped
 from sfumato.device_trial import try_device
 from sfumato.engine.memory.device_memory import (

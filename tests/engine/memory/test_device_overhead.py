@@ -10,7 +10,7 @@ import torch
 from tests.support.fake_device import DEVICE, fake_device, fake_network
 from tests.support.live_bytes import LiveBytes
 
-from sfumato.bench.random_weights import random_config
+from sfumato.bench.subject import random_config
 from sfumato.diffusion.step.graphs import KINDS, MOST, READS
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.memory.estimate import (

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sfumato import ops
-from sfumato.bench.random_weights import random_config
+from sfumato.bench.subject import random_config
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.memory.estimate import (
     ATTENTION,

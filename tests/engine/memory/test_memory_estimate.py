@@ -23,7 +23,7 @@ from tests.support.scripted_engine import Script, ScriptedNetwork, engine
 
 from sfumato import ops
 from sfumato.bench.environment import resident
-from sfumato.bench.random_weights import random_checkpoint
+from sfumato.bench.subject import random_checkpoint
 from sfumato.engine import TooLarge
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError

@@ -9,7 +9,7 @@ import torch
 from tests.support.kernels import close, interpreted
 from torch import Tensor
 
-from sfumato.bench.random_weights import random_config
+from sfumato.bench.subject import random_config
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.network import Network
 from sfumato.model.segments import PartRows, RowPart
