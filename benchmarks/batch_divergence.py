@@ -39,7 +39,7 @@ def first_canvases(
     denoiser = Denoiser(network, len(rows))
     while live := [row for row in rows if not row[0].done]:
         denoiser.step([row[0] for row in live], [row[1] for row in live])
-    return [{"ids": canvas.argmax.tolist(), "steps": canvas.step} for canvas in canvases]
+    return [{"ids": canvas.history[-1].tolist(), "steps": canvas.step} for canvas in canvases]
 
 
 def visible(ids: list[int], ends: Sequence[int]) -> list[int]:

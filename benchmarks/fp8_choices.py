@@ -17,11 +17,11 @@ import re
 from collections.abc import Callable
 
 import torch
+from tests.support.fixed_prompts import fixed_prompts
 from torch import Tensor
 
 import sfumato
 from sfumato.model.loading import place
-from sfumato.train.embedded_data import fixed_prompts
 from sfumato.weights.formats import Kind, round_rows
 
 ATTENTION, DENSE = r"layers\.\d+\.self_attn\..*_proj\.weight", r"layers\.\d+\.mlp\..*_proj\.weight"

@@ -25,6 +25,7 @@ from sfumato.diffusion.step.captured import ReadForwards
 from sfumato.diffusion.step.denoiser import Pending
 from sfumato.diffusion.step.graphs import RUNS, StepGraphs, graph_backend
 from sfumato.model.cache import MOST, QuestionPool, Slot
+from sfumato.model.devices import fetch_together
 from sfumato.model.loading import skeleton
 from sfumato.model.network import Network
 from sfumato.model.scores import label_scores
@@ -212,7 +213,7 @@ def read_ms(
             network.encode_beside(prompts(network, questions, question_tokens), suffixes)
         read, wanted = prompts(network, questions, width), [[width - 1]] * questions
         hidden = (forwards or network).denoise_beside(read, suffixes, wanted)
-        label_scores(network.head, hidden, labels).fetch()
+        fetch_together([label_scores(network.head, hidden, labels)])
         times.append(1e3 * (time.perf_counter() - began))
         if graphs is not None:
             graphs.capture_next()

@@ -106,7 +106,6 @@ def read_template(text: TextSide, form: ReadFormat, config: ModelConfig) -> Read
         _token(text.tokenizer, form.end),
         _token(text.tokenizer, form.filler) if filler is None else filler,
         config.canvas_length,
-        config.vocab_size,
         text.tokenizer.longest_token,
     )
 

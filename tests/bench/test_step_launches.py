@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.kernels import interpreted
+from tests.support.kernels import interpreted, seen_as
 from tests.support.recorded_graphs import RepeatedCalls
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,7 +26,6 @@ from sfumato.model.cache import QuestionPool
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.network import Network
 from sfumato.model.transformer import Transformer
-from sfumato.ops import registry
 from sfumato.ops.triton import OPERATIONS, operands, self_test
 from sfumato.ops.triton.kernel import MODULES, Kernel
 
@@ -69,7 +68,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     monkeypatch.setattr(operands, "interpreting", lambda: False)  # so that they take bfloat16
     everything = frozenset(OPERATIONS)
     monkeypatch.setattr(self_test, "_passed", {torch.device("cpu"): everything})
-    with registry.seen_as("cpu", "cuda"):
+    with seen_as("cpu", "cuda"):
         yield counter
 
 

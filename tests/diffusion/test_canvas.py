@@ -49,7 +49,6 @@ def advance(row: Canvas, scores: Tensor) -> Any:
 def test_a_new_canvas_is_its_noise() -> None:
     row = canvas()
     assert torch.equal(row.tokens, Noise(4, 2).tokens(0, LENGTH, VOCABULARY))
-    assert torch.equal(row.argmax, row.tokens)
     assert (row.step, row.done, row.soft) == (0, False, None)
 
 
@@ -65,7 +64,7 @@ def test_a_step_keeps_what_is_sure_and_renews_the_rest() -> None:
     fresh = Noise(4, 2).tokens(1, LENGTH, VOCABULARY)
     assert torch.equal(row.tokens[renewed], fresh[renewed])
     assert draft.token_ids.tolist() == [3, 0, 5, 0, 0, 7]  # of equals the lowest id
-    assert torch.equal(row.argmax, draft.token_ids)
+    assert torch.equal(row.history[-1], draft.token_ids)
 
 
 def test_a_position_can_be_given_up_again() -> None:
@@ -205,7 +204,8 @@ def test_a_change_begins_the_count_anew() -> None:
     counts = []
     for token in (3, 3, 4, 3, 4, 4, 4):
         advance(row, sure_of(*[token] * LENGTH))
-        counts.append(int(row.unchanged))
+        batch, place = row.place or (None, 0)
+        counts.append(int(batch.unchanged[place]))
     assert counts == [0, 1, 0, 0, 0, 1, 2] and row.convergence == "converged"
 
 

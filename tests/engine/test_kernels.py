@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.kernels import interpreted
+from tests.support.kernels import counted_launches, interpreted, seen_as
 from tests.support.recorded_graphs import RepeatedCalls
 from tests.support.scripted_engine import run
 from tests.support.scripted_model import END_IDS, TEMPLATE, tokenizer
@@ -32,7 +32,6 @@ from sfumato.model.network import Network
 from sfumato.model.transformer import Transformer
 from sfumato.ops import registry
 from sfumato.ops.triton import OPERATIONS, self_test
-from sfumato.ops.triton.kernel import counted_launches
 from sfumato.text.template import ChatTemplate
 
 pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")]
@@ -115,7 +114,7 @@ def serve(model: Model, monkeypatch: pytest.MonkeyPatch) -> Serve:
             expected = replies(engine(), play)
         monkeypatch.setattr(self_test, "_passed", {torch.device("cpu"): operations})
         monkeypatch.setattr("sfumato.engine.runner.graph_backend", lambda device: RepeatedCalls())
-        with registry.seen_as("cpu", "cuda"):
+        with seen_as("cpu", "cuda"):
             serving = engine()
             with counted_steps(monkeypatch) as steps, counted_launches() as launches:
                 assert replies(serving, play) == expected

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support.gguf_files import gguf_config, random_state, write_gguf
-from tests.support.kernels import interpreted
+from tests.support.kernels import counted_launches, interpreted, seen_as
 from tests.support.scripted_engine import run
 from tests.support.scripted_model import END_IDS, TEMPLATE, tokenizer
 
@@ -22,7 +22,6 @@ from sfumato.model.model_config import LayerConfig
 from sfumato.model.network import Network
 from sfumato.ops import registry
 from sfumato.ops.triton import self_test
-from sfumato.ops.triton.kernel import counted_launches
 from sfumato.ops.triton.planes import PlaneTensor
 from sfumato.text.template import ChatTemplate
 from sfumato.weights.checkpoint import Checkpoint
@@ -70,7 +69,7 @@ def test_a_gguf_file_is_multiplied_in_planes(
         expected = tokens_of(blocks)
     monkeypatch.setattr(self_test, "_failed", {})
     monkeypatch.setattr(self_test, "_passed", {CPU: PLANES})
-    with registry.seen_as("cpu", "cuda"), counted_launches() as launches:
+    with seen_as("cpu", "cuda"), counted_launches() as launches:
         planes = load_network(checkpoint, CPU, torch.float32)
         foretold = {
             name: loaded_bytes(name, info, CPU, torch.float32)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support.gguf_files import gguf_config, random_state
-from tests.support.kernels import close, interpreted
+from tests.support.kernels import close, counted_launches, interpreted, seen_as
 from tests.support.narrow_files import LAYOUTS, narrow_tensors, write_narrow
 from torch import Tensor
 
@@ -20,7 +20,6 @@ from sfumato.model.network import Network
 from sfumato.model.quantization import as_codes
 from sfumato.ops import gpu, registry
 from sfumato.ops.triton import self_test
-from sfumato.ops.triton.kernel import counted_launches
 from sfumato.ops.triton.planes import PlaneTensor
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError
@@ -66,7 +65,7 @@ def test_codes_stay_codes(
     """With the values of the file; formats and bytes are known before anything is read."""
     checkpoint = opened(tmp_path, name)
     serving(monkeypatch, *ALL)
-    with registry.seen_as("cpu", "cuda"):
+    with seen_as("cpu", "cuda"):
         held = as_codes(checkpoint, lambda name: CPU)
         network = load_network(checkpoint, CPU, torch.float32)
         infos = held.tensors.items()
@@ -121,14 +120,14 @@ def test_nvfp4_gets_planes_of_its_own(
     """With the file's numbers in its bytes; a CPU reads the nearest blocks of the same file."""
     checkpoint = opened_nvfp4(tmp_path, name)
     serving(monkeypatch, "linear NVFP4", "experts NVFP4")
-    with registry.seen_as("cpu", "cuda"):
+    with seen_as("cpu", "cuda"):
         held = as_codes(checkpoint, lambda _: CPU)
         network = load_network(checkpoint, CPU, torch.float32)
     narrow = {at for at, info in held.tensors.items() if info.format == "NVFP4"}
     assert narrow == {at for at in WIDE_STATE if LAYOUTS[name].narrows.fullmatch(at)}
     for at in narrow:
         check_numbers(checkpoint, name, network, PlaneTensor, at)
-    with registry.seen_as("cpu", "cuda"), counted_launches() as launches:
+    with seen_as("cpu", "cuda"), counted_launches() as launches:
         ours = logits(network)
     assert launches["experts_gate_up_planes"] == 2 * len(WIDE.layers)
     with registry.reference_only():
@@ -156,7 +155,7 @@ def test_what_takes_the_place_of_failed_kernels_is_tested_too(
     monkeypatch.setattr(gpu, "is_gpu", lambda device: True)
     monkeypatch.setattr(ops, "prepare", fails)
     monkeypatch.setattr("sfumato.model.loading.Mover", moves)
-    with registry.seen_as("cpu", "cuda"), pytest.raises(InterruptedError):
+    with seen_as("cpu", "cuda"), pytest.raises(InterruptedError):
         load_network(checkpoint, CPU, torch.float32)
     assert ["NVFP4" in each for each in tested] == [True, True]
     assert ["Q8_0" in each for each in tested] == [False, True]
@@ -170,7 +169,7 @@ def test_without_their_kernels_they_become_blocks(
     checkpoint = opened(tmp_path, "fp8")
     serving(monkeypatch, "linear FP8")
     assert as_codes(checkpoint, lambda name: CPU) is checkpoint
-    with registry.seen_as("cpu", "cuda"):
+    with seen_as("cpu", "cuda"):
         held = as_codes(checkpoint, lambda name: CPU)
     layer = "layers.1."
     assert held.tensors[f"{layer}self_attn.q_proj.weight"].format == "FP8"
@@ -178,7 +177,7 @@ def test_without_their_kernels_they_become_blocks(
     assert isinstance(held.read(f"{layer}experts.down_proj"), QuantizedTensor)
     other = torch.device("meta")  # of no kernels, as the CPU of layers whose experts stay there
     serving(monkeypatch, *ALL)
-    with registry.seen_as("cpu", "cuda"):
+    with seen_as("cpu", "cuda"):
         held = as_codes(checkpoint, lambda name: other if name.startswith(layer) else CPU)
     assert held.tensors[f"{layer}experts.down_proj"].format == "Q8_0"
     assert held.tensors["layers.0.experts.down_proj"].format == "FP8"
@@ -191,7 +190,7 @@ def test_a_forward_multiplies_codes(
 ) -> None:
     checkpoint = opened(tmp_path, name)
     serving(monkeypatch, *ALL)
-    with registry.seen_as("cpu", "cuda"), counted_launches() as launches:
+    with seen_as("cpu", "cuda"), counted_launches() as launches:
         network = load_network(checkpoint, CPU, torch.float32)
         layer = network.transformer.layers[0]
         x = torch.randn(6, 64)
@@ -220,7 +219,7 @@ def test_int4_keeps_its_scales_in_planes(tmp_path: Path, monkeypatch: pytest.Mon
 
     checkpoint = opened(tmp_path, "int4", scaled)
     serving(monkeypatch, *INT4)
-    with registry.seen_as("cpu", "cuda"):
+    with seen_as("cpu", "cuda"):
         held = as_codes(checkpoint, lambda name: CPU)
         network = load_network(checkpoint, CPU, torch.float32)
         infos = held.tensors.items()
@@ -250,7 +249,7 @@ def test_int4_keeps_its_scales_on_a_gpu_without_kernels(
     serving(monkeypatch)
     monkeypatch.setattr(self_test, "_failed", {CPU: dict.fromkeys(INT4, "wrong")})
     name = "layers.0.experts.gate_up_proj"
-    with registry.seen_as("cpu", "cuda"):
+    with seen_as("cpu", "cuda"):
         held = as_codes(checkpoint, lambda _: CPU)
         network = load_network(checkpoint, CPU, torch.float32)
         foretold = loaded_bytes(name, held.tensors[name], CPU, torch.float32)
@@ -270,7 +269,7 @@ def test_int4_in_planes_gives_the_logits_of_a_cpu(
     with registry.reference_only():
         expected = logits(load_network(checkpoint, CPU, torch.float32))
     serving(monkeypatch, *INT4)
-    with registry.seen_as("cpu", "cuda"), counted_launches() as launches:
+    with seen_as("cpu", "cuda"), counted_launches() as launches:
         network = load_network(checkpoint, CPU, torch.float32)
         close(logits(network), expected)
     assert launches["linear_planes"] and launches["experts_gate_up_planes"]
@@ -290,7 +289,7 @@ def test_scales_that_are_not_bfloat16_are_those_of_blocks(
         return tensor.to(dtype) if dtype and at.endswith("weight_scale") else tensor
 
     name = "layers.0.experts.gate_up_proj"
-    with registry.seen_as("cpu", "cuda"):
+    with seen_as("cpu", "cuda"):
         checkpoint = opened(tmp_path, "int4", cast)
         assert as_codes(checkpoint, lambda name: CPU).tensors[name].format == format
 

@@ -7,6 +7,7 @@ import torch
 from tests.support.gguf_files import encode
 
 from sfumato import ops
+from sfumato.model.devices import fetch_together
 from sfumato.model.head import VocabularyHead
 from sfumato.model.scores import label_mass, label_scores, named_log_probs
 from sfumato.weights.formats import FORMATS, QuantizedTensor
@@ -32,7 +33,7 @@ def test_all_tokens_together_have_the_mass_1(kind: str) -> None:
     hidden = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(5))
     hidden = hidden.to(torch.bfloat16 if kind == "bfloat16" else torch.float32)
     everything, some = list(range(VOCAB)), [3, 70, 71, 190]
-    mass = label_mass(head, hidden, [everything, some, everything, some, [5]]).fetch()
+    (mass,) = fetch_together([label_mass(head, hidden, [everything, some, everything, some, [5]])])
     assert mass.labels[0] == pytest.approx(1, abs=1e-5)
     assert mass.labels[2] == pytest.approx(1, abs=1e-5)
     assert 0 < mass.labels[1] < 1 and mass.argmax == head.logits(hidden).argmax(1).tolist()
@@ -42,7 +43,8 @@ def test_all_tokens_together_have_the_mass_1(kind: str) -> None:
     assert logs.exp().sum(dim=1).tolist() == pytest.approx([1] * 5, abs=1e-5)
     logs = named_log_probs(head, hidden, ones, stats, some)
     assert logs[1].exp().sum().item() == pytest.approx(mass.labels[1], abs=1e-5)
-    shares = torch.tensor(label_scores(head, hidden, [some] * 5).fetch()).softmax(1)
+    (scores,) = fetch_together([label_scores(head, hidden, [some] * 5)])
+    shares = torch.tensor(scores).softmax(1)
     torch.testing.assert_close(logs.softmax(1), shares)
-    alone = label_mass(head, hidden[1:2], [some]).fetch()
+    (alone,) = fetch_together([label_mass(head, hidden[1:2], [some])])
     assert alone.labels == mass.labels[1:2], "the other positions change no bit"

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from tests.support.kernels import seen_as
 from torch import nn
 from triton import knobs
 from triton.backends.compiler import GPUTarget
@@ -34,7 +35,6 @@ from sfumato.model.head import vocabulary_pass
 from sfumato.model.network import Network
 from sfumato.model.scores import vocabulary_mass
 from sfumato.model.transformer import Transformer
-from sfumato.ops import registry
 from sfumato.ops.triton import ahead_of_time, self_test, twins
 from sfumato.ops.triton import kernel as kernels
 from sfumato.ops.triton.kernel import Kernel, all_kernels
@@ -179,7 +179,7 @@ def main() -> None:
     formats = *FORMATS, *CODES
     self_test.serve_only(CPU, frozenset(twins(formats)))
     # The read at the end of the warm-up takes numbers that no kernel has computed.
-    with registry.seen_as("cpu", "cuda"), noted_launches(launched), suppress(ArithmeticError):
+    with seen_as("cpu", "cuda"), noted_launches(launched), suppress(ArithmeticError):
         multiply_planes()
         multiply_codes()
         denoiser = Denoiser(network, len(slots), Replayed())

@@ -5,6 +5,7 @@ from itertools import islice
 
 import numpy as np
 import torch
+from tests.support.fixed_prompts import fixed_prompts
 
 from sfumato.embedded_questions import first_asked
 from sfumato.train import sudoku
@@ -16,7 +17,6 @@ from sfumato.train.embedded_data import (
     batches,
     canvases,
     evaluation_sets,
-    fixed_prompts,
     sample,
 )
 from sfumato.train.vocabulary import END_OF_TURN, EOS, PAD, TOKENS, UNK, encode_chat, encode_text

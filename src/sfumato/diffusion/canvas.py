@@ -210,19 +210,6 @@ class Canvas:
         return batch.history[row, :, : self.length].clone()
 
     @property
-    def unchanged(self) -> Tensor:
-        """int64 []: steps in a row before which the argmax canvas was the same."""
-        if self.place is None:
-            return self.reply.new_zeros(())
-        batch, row = self.place
-        return batch.unchanged[row].clone()
-
-    @property
-    def argmax(self) -> Tensor:
-        """int64 [length]: what a commit would commit."""
-        return self.history[-1] if self.step else self.tokens
-
-    @property
     def pinned(self) -> Tensor:
         """int64 [length], on the host: the token of a pinned position, -1 elsewhere."""
         return self._pinned

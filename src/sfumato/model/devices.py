@@ -47,11 +47,6 @@ class DeviceResult(Generic[Result]):
     result: Callable[[Sequence[Tensor]], Result]
     """Makes it of the same tensors on the host."""
 
-    def fetch(self) -> Result:
-        """Waits for the device."""
-        (result,) = fetch_together([self])
-        return result
-
 
 def fetch_together(results: Sequence[DeviceResult[Result]]) -> list[Result]:
     """The results, by one copy, for which the host waits."""

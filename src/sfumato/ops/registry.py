@@ -14,7 +14,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import update_wrapper
 from inspect import Parameter, signature
@@ -283,26 +283,16 @@ def device_of(arguments: tuple[Any, ...]) -> torch.device:
 
 
 @contextmanager
-def _changed(table: dict[str, Any], changes: Mapping[str, Any]) -> Iterator[None]:
-    before = dict(table)
-    table.update(changes)
+def differentiable(functions: Mapping[str, Function]) -> Iterator[None]:
+    """Lets functions, by operation, serve in place of the references where a gradient is asked for,
+    in every thread. For training."""
+    before = dict(_differentiable)
+    _differentiable.update(functions)
     try:
         yield
     finally:
-        table.clear()
-        table.update(before)
-
-
-def seen_as(kind: str, other: str) -> AbstractContextManager[None]:
-    """Lets the twins for one kind of device serve tensors of another, in every thread. For tests of
-    a GPU's twins on a CPU."""
-    return _changed(_seen_as, {kind: other})
-
-
-def differentiable(functions: Mapping[str, Function]) -> AbstractContextManager[None]:
-    """Lets functions, by operation, serve in place of the references where a gradient is asked for,
-    in every thread. For training."""
-    return _changed(_differentiable, functions)
+        _differentiable.clear()
+        _differentiable.update(before)
 
 
 @contextmanager

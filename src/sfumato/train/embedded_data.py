@@ -203,10 +203,3 @@ def evaluation_sets(seed: int = 0, count: int = 200) -> dict[str, list[Evaluatio
         history = [*earlier.messages, {"role": "assistant", "content": earlier.expected}]
         chat.append(Evaluation(history + last.messages, last.expected))
     return {"sudoku": puzzles, "sudoku_hard": hard, "questions": questions, "chat": chat}
-
-
-def fixed_prompts(count: int = 200) -> list[Evaluation]:
-    """A fixed mixture for measuring speed and quality: of each set in turn, in a fixed order."""
-    rng = np.random.default_rng(count)
-    sets = [[tasks[i] for i in rng.permutation(len(tasks))] for tasks in evaluation_sets().values()]
-    return [sets[i % 4][i // 4 % len(sets[i % 4])] for i in range(count)]

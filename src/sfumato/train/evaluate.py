@@ -12,11 +12,11 @@ import json
 import math
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from sfumato.diffusion.constraints.decision_plan import DecisionSettings
 from sfumato.diffusion.constraints.grammar import schema_source
 from sfumato.diffusion.constraints.hole import Hole
 from sfumato.diffusion.constraints.questions import ScoreQuestion
+from sfumato.diffusion.limits import Stats
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import Account, Engine, EngineConfig, Finished, Handle, Request
@@ -60,20 +61,10 @@ class Score:
     converged: float  # share of canvases that ended before the step cap
 
 
-class _Account(Protocol):
-    """What is known of the canvases of a reply or a fill."""
-
-    @property
-    def steps(self) -> Sequence[int]: ...
-    @property
-    def convergence(self) -> Sequence[str]: ...
-
-
-def _score(accounts: Iterable[_Account], right: Sequence[bool]) -> Score:
+def _score(accounts: Sequence[Account | Stats], right: Sequence[bool]) -> Score:
     """The figures of tasks, of which these are right."""
-    each = list(accounts)
-    steps = [count for account in each for count in account.steps]
-    ends = [end for account in each for end in account.convergence]
+    steps = [count for account in accounts for count in account.steps]
+    ends = [end for account in accounts for end in account.convergence]
     converged = ends.count("converged") / len(ends)
     return Score(
         len(right), sum(right) / len(right), sum(steps) / len(steps), max(steps), converged

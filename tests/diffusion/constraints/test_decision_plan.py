@@ -42,7 +42,7 @@ def by_word(text: str) -> list[int]:
 
 
 def template(encode: Callable[[str], list[int]] = by_character, canvas: int = 64) -> ReadTemplate:
-    return ReadTemplate((1, 2), (3, 4), encode, 5, 0, canvas, 1 << 28, 8)
+    return ReadTemplate((1, 2), (3, 4), encode, 5, 0, canvas, 8)
 
 
 def choice(count: int) -> ChoiceQuestion:

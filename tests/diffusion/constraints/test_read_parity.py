@@ -138,8 +138,8 @@ def test_the_embedded_model_and_the_whole_way_from_text() -> None:
         assert read.targets[0].question == name
         slot = model.network.new_slot(1)
         open_read = OpenRead(read, slot, plan.key, settings)
-        row = noise_of(open_read, plan.vocab_size)
-        canvas = row.filled(row.first_tokens(plan.vocab_size))
+        row = noise_of(open_read, model.config.vocab_size)
+        canvas = row.filled(row.first_tokens(model.config.vocab_size))
         cache = oracle_encode(oracle, torch.tensor([*plan.prefix, *read.ids]))
         p = oracle_logits(oracle, canvas, cache)[0].double().softmax(0)
         theirs = p[list(row.canvas.labels[0])]

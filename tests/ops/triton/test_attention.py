@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from tests.support.kernels import close, interpreted
+from tests.support.kernels import close, counted_launches, interpreted
 from torch import Tensor
 
 from sfumato.ops import attention_reference
@@ -101,7 +101,6 @@ def test_what_no_position_sees_may_hold_anything(value: float) -> None:
 def test_pieces_of_a_long_prefix_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a row whose prefix is one piece has the bits that it has in a pool of one piece."""
     from sfumato.ops.triton import attention
-    from sfumato.ops.triton.kernel import counted_launches
     from sfumato.ops.triton.tiles import tile_for
 
     def short(name: str, device: torch.device) -> object:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.kernels import close, interpreted
+from tests.support.kernels import close, interpreted, seen_as
 
 import sfumato.engine.runner  # noqa: F401, which registers all operations
 from sfumato import ops
@@ -30,7 +30,7 @@ WAYS = ("off", "failed", "refused", "does not run")
 def seen_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(self_test, "_failed", {})
     monkeypatch.setattr("sfumato.ops.triton._refused", set())
-    with registry.seen_as("cpu", "cuda"):
+    with seen_as("cpu", "cuda"):
         yield
 
 

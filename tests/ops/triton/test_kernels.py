@@ -15,11 +15,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.support.kernels import interpreted
+from tests.support.kernels import interpreted, seen_as
 
 from sfumato import ops
 from sfumato.diffusion.step import step
-from sfumato.ops.registry import check_signature, seen_as
+from sfumato.ops.registry import check_signature
 from sfumato.ops.triton import (
     OPERATIONS,
     ahead_of_time,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.kernels import close, interpreted
+from tests.support.kernels import close, counted_launches, interpreted, seen_as
 
-from sfumato.ops import reference, registry
+from sfumato.ops import reference
 
 pytestmark = interpreted
 
@@ -49,12 +49,11 @@ def test_what_it_does_not_take_is_left_to_torch() -> None:
 def test_the_registry_calls_it_once_it_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     from sfumato import ops
     from sfumato.ops.triton import self_test
-    from sfumato.ops.triton.kernel import counted_launches
     from sfumato.ops.triton.linear import TWINS
 
     x, weight = torch.randn(3, 8), torch.randn(4, 8)
     monkeypatch.setattr(self_test, "_passed", {})
-    with registry.seen_as("cpu", "cuda"), counted_launches() as launches:
+    with seen_as("cpu", "cuda"), counted_launches() as launches:
         ops.linear(x, weight)
         assert not launches
         twins = {"linear": TWINS["linear"]}

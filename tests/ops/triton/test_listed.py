@@ -6,11 +6,10 @@ import math
 
 import pytest
 import torch
-from tests.support.kernels import close, interpreted
+from tests.support.kernels import close, counted_launches, interpreted
 
 from sfumato import ops
 from sfumato.ops import reference
-from sfumato.ops.triton.kernel import counted_launches
 from sfumato.ops.triton.planes import PlaneTensor
 from sfumato.ops.triton.self_test import random_planes, whole_blocks
 

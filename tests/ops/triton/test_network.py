@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.support.kernels import close, interpreted
+from tests.support.kernels import close, counted_launches, interpreted, seen_as
 from torch import Tensor
 
 from sfumato.bench.subject import random_config
@@ -16,7 +16,6 @@ from sfumato.model.segments import PartRows, RowPart
 from sfumato.model.transformer import Transformer
 from sfumato.ops import registry
 from sfumato.ops.triton import self_test
-from sfumato.ops.triton.kernel import counted_launches
 
 pytestmark = interpreted
 
@@ -56,7 +55,7 @@ def test_a_step_of_both_phases(network: Network, monkeypatch: pytest.MonkeyPatch
         expected = step([0, 1])
     operations = frozenset(("linear", "experts", "phase_attention", "write_cache"))
     monkeypatch.setattr(self_test, "_passed", {torch.device("cpu"): operations})
-    with registry.seen_as("cpu", "cuda"), counted_launches() as launches:
+    with seen_as("cpu", "cuda"), counted_launches() as launches:
         both = step([0, 1])
         layers = len(network.config.layers)
         assert launches["experts_gate_up"] == launches["experts_down"] == layers

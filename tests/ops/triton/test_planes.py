@@ -5,12 +5,12 @@ from __future__ import annotations
 import gguf
 import pytest
 import torch
-from tests.support.kernels import close, interpreted
+from tests.support.kernels import close, counted_launches, interpreted, seen_as
 
 from sfumato import ops
-from sfumato.ops import reference, registry
+from sfumato.ops import reference
 from sfumato.ops.triton import self_test
-from sfumato.ops.triton.kernel import LaunchError, counted_launches
+from sfumato.ops.triton.kernel import LaunchError
 from sfumato.ops.triton.planes import (
     LAYOUTS,
     PlaneTensor,
@@ -181,7 +181,7 @@ def test_what_kernels_do_not_take_is_dequantized(
     monkeypatch.setattr(self_test, "_failed", {})
     monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(("linear Q4_0", "linear Q8_0"))})
     monkeypatch.setattr("sfumato.ops.triton._refused", set())
-    with registry.seen_as("cpu", "cuda"), counted_launches() as launches:
+    with seen_as("cpu", "cuda"), counted_launches() as launches:
         assert torch.equal(ops.linear(x, stack[1]), expected) and not launches
         close(ops.linear(x, one := to_planes(random_blocks_of_floats())), x @ one.dequantize().T)
         assert launches.pop("linear_planes") == 1
@@ -206,7 +206,7 @@ def test_how_a_weight_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks, gpu = random_blocks_of_floats(), torch.device("cuda", 0)
     monkeypatch.setattr(self_test, "_failed", {CPU: {"experts Q8_0": "wrong"}})
     monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(("linear Q8_0",))})
-    with registry.seen_as("cpu", "cuda"):
+    with seen_as("cpu", "cuda"):
         held = ops.pack(blocks, "int8")
         assert isinstance(held, PlaneTensor) and ops.pack(held.data, "int8") is held.data
         assert ops.packed_bytes("Q8_0", blocks.shape, CPU) == held.nbytes

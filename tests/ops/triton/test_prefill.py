@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from tests.support.kernels import close, interpreted
+from tests.support.kernels import close, counted_launches, interpreted, seen_as
 from torch import Tensor
 
-from sfumato.ops import attention_reference, registry
+from sfumato.ops import attention_reference
 from sfumato.ops.attention_reference import NOWHERE, Causal, OwnKeys, SharedCausal
 
 pytestmark = interpreted
@@ -85,7 +85,6 @@ def test_rows_after_one_prefix_are_served(monkeypatch: pytest.MonkeyPatch) -> No
     """`attend_shared` goes to the kernel row by row, and each row is as it is alone."""
     from sfumato import ops
     from sfumato.ops.triton import self_test
-    from sfumato.ops.triton.kernel import counted_launches
 
     chunk = Chunk(tokens=12)
     q, keys, values = chunk.floats()
@@ -94,7 +93,7 @@ def test_rows_after_one_prefix_are_served(monkeypatch: pytest.MonkeyPatch) -> No
     own = [OwnKeys((), (), 6), OwnKeys((), (), 6)]
     seen = SharedCausal([new, new], shared, [new, new], None)
     monkeypatch.setattr(self_test, "_passed", {torch.device("cpu"): frozenset(("attend",))})
-    with registry.seen_as("cpu", "cuda"), counted_launches() as launches:
+    with seen_as("cpu", "cuda"), counted_launches() as launches:
         out = ops.attend_shared(q, k, v, keys[:-1], values[:-1], own, seen)
     assert launches["prefill_256"] == 2
     second = [[*x[:-1], x[-1][:, 6:]] for x in (keys, values)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.kernels import close, interpreted
+from tests.support.kernels import close, counted_launches, interpreted
 from torch import Tensor
 
 from sfumato.ops import attention_reference
@@ -54,7 +54,6 @@ def test_reads_are_those_of_the_reference(window: int | None, n: int, heads: int
 
 def test_pieces_of_a_long_prefix_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     from sfumato.ops.triton import attention
-    from sfumato.ops.triton.kernel import counted_launches
     from sfumato.ops.triton.tiles import tile_for
 
     def short(name: str, device: torch.device) -> object:

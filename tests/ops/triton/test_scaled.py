@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.kernels import close, interpreted
+from tests.support.kernels import close, counted_launches, interpreted, seen_as
 from tests.support.live_bytes import LiveBytes
 
 from sfumato import ops
-from sfumato.ops import reference, registry
+from sfumato.ops import reference
 from sfumato.ops.triton import self_test
-from sfumato.ops.triton.kernel import LaunchError, counted_launches
+from sfumato.ops.triton.kernel import LaunchError
 from sfumato.ops.triton.planes import refusal
 from sfumato.ops.triton.workspaces import expert_bytes
 from sfumato.weights.formats import Kind, ScaledTensor, round_rows
@@ -146,7 +146,7 @@ def test_the_registry_calls_them_and_falls_back(
     monkeypatch.setattr(self_test, "_failed", {})
     monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(("linear INT8", "linear FP8"))})
     monkeypatch.setattr("sfumato.ops.triton._refused", set())
-    with registry.seen_as("cpu", "cuda"), counted_launches() as launches:
+    with seen_as("cpu", "cuda"), counted_launches() as launches:
         close(ops.linear(x, weight), expected)
         assert launches.pop("linear_int8") == launches.pop("round_rows_int8") == 1
         odd = round_rows(torch.randn(24, 47), "INT8")

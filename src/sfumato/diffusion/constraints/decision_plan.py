@@ -435,18 +435,12 @@ class DecisionPlan:
     reads: tuple[Read, ...]
     questions: Mapping[str, Question]
     settings: DecisionSettings
-    vocab_size: int
     key: NoiseKey  # of the prefix
 
     @property
     def question_tokens(self) -> int:
         """Tokens of all reads, which are encoded apart from the prefix."""
         return sum(len(read.ids) for read in self.reads)
-
-    @property
-    def longest(self) -> int:
-        """Positions behind the prefix that a read takes at most, its canvas with them."""
-        return max((len(read.ids) + read.width for read in self.reads), default=0)
 
     def answers(self, results: Sequence[Sequence[Sequence[Sample]]]) -> dict[str, Answer]:
         """The answers by question. results: of each read its samples, of each of them a `Sample`
@@ -496,7 +490,7 @@ def plan_decision(
             )
         reads.append(read)
     key = NoiseKey(settings.seed, prefix)
-    return DecisionPlan(prefix, tuple(reads), questions, settings, template.vocab_size, key)
+    return DecisionPlan(prefix, tuple(reads), questions, settings, key)
 
 
 def _state(

@@ -275,7 +275,6 @@ class ReadTemplate:
     end_id: int  # what an answer on the canvas ends with
     filler_id: int  # what fills the canvas behind it
     canvas_length: int  # of the checkpoint
-    vocab_size: int
     longest_token: int  # characters
     _lines: dict[tuple[str, str], Line] = field(default_factory=dict, repr=False)
 

@@ -72,20 +72,17 @@ class Pending:
         """The draft of each canvas, or what failed in it, in the order of `forward`. Raises
         nothing: the rows have been moved on, and may not be stepped again in place of this step."""
         if self._results is None:
-            self._results = self._read()
+            try:
+                self._results = self._read()
+            except Exception as error:
+                self._results = [error] * len(self.order)
             self.outstanding.remove(self)
         return self._results
 
     def _read(self) -> list[Result]:
-        try:
-            if self.failure is not None:
-                raise self.failure
-            return self.read()
-        except Exception as error:
-            return [error] * len(self.order)
-
-    def read(self) -> list[Result]:
         """The results in the caller's order, once the copy has arrived."""
+        if self.failure is not None:
+            raise self.failure
         if self.copied is not None:
             self.copied.synchronize()
         results: list[Result] = [None] * len(self.order)

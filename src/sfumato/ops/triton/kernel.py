@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
@@ -193,17 +193,6 @@ def given(
 def _current(device: torch.device) -> AbstractContextManager[Any]:
     """Triton launches on the current device, whatever the device of the tensors."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-@contextmanager
-def counted_launches() -> Iterator[Counter[str]]:
-    """Counts the launches of every kernel, by name, in every thread. For tests."""
-    counter: Counter[str] = Counter()
-    _counters.append(counter)
-    try:
-        yield counter
-    finally:
-        _counters[:] = [other for other in _counters if other is not counter]
 
 
 @cache
