@@ -53,7 +53,6 @@ from sfumato.options.limits import MOST_STEPS
 from sfumato.refused import Refused
 from sfumato.tasks.alone import alone
 from sfumato.tasks.fill import FillTask, FillText
-from sfumato.tasks.works import Prompt
 from sfumato.text.calls import ToolCall
 from sfumato.text.markers import ChatMarkers
 from sfumato.text.prompt import empty_thought_ids, prompt_ids, user_turn
@@ -171,11 +170,11 @@ class Transcript(ReplyText):
         self, tokenizer: Tokenizer, markers: ChatMarkers, stop: Stop, ignore_ends: bool = False
     ) -> None:
         """stop: what ends the reply. Raises ValueError for any other value."""
+        super().__init__(tokenizer.decode)
         self.markers = markers
         stops = StopStrings(stop)
         self.cut = StopCut(tokenizer, stops, markers, ignore_ends)
         self.pieces = tokenizer.pieces
-        self._decode = tokenizer.decode
         self._detokenizer = Detokenizer(tokenizer)
         self._gate = StopGate(stops, markers, ignore_ends)
         self._parser = ReplyParser(markers, ignore_ends=ignore_ends)
@@ -210,10 +209,6 @@ class Transcript(ReplyText):
             None if last is None else first(last.named),
             None if last is None or is_cut else first(last.log_probs),
         )
-
-    def readable(self, draft: Draft) -> Draft:
-        """The draft with its text."""
-        return replace(draft, decode=self._decode)
 
     def finish(self, outcome: Outcome) -> Reply:
         """The complete reply; called once."""
@@ -407,16 +402,16 @@ class Fills:
     def stream(self, plan: FillPlan, cancelled: Callable[[], bool]) -> Iterator[Draft | Filled]:
         """Drafts, and at last the filled text. Raises Cancelled where `cancelled` says so, and
         FloatingPointError where the model's scores are no numbers."""
-        task = FillTask(plan, self._make, _Drafts(self._text))
+        task = FillTask(plan, self._make, FillText(self._text.tokenizer.decode))
         outcome: FillOutcome = yield from alone(self._network, task, cancelled)
         if outcome.cancelled:
             raise Cancelled
         yield self._filled(plan, outcome)
 
-    def task(self, plan: FillPlan, stop: Stop, prompt: Prompt | None = None) -> FillTask:
+    def task(self, plan: FillPlan, stop: Stop) -> FillTask:
         """A fill whose outcome is a `Reply`: the text of its holes, up to a stop string."""
         text = _FillReply(self._text, plan, StopStrings(stop), partial(self._filled, plan))
-        return FillTask(plan, self._make, text, prompt, self._family.name)
+        return FillTask(plan, self._make, text, self._family.name)
 
     @property
     def _make(self) -> Callable[..., Canvas]:
@@ -431,17 +426,7 @@ class Cancelled(Exception):
     """The caller has ended a fill, which has no result."""
 
 
-class _Drafts(FillText):
-    """A fill whose drafts have a text."""
-
-    def __init__(self, text: TextSide) -> None:
-        self._decode = text.tokenizer.decode
-
-    def readable(self, draft: Draft) -> Draft:
-        return replace(draft, decode=self._decode)
-
-
-class _FillReply(_Drafts):
+class _FillReply(FillText):
     """A fill that is read as a reply of one canvas."""
 
     def __init__(
@@ -451,7 +436,7 @@ class _FillReply(_Drafts):
         stops: StopStrings,
         filled: Callable[[FillOutcome], Filled],
     ) -> None:
-        super().__init__(text)
+        super().__init__(text.tokenizer.decode)
         self._plan, self._stops, self._filled = plan, stops, filled
         self._markers = text.template.markers
         self._cut = StopCut(text.tokenizer, stops, self._markers)

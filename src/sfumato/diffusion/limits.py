@@ -241,16 +241,19 @@ class Outcome:
 
 
 class ReplyText:
-    """What the caller of a reply reads: by itself, ids."""
+    """What the caller of a reply reads: by itself, ids. decode: gives drafts a text."""
+
+    def __init__(self, decode: Callable[[list[int]], str] | None = None) -> None:
+        self._decode = decode
 
     def readable(self, draft: Draft) -> Draft:
         """The draft with its text."""
-        return draft
+        return draft if self._decode is None else replace(draft, decode=self._decode)
 
     def add(self, settled: SettledCanvas, last: Draft) -> Any:
         """The event of a settled canvas; last: the draft of its last step."""
         return settled
 
-    def finish(self, outcome: Outcome) -> Any:
-        """The outcome of the task; called once."""
+    def finish(self, outcome: Any) -> Any:
+        """The outcome of the task, of an `Outcome`; called once."""
         return outcome

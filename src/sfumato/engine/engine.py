@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from sfumato.api import Model, Reply
@@ -98,14 +99,12 @@ class Engine:
         what no slot can ever hold; QueueFull; NotReady; EngineDead.
         """
         with self.refusals(request):
-            since = self._ready_since(request)
-            return self._put(request, self._job(request), since, sink)
+            return self._put(request, partial(self._job, request), sink)
 
     def offer(self, request: Request, sink: Sink | None = None) -> Handle[Reply] | None:
         """Does what `submit` does, but a full queue gives None and counts as no refusal."""
         with self.refusals(request), suppress(QueueFull):
-            since = self._ready_since(request)
-            return self._put(request, self._job(request), since, sink)
+            return self._put(request, partial(self._job, request), sink)
         return None
 
     def decide(self, request: DecisionRequest, sink: DecisionSink | None = None) -> Handle[Decided]:
@@ -113,9 +112,8 @@ class Engine:
         it is. Raises what `submit` raises; the fields of a question are named
         "questions.<id>.<field>"."""
         with self.refusals(request):
-            since = self._ready_since(request)
-            job = prepare_decision(self.model, request, self._longest)
-            return self._put(request, job, since, sink)
+            make = partial(prepare_decision, self.model, request, self._longest)
+            return self._put(request, make, sink)
 
     def run(
         self, task: Task, request: AnyRequest | None = None, sink: Sink | None = None
@@ -125,8 +123,7 @@ class Engine:
         request = request or AnyRequest()
         with self.refusals(request):
             check_timeout(request.timeout_s)
-            since = self._ready_since(request)
-            return self._put(request, Job(task, Completed, wants_drafts=True), since, sink)
+            return self._put(request, lambda: Job(task, Completed, wants_drafts=True), sink)
 
     def try_grammar(self, source: Source, client: str) -> Future[Any]:
         """Begins to compile a grammar in another process, within limits, as every grammar of a
@@ -228,16 +225,15 @@ class Engine:
         given = self.model, request, self._longest, self._snapshot_points
         return prepare(*given, self.config.max_steps)
 
-    def _ready_since(self, request: AnyRequest) -> float:
-        """When the waiting time of a request began. Raises NotReady while none is taken."""
+    def _put(
+        self, request: AnyRequest, make: Callable[[], Job], sink: Callable[[Any], None] | None
+    ) -> Handle[Any]:
+        """Queues a request, of which `make` makes the job. Raises what `submit` raises."""
         if self._inbox.closed is None and self._circuit.reason is not None:
             raise NotReady(self._circuit.reason, self._circuit.retry_s())
         # Before the prompt is made: the time for that is the client's waiting time too.
-        return self._clock() if request.since is None else request.since
-
-    def _put(
-        self, request: AnyRequest, job: Job, since: float, sink: Callable[[Any], None] | None
-    ) -> Handle[Any]:
+        since = self._clock() if request.since is None else request.since
+        job = make()
         self._check_room(job)
         handle: Handle[Any] = Handle(request.id, sink, self._inbox.wake)
         row = Row(request, job, handle, since, self._limit_s(request))

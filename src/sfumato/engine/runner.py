@@ -403,7 +403,7 @@ def _extend(segment: Segment) -> None:
     lease.extend(segment.ids)
     if lease.slot.length in lease.marks:
         try:
-            lease.mark()
+            lease.pool.mark(lease)
         except Exception:  # a mark only saves work later
             log.exception("a snapshot of slot %d could not be taken", lease.index)
 

@@ -21,7 +21,7 @@ from sfumato.diffusion.constraints.filling import (
     Tried,
 )
 from sfumato.diffusion.constraints.read_template import NOISE
-from sfumato.diffusion.limits import Stats
+from sfumato.diffusion.limits import ReplyText, Stats
 from sfumato.diffusion.noise import Noise
 from sfumato.tasks.works import (
     Claim,
@@ -46,20 +46,12 @@ class Trial:
     draft: Draft | None = None  # of its last step
 
 
-class FillText:
-    """What the caller of a fill reads: by itself, ids."""
-
-    def readable(self, draft: Draft) -> Draft:
-        """The draft with its text."""
-        return draft
+class FillText(ReplyText):
+    """What the caller of a fill reads: by itself, ids, and a `FillOutcome`."""
 
     def settled(self, outcome: FillOutcome) -> Sequence[Any]:
         """The events of a fill that is done, before its outcome."""
         return ()
-
-    def finish(self, outcome: FillOutcome) -> Any:
-        """The outcome of the task; called once."""
-        return outcome
 
 
 class FillTask:
@@ -70,15 +62,13 @@ class FillTask:
         plan: FillPlan,
         make: MakeCanvas,
         text: FillText = FillText(),  # noqa: B008  (stateless)
-        prompt: Prompt | None = None,
         family: str = "",
     ) -> None:
-        """prompt: of the template's prefix; later fills are likely to share most of it."""
         self.plan, self._make, self._text = plan, make, text
         template = plan.template
         prefix = template.prefix
-        prompt = prompt or Prompt(prefix, (len(prefix),))
-        self.claim = Claim(prompt, len(prefix), family)
+        # Later fills are likely to share most of the prefix.
+        self.claim = Claim(Prompt(prefix, (len(prefix),)), len(prefix), family)
         longest = sum(map(template.longest, range(len(template.holes))))
         self.figures = Figures(plan.seed, longest, max_steps=plan.config.max_steps or 0)
         self.stats = Stats(prompt_tokens=len(prefix))

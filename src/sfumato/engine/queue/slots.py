@@ -412,10 +412,6 @@ class Lease:
         if self.pool.keeps_marks and length > self.slot.length:
             self.marks = tuple(sorted({*self.marks, length}))
 
-    def mark(self) -> None:
-        """Saves the state with which the slot can be cut back to its present length later."""
-        self.pool.mark(self)
-
     def extend(self, ids: Iterable[int]) -> None:
         """Says which tokens an encode has just appended to the slot."""
         self.place.held.extend(ids)
