@@ -18,9 +18,8 @@ from sfumato import Done, Draft, Hole
 from sfumato.api import EMBEDDED
 from sfumato.cli import generation
 from sfumato.cli.display import filling
-from sfumato.cli.edit import edited
 from sfumato.cli.files import TextFile
-from sfumato.cli.fill import holes_of
+from sfumato.cli.fill import edited, holes_of
 
 QUICK = ("--steps", "2")
 FRANCE = "What is the capital of France?"

@@ -28,17 +28,16 @@ from sfumato.engine import (
     Account,
     Engine,
     EngineConfig,
-    EngineError,
     Event,
     Failed,
     Finished,
     Request,
     Settled,
+    own_engine,
 )
 from sfumato.engine.prepare import prepare, snapshot_points_of
 from sfumato.model.network import Network
 from sfumato.model.transformer import Attention, Experts, GatedMLP, Router
-from sfumato.options.limits import MOST_STEPS
 from sfumato.tasks.reply import ReplyTask
 from sfumato.tasks.works import Prompt as PromptTokens
 
@@ -127,22 +126,10 @@ def _measure_case(
 def _engine(subject: Subject, work: Work, case: Case, config: SamplerConfig) -> Engine:
     """With a slot for each request at a time. Raises ValueError where the memory does not hold
     them."""
-    slots = case.concurrency or 1
-    try:
-        return Engine(
-            subject.model,
-            EngineConfig(
-                slots=slots,
-                context=_needed_context(subject, work, case, config),
-                snapshot_bytes=0,
-                max_steps=MOST_STEPS,
-                request_timeout_s=None,
-            ),
-        )
-    except EngineError as error:
-        raise error.advising(
-            "lower --concurrency, --max-tokens or --context, or free some memory"
-        ) from error
+    need = _needed_context(subject, work, case, config)
+    layout = EngineConfig(case.concurrency or 1, need, snapshot_bytes=0)
+    advice = "lower --concurrency, --max-tokens or --context, or free some memory"
+    return own_engine(subject.model, layout, advice)
 
 
 def _needed_context(subject: Subject, work: Work, case: Case, config: SamplerConfig) -> int:

@@ -226,16 +226,11 @@ def _submitted(engine: Engine, request: DecisionRequest) -> Handle[Decided] | st
 @contextmanager
 def running(model: Model, at_a_time: int) -> Iterator[Engine]:
     """An engine for so many states at a time. Raises ValueError where the memory is too small."""
-    from sfumato.engine import Engine, EngineConfig, EngineError
+    from sfumato.engine import EngineConfig, own_engine
 
     context = min(CONTEXT, model.config.context_length)
-    config = EngineConfig(
-        slots=at_a_time, context=context, queue=2 * at_a_time, request_timeout_s=None
-    )
-    try:
-        engine = Engine(model, config).start()
-    except EngineError as error:
-        raise error.advising("lower --concurrency, or free some memory") from error
+    layout = EngineConfig(at_a_time, context, queue=2 * at_a_time)
+    engine = own_engine(model, layout, "lower --concurrency, or free some memory").start()
     try:
         yield engine
     finally:

@@ -82,6 +82,7 @@ COMMANDS = (
             Argument("file", "the file", Path()),
             Argument("instruction", "what to change, in quotes or not", count="+"),
         ),
+        module="fill",
     ),
     Command(
         "decide",

@@ -26,7 +26,7 @@ from sfumato.cli.arguments import sampler_options
 from sfumato.cli.canvas import CanvasDrawing
 from sfumato.cli.display import Display, Live, Plain, is_visual
 from sfumato.diffusion.noise import Noise
-from sfumato.engine import Engine, EngineConfig, EngineError, Failed, Finished, Request, TooLarge
+from sfumato.engine import Engine, EngineConfig, Failed, Finished, Request, TooLarge, own_engine
 from sfumato.engine.memory.guard import Subject, check_placed, most_gpu_layers
 from sfumato.engine.prepare import prepare, snapshot_points_of
 from sfumato.model.cache import snapshot_bytes
@@ -35,7 +35,6 @@ from sfumato.model.layer_devices import make_placement
 from sfumato.model.loading import config_of, faster_other_layers
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantization import quantized_on_load
-from sfumato.options import MOST_STEPS
 from sfumato.options.table import DEVICES
 from sfumato.refused import Refused
 from sfumato.server.examples import CANNOT, is_answered
@@ -129,23 +128,12 @@ def engine(model: Model, first: Request, context: int = 1, kept: int = 0) -> Eng
     positions at least. It makes larger ones for those that need them, where the memory allows.
 
     kept: how many prompts are remembered, in host memory, for others that begin like them.
-    A request here has no time limit, and as many steps as the library allows: its user can end it.
     Raises ValueError where the first request cannot be done, or the memory does not suffice.
     """
     longest, points = model.config.context_length, snapshot_points_of(model)
     context = max(context, prepare(model, first, longest, points).task.claim.positions)
     one = snapshot_bytes(model.config, context, model.network.cache_dtype)
-    try:
-        config = EngineConfig(
-            slots=1,
-            context=context,
-            snapshot_bytes=kept * one,
-            max_steps=MOST_STEPS,
-            request_timeout_s=None,
-        )
-        return Engine(model, config)
-    except EngineError as error:
-        raise error.advising(_ADVICE) from error
+    return own_engine(model, EngineConfig(1, context, snapshot_bytes=kept * one), _ADVICE)
 
 
 def once(

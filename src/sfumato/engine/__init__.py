@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sfumato.decisions.results import DecisionUsage
-    from sfumato.engine.engine import Engine
+    from sfumato.engine.engine import Engine, own_engine
     from sfumato.engine.engine_config import EngineConfig
     from sfumato.engine.errors import EngineDead, EngineError, NotReady, QueueFull
     from sfumato.engine.events import (
@@ -38,6 +38,7 @@ _HOMES = {
     "DecisionRequest": "sfumato.engine.request",
     "DecisionUsage": "sfumato.decisions.results",
     "Engine": "sfumato.engine.engine",
+    "own_engine": "sfumato.engine.engine",
     "EngineConfig": "sfumato.engine.engine_config",
     "EngineDead": "sfumato.engine.errors",
     "EngineError": "sfumato.engine.errors",
@@ -93,6 +94,7 @@ __all__ = [
     "Terminal",
     "TooLarge",
     "new_id",
+    "own_engine",
 ]
 
 

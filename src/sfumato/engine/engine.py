@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine.circuit import Circuit, FileCheck, probe
 from sfumato.engine.engine_config import READ_TOKENS, EngineConfig
-from sfumato.engine.errors import REFUSALS, EngineDead, NotReady, QueueFull
+from sfumato.engine.errors import REFUSALS, EngineDead, EngineError, NotReady, QueueFull
 from sfumato.engine.events import (
     Completed,
     Decided,
@@ -48,10 +49,21 @@ from sfumato.engine.request import AnyRequest, DecisionRequest, Request, ServedM
 from sfumato.engine.row import Row
 from sfumato.engine.runner import Runner
 from sfumato.engine.stats import EngineState, Health, Statistics
+from sfumato.options.limits import MOST_STEPS
 from sfumato.refused import Refused, TooLarge
 from sfumato.tasks.works import Prompt, Task
 
 JOIN_S = 30.0  # how long a step under way may hold up `close`
+
+
+def own_engine(model: Model, layout: EngineConfig, advice: str) -> Engine:
+    """An engine whose user is at hand and can end a request: it sets no time limit, and allows as
+    many steps as the library does. Raises EngineError, with this advice, where the memory does not
+    suffice."""
+    try:
+        return Engine(model, replace(layout, max_steps=MOST_STEPS, request_timeout_s=None))
+    except EngineError as error:
+        raise error.advising(advice) from error
 
 
 class Engine:
