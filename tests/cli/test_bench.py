@@ -17,7 +17,7 @@ from tests.support.narrow_files import LAYOUTS, narrow_tensors, write_narrow
 from sfumato.engine.memory.device_memory import Budget
 from sfumato.engine.memory.guard import check_load
 from sfumato.model.families import open_checkpoint
-from sfumato.model.families.diffusion_gemma.write_config import hf_config
+from sfumato.model.families.diffusion_gemma.config import hf_config
 
 TINY = ("bench", "--random-weights", "tiny", "--fixed-steps", "2", "--repeats", "2")
 

@@ -22,7 +22,7 @@ from sfumato.api import EMBEDDED
 from sfumato.convert import convert
 from sfumato.model.families import open_checkpoint
 from sfumato.model.families.diffusion_gemma import TENSOR_NAMES
-from sfumato.model.families.diffusion_gemma.write_config import hf_config
+from sfumato.model.families.diffusion_gemma.config import hf_config
 from sfumato.model.loading import config_of
 from sfumato.weights.errors import CheckpointError
 

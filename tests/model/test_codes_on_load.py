@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.model.families import open_checkpoint
-from sfumato.model.families.diffusion_gemma.write_config import hf_config
+from sfumato.model.families.diffusion_gemma.config import hf_config
 from sfumato.model.loading import load_network, loaded_bytes
 from sfumato.model.network import Network
 from sfumato.model.quantization import as_codes

@@ -14,7 +14,7 @@ from tests.support.oracle import tiny_config
 from torch import Tensor
 
 from sfumato.model.cache import KVPool, Slot
-from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
+from sfumato.model.families.diffusion_gemma.config import config_from_hf
 from sfumato.model.network import Network
 from sfumato.model.segments import PartRows, RowPart
 

@@ -13,7 +13,7 @@ from transformers.models.diffusion_gemma.modeling_diffusion_gemma import (
     DiffusionGemmaTextRotaryEmbedding,
 )
 
-from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
+from sfumato.model.families.diffusion_gemma.config import config_from_hf
 from sfumato.model.transformer import GatedMLP, Rotary, Router, rotary_key, rounded
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sfumato.model.cache import Slot
-from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
+from sfumato.model.families.diffusion_gemma.config import config_from_hf
 from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.loading import place, set_devices
 from sfumato.model.network import Network

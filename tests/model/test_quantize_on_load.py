@@ -16,7 +16,7 @@ from sfumato.api import EMBEDDED, Model
 from sfumato.convert import convert
 from sfumato.model.families import open_checkpoint
 from sfumato.model.families.diffusion_gemma import TENSOR_NAMES
-from sfumato.model.families.diffusion_gemma.write_config import hf_config
+from sfumato.model.families.diffusion_gemma.config import hf_config
 from sfumato.model.loading import loaded_bytes
 from sfumato.model.quantization import quantized, quantized_on_load
 from sfumato.ops.cpu.panels import PackedTensor

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sfumato.model import loading
 from sfumato.model.families import open_checkpoint
-from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
+from sfumato.model.families.diffusion_gemma.config import config_from_hf
 from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.loading import KeptWeights, config_of, load_network, set_devices
 from sfumato.model.network import Network

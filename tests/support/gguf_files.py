@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sfumato.model.families.diffusion_gemma import TENSOR_NAMES
-from sfumato.model.families.diffusion_gemma.read_config import ARCHITECTURE
+from sfumato.model.families.diffusion_gemma.config import ARCHITECTURE
 from sfumato.model.model_config import LayerConfig, ModelConfig
 
 SIMPLE_FORMATS = ("F32", "F16", "BF16", "Q4_0", "Q5_0", "Q5_1", "Q8_0")

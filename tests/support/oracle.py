@@ -15,7 +15,7 @@ from transformers import (
 from transformers.models.gemma4.configuration_gemma4 import Gemma4VisionConfig
 
 from sfumato.model.cache import Slot
-from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
+from sfumato.model.families.diffusion_gemma.config import config_from_hf
 from sfumato.model.loading import Mover, _converted, place, skeleton
 from sfumato.model.network import Network
 

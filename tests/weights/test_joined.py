@@ -20,7 +20,7 @@ from tests.support.narrow_files import (
 from torch import Tensor
 
 from sfumato.model.families import open_checkpoint
-from sfumato.model.families.diffusion_gemma.write_config import hf_config
+from sfumato.model.families.diffusion_gemma.config import hf_config
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.files import safetensors

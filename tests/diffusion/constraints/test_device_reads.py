@@ -18,7 +18,7 @@ from sfumato.diffusion.constraints.read import OpenRead, ReadChunk, run_chunks
 from sfumato.diffusion.constraints.read_template import NOISE, ReadCanvas
 from sfumato.model import devices
 from sfumato.model.devices import DeviceResult
-from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
+from sfumato.model.families.diffusion_gemma.config import config_from_hf
 
 CONFIG = config_from_hf(tiny_config(canvas_length=32).to_dict())
 CANVASES = tuple(

@@ -28,7 +28,7 @@ from sfumato.diffusion.step import Denoiser, rules
 from sfumato.diffusion.step import step as parts
 from sfumato.diffusion.step.denoiser import Pending
 from sfumato.diffusion.step.step import row_words
-from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
+from sfumato.model.families.diffusion_gemma.config import config_from_hf
 from sfumato.ops import registry
 from sfumato.ops.online_softmax import TOP
 

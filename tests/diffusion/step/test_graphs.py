@@ -31,7 +31,7 @@ from sfumato.diffusion.step.batch import Commit
 from sfumato.diffusion.step.captured import DeviceStep, StepKind
 from sfumato.diffusion.step.graphs import STEPS, StepGraphs
 from sfumato.model.cache import Slot
-from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
+from sfumato.model.families.diffusion_gemma.config import config_from_hf
 from sfumato.model.network import Network
 from sfumato.ops import registry
 

@@ -25,7 +25,7 @@ from sfumato.diffusion.step.captured import (
 )
 from sfumato.diffusion.step.graphs import READS, StepGraphs
 from sfumato.model.cache import QuestionPool, Slot
-from sfumato.model.families.diffusion_gemma.read_config import config_from_hf
+from sfumato.model.families.diffusion_gemma.config import config_from_hf
 from sfumato.model.network import Network
 from sfumato.model.segments import Suffix
 from sfumato.ops import registry

@@ -18,7 +18,7 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
     DiffusionGemmaGenerationConfig,
 )
 
-from sfumato.model.families.diffusion_gemma.read_config import config_from_gguf, config_from_hf
+from sfumato.model.families.diffusion_gemma.config import config_from_gguf, config_from_hf
 from sfumato.model.model_config import ConfigError, LayerConfig
 
 # The published model's numbers, from the reference table.

@@ -7,8 +7,9 @@ import torch
 from tests.support.gguf_files import gguf_config as tiny_config
 from tests.support.gguf_files import gguf_metadata
 
-from sfumato.model.families.diffusion_gemma.read_config import config_from_gguf, config_from_hf
-from sfumato.model.families.diffusion_gemma.write_config import (
+from sfumato.model.families.diffusion_gemma.config import (
+    config_from_gguf,
+    config_from_hf,
     gguf_config,
     hf_config,
     rotary_divisors,

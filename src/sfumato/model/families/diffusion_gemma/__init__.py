@@ -7,12 +7,10 @@ canonical name of a tensor is transformers' after `model.decoder.`, and
 
 from __future__ import annotations
 
-from sfumato.model.families.diffusion_gemma.read_config import (
+from sfumato.model.families.diffusion_gemma.config import (
     ARCHITECTURE,
     config_from_hf,
     config_of_gguf,
-)
-from sfumato.model.families.diffusion_gemma.write_config import (
     gguf_config,
     gguf_constants,
     hf_config,
