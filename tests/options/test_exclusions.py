@@ -13,7 +13,7 @@ from sfumato.options.exclusions import EXCLUSIONS, Exclusion
 from sfumato.options.table import OPTIONS
 from sfumato.refused import Refused
 from sfumato.server.dialects.fill import FillBody
-from sfumato.server.dialects.ollama.chat import OllamaGenerateBody
+from sfumato.server.dialects.ollama import OllamaGenerateBody
 from sfumato.server.dialects.openai_chat import ChatBody
 from sfumato.server.dialects.openai_completions import CompletionBody
 from sfumato.server.schemas.body import VllmXargs

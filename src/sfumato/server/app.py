@@ -14,13 +14,12 @@ from fastapi.staticfiles import StaticFiles
 from sfumato import __version__
 from sfumato.engine import Engine
 from sfumato.server import info, replay
-from sfumato.server.dialects import DECISIONS, DIALECTS, by_path, decisions
+from sfumato.server.dialects import DECISIONS, DIALECTS, by_path, decisions, ollama
 from sfumato.server.dialects.anthropic.messages import COUNT_TOKENS
-from sfumato.server.dialects.ollama import info as ollama
 from sfumato.server.dialects.responses.renderer import add_routes as add_response_routes
 from sfumato.server.http import errors, route
-from sfumato.server.http.dialect import Dialect, Get, Post
 from sfumato.server.http.middleware import AuditLine, Framing, Gate, Observer
+from sfumato.server.http.route import Dialect, Get, Post
 from sfumato.server.metrics import CONTENT_TYPE, Metrics
 from sfumato.server.openapi import add_reference, fails, takes
 from sfumato.server.service import Service

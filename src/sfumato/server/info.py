@@ -24,8 +24,8 @@ from sfumato.server.dialects import openai_chat
 from sfumato.server.dialects.anthropic.messages import anthropic_card
 from sfumato.server.dialects.llama_cpp import default_settings
 from sfumato.server.examples import page_texts
-from sfumato.server.http.dialect import Get, Post
 from sfumato.server.http.errors import RETRY_LATER, ApiError, openai_error, without_paths
+from sfumato.server.http.route import Get, Post
 from sfumato.server.schemas import json_schemas
 from sfumato.server.schemas.body import (
     Body,

@@ -13,7 +13,7 @@ from tests.server.conftest import Served, serving
 from tests.support.answering_model import Answer, answering_model
 from tests.support.scripted_model import VOCABULARY, tokenizer
 
-from sfumato.server.http import dialect
+from sfumato.server.http import route
 
 BROKEN = VOCABULARY["<0xE2>"]  # the first byte of a character that never becomes one
 QUOTED = "'<eos>' and <|tool_call>"
@@ -118,7 +118,7 @@ def test_large_answers_are_encoded_in_threads(answering: Served, monkeypatch: An
 
         return encoded
 
-    monkeypatch.setattr(dialect, "_json", watched(dialect._json))
+    monkeypatch.setattr(route, "_json", watched(route._json))
     monkeypatch.setattr(dialect, "json", SimpleNamespace(dumps=watched(json.dumps)))
     fields = {"logprobs": True, "top_logprobs": 2}
     assert answering.chat("mixed", n=2, **fields).status_code == 200

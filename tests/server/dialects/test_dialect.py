@@ -17,9 +17,9 @@ from sfumato.server import dialects as error_forms
 from sfumato.server.app import create_app
 from sfumato.server.chat.sampling import request_fields
 from sfumato.server.dialects import DIALECTS
-from sfumato.server.http.dialect import Dialect, Frame, Renderer, Wire
 from sfumato.server.http.errors import OPENAI_ERRORS, ApiError, ErrorForm
 from sfumato.server.http.inflight import CollectedReply
+from sfumato.server.http.route import Dialect, Frame, Renderer, Wire
 from sfumato.server.schemas.body import Sampling
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from sfumato.server.http.dialect import Fields, event, line, named_event
+from sfumato.server.http.route import Fields, event, line, named_event
 
 TEXT = "one\u2028two\u2029three\u0085four\nfive\u000bsix"
 

@@ -23,8 +23,8 @@ from sfumato.server import examples
 from sfumato.server.chat import objects
 from sfumato.server.chat.call import ignored_tools, unknown_calls
 from sfumato.server.chat.sampling import reads
-from sfumato.server.http.dialect import Frame, Renderer
 from sfumato.server.http.inflight import CollectedReply
+from sfumato.server.http.route import Frame, Renderer
 from sfumato.server.schemas.body import Body
 from sfumato.server.service import Service, token_text
 from sfumato.text.reply import Region, ToolCall

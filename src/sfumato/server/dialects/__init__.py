@@ -1,6 +1,6 @@
 """HTTP APIs, a file or a package each: how bodies are parsed and replies rendered.
 
-To add one, write a file with a `Dialect` (http/dialect.py) and list the value here. Typed decisions
+To add one, write a file with a `Dialect` (http/route.py) and list the value here. Typed decisions
 have dialects and routes of their own, which the package `decisions` lists. Errors before a
 body is read (wrong keys, large bodies, no route) have the form of their path: to give the paths of
 an API its form, add a line to `PREFIXES`; a route's dialect needs none.
@@ -24,13 +24,13 @@ from sfumato.server.dialects.embeddings import (
 )
 from sfumato.server.dialects.fill import FILL
 from sfumato.server.dialects.llama_cpp import INFILL, LLAMA_COMPLETION
-from sfumato.server.dialects.ollama.chat import OLLAMA_CHAT, OLLAMA_ERRORS, OLLAMA_GENERATE
+from sfumato.server.dialects.ollama import OLLAMA_CHAT, OLLAMA_ERRORS, OLLAMA_GENERATE
 from sfumato.server.dialects.openai_chat import OPENAI_CHAT
 from sfumato.server.dialects.openai_completions import OPENAI_COMPLETIONS
 from sfumato.server.dialects.responses.renderer import RESPONSES
-from sfumato.server.http.dialect import Dialect, Post
 from sfumato.server.http.errors import OPENAI_ERRORS, ErrorForm
 from sfumato.server.http.middleware import FormOf
+from sfumato.server.http.route import Dialect, Post
 
 DIALECTS: tuple[Dialect[Any], ...] = (
     OPENAI_CHAT,

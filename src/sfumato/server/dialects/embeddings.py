@@ -17,9 +17,9 @@ from sfumato.options.settings import POOLINGS
 from sfumato.refused import Refused
 from sfumato.server.chat.call import LONG_INPUT, MixedPrompt, check_slot, prompts_in
 from sfumato.server.chat.objects import warned
-from sfumato.server.dialects.ollama.chat import OLLAMA_ERRORS, nanoseconds
-from sfumato.server.http.dialect import Answer, Dialect, Renderer
+from sfumato.server.dialects.ollama import OLLAMA_ERRORS, nanoseconds
 from sfumato.server.http.inflight import CollectedReply
+from sfumato.server.http.route import Answer, Dialect, Renderer
 from sfumato.server.schemas import json_schemas
 from sfumato.server.schemas.body import Body, First, Only, without_effect
 from sfumato.server.schemas.json_schemas import within

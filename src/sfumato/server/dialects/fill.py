@@ -17,8 +17,8 @@ from sfumato.server.chat import objects
 from sfumato.server.chat.call import ChatCall, requests_of
 from sfumato.server.chat.sampling import given_in, grammar_of
 from sfumato.server.dialects.openai_chat import conversation
-from sfumato.server.http.dialect import SSE, Dialect, Frame, Renderer
 from sfumato.server.http.inflight import CollectedReply
+from sfumato.server.http.route import SSE, Dialect, Frame, Renderer
 from sfumato.server.schemas.body import First, Ids, Objects, Sampling
 from sfumato.server.schemas.json_schemas import MESSAGES, NULL, PARTS, PROMPT_IDS, TEXT, either
 from sfumato.server.service import Service

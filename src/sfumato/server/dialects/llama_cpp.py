@@ -35,8 +35,8 @@ from sfumato.server.chat.call import (
 )
 from sfumato.server.chat.deltas import DeltaRenderer, Entry, TokenLog
 from sfumato.server.chat.sampling import seeds_of
-from sfumato.server.http.dialect import Answer, Dialect, Frame
 from sfumato.server.http.inflight import CollectedReply
+from sfumato.server.http.route import Answer, Dialect, Frame
 from sfumato.server.schemas import json_schemas
 from sfumato.server.schemas.body import First, Objects, Only, Sampling, without_effect
 from sfumato.server.service import Service

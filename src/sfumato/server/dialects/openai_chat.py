@@ -27,8 +27,8 @@ from sfumato.server.chat.deltas import DeltaRenderer, Entry
 from sfumato.server.chat.sampling import (
     limited,
 )
-from sfumato.server.http.dialect import SSE, Dialect, Frame
 from sfumato.server.http.inflight import CollectedReply
+from sfumato.server.http.route import SSE, Dialect, Frame
 from sfumato.server.schemas import json_schemas
 from sfumato.server.schemas.body import (
     AddPrompt,

@@ -39,8 +39,8 @@ from sfumato.server.chat.sampling import (
     sampler_of,
 )
 from sfumato.server.dialects.openai_chat import ChoicesRenderer
-from sfumato.server.http.dialect import SSE, Dialect, Frame
 from sfumato.server.http.inflight import CollectedReply
+from sfumato.server.http.route import SSE, Dialect, Frame
 from sfumato.server.schemas import json_schemas
 from sfumato.server.schemas.body import (
     First,

@@ -29,8 +29,8 @@ from sfumato.server.dialects.anthropic.body import (
     conversation,
     tools_of,
 )
-from sfumato.server.http.dialect import Dialect, Frame, Post, Wire, named_event
 from sfumato.server.http.inflight import CollectedReply
+from sfumato.server.http.route import Dialect, Frame, Post, Wire, named_event
 from sfumato.server.service import Service
 from sfumato.text.calls import ToolCall
 

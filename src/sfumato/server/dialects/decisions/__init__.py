@@ -22,7 +22,6 @@ from sfumato.server.dialects.decisions.maps import GEMINI_DECISIONS, KEY_HEADER,
 from sfumato.server.dialects.decisions.openai import OPENAI_DECISIONS
 from sfumato.server.dialects.decisions.questions import DecisionBody, DecisionDialect
 from sfumato.server.http import inflight, request_body
-from sfumato.server.http.dialect import json_response
 from sfumato.server.http.errors import (
     ERROR_FORM,
     OPENAI_ERRORS,
@@ -30,6 +29,7 @@ from sfumato.server.http.errors import (
     WrongField,
     without_paths,
 )
+from sfumato.server.http.route import json_response
 from sfumato.server.service import Service
 
 

@@ -25,10 +25,10 @@ from sfumato.server.chat.deltas import DeltaRenderer, Entry, Logged
 from sfumato.server.dialects.responses.body import PATH, WORDING, RequestEcho, ResponsesBody, parse
 from sfumato.server.dialects.responses.input import new_id
 from sfumato.server.http import request_body
-from sfumato.server.http.dialect import SSE, Dialect, Frame, named_event
 from sfumato.server.http.errors import ApiError
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.middleware import OWNER
+from sfumato.server.http.route import SSE, Dialect, Frame, named_event
 from sfumato.server.openapi import fails
 from sfumato.server.response_store import Item, Missing, Stored
 from sfumato.server.service import Service

@@ -18,7 +18,7 @@ from sfumato.api import Model
 from sfumato.diffusion.constraints.hole import Hole
 from sfumato.engine import Failed
 from sfumato.server.app import ServerSettings, create_app
-from sfumato.server.dialects.ollama.chat import conversation
+from sfumato.server.dialects.ollama import conversation
 from sfumato.server.schemas.body import Unknown
 from sfumato.text.messages import check_messages
 

@@ -1,1 +1,0 @@
-"""Ollama's API: chats, completions, and what its clients ask of the model."""
