@@ -1,6 +1,6 @@
 """The vocabulary head: all that a denoising step needs to know of 262144 scores per position.
 
-`OutputEmbedding` is the tied embedding as the output layer reads it: chunk by chunk and softcapped.
+`VocabularyHead` is the tied embedding as the output layer reads it: chunk by chunk and softcapped.
 One pass over its chunks, with running maxima and sums, gives the argmax, the top few, one drawn
 token, the entropy and the soft embedding, exactly unless the caller lets some of the mass go:
 `Skip` leaves out all but the few most probable tokens where these hold almost all of the
@@ -45,8 +45,8 @@ ROWS_AT_A_TIME = 512
 
 
 @dataclass(frozen=True)
-class OutputEmbedding:
-    """The tied embedding [vocab, hidden], read as output layer.
+class VocabularyHead:
+    """The tied embedding [vocab, hidden], read as output layer; a call is one pass over it.
 
     output: the same, cut into `chunk` rows each, in the form in which it is multiplied fastest
     (see `ops.pack`); None where that is the embedding's own.
@@ -143,6 +143,41 @@ class OutputEmbedding:
         """softcap · tanh(raw / softcap), float32, maybe in place."""
         return raw.float().mul_(1 / self.softcap).tanh_().mul_(self.softcap)
 
+    def __call__(
+        self,
+        hidden: Tensor,
+        temperature: Tensor,
+        uniform: Tensor,
+        adjust: Adjust | None = None,
+        keep_logits: bool | Tensor = False,
+        skip: Skip | None = None,
+        soft_top_k: Tensor | None = None,
+        bans: Bans | None = None,
+        top: Tensor | None = None,
+        done: Tensor | None = None,
+        embeds: bool | Tensor = True,
+    ) -> HeadStats:
+        """One pass over the vocabulary.
+
+        hidden [positions, hidden]; temperature float32 [positions], > 0; uniform float64
+        [positions] in [0, 1); adjust acts on softcapped logits before the temperature; keep_logits:
+        whether of all positions or, bool [positions], of which; skip touches the soft embedding
+        alone; soft_top_k int64 [positions]: the draw and the soft embedding are of so many most
+        probable tokens, 0 for all; bans: never beside an adjust or kept logits; top int64
+        [positions]: how many most probable tokens are named, TOP at least; done bool
+        [positions]: those of rows that are done, which kernels may leave out; embeds: False, or
+        False in bool [positions], for zeros in place of soft embeddings, where no step comes that
+        reads them.
+        What is asked for at one position changes no bit at another.
+        """
+        settings = PassSettings(
+            temperature, uniform, adjust, keep_logits, skip, soft_top_k, bans, top, embeds
+        )
+        if not settings.plain:
+            return VocabularyPass(self, hidden, settings).run()
+        inputs = hidden, self.embedding, temperature, uniform, self.softcap, bans
+        return HeadStats(*vocabulary_pass(*inputs, self.chunk, self.output, done))
+
 
 def head_bytes(
     config: ModelConfig, dtype: torch.dtype, rows: int = 1, compiled: bool = False
@@ -211,13 +246,8 @@ class SoftSum:
             added = ops.linear(mass[self._which], columns())
             self.sum.index_add_(0, self._which, added.float())
 
-    def add_late(self, which: Tensor, mass: Tensor, columns: Weight) -> None:
-        """Adds mass [n, some] · a chunk's rows, transposed [hidden, some], at the positions `which`
-        int64 [n], by products that do not depend on how many positions there are."""
-        self.sum.index_add_(0, which, ops.linear(mass, columns, ROWS).float())
 
-
-def sufficient(state: SoftmaxState, skip: Skip, output: OutputEmbedding) -> tuple[Tensor, Tensor]:
+def sufficient(state: SoftmaxState, skip: Skip, output: VocabularyHead) -> tuple[Tensor, Tensor]:
     """The positions int64 [n] whose TOP most probable tokens suffice after a pass, and Σ mass ·
     embedding of these tokens, float32 [n, hidden], relative to the peak.
 
@@ -332,7 +362,7 @@ class PassSettings:
 class VocabularyPass:
     """A pass over the vocabulary for some positions."""
 
-    def __init__(self, output: OutputEmbedding, hidden: Tensor, settings: PassSettings) -> None:
+    def __init__(self, output: VocabularyHead, hidden: Tensor, settings: PassSettings) -> None:
         """hidden [positions, hidden]."""
         self.output, self.hidden, self.settings = output, hidden, settings
         self.kept = _kept(settings.keep_logits)
@@ -448,12 +478,13 @@ class VocabularyPass:
             columns = output.columns(start, stop, self.dtype, spare)
             packed = output.output
             weight = packed[index] if packed is not None else cast(Tensor, columns).T
-            # Products that do not depend on how many positions there are.
+            # Products, with ROWS, that do not depend on how many positions there are.
             scores = output.capped(ops.linear(hidden, weight, ROWS))
             scores = (scores / temperature).clamp(min=BANNED)
             if bans is not None:
                 scores.masked_fill_(bans.within(start, stop - start)[which], BANNED)
-            soft.add_late(which, (scores - peak).exp().to(self.dtype), columns)
+            mass = (scores - peak).exp().to(self.dtype)
+            soft.sum.index_add_(0, which, ops.linear(mass, columns, ROWS).float())
 
     def _draw(self, block: Tensor, inside: Tensor) -> Tensor:
         """The token in whose stretch of its block's mass the share `inside` of it falls; of the
@@ -546,49 +577,7 @@ def vocabulary_pass(
     any tokens and finite numbers → the fields of `HeadStats` but the logits, in their order.
     """
     # Of all positions: to leave some out would be a shape that depends on data.
-    output = OutputEmbedding(weight, softcap, chunk, packed)
+    output = VocabularyHead(weight, softcap, chunk, packed)
     stats = VocabularyPass(output, hidden, PassSettings(temperature, uniform, bans=bans)).run()
     plain = stats.argmax, stats.drawn, stats.entropy, stats.top_ids, stats.top_probs
     return *plain, stats.soft
-
-
-__all__ = ["CHUNK", "Adjust", "HeadStats", "VocabularyHead"]
-
-
-class VocabularyHead(OutputEmbedding):
-    """The tied embedding, and one pass over it."""
-
-    def __call__(
-        self,
-        hidden: Tensor,
-        temperature: Tensor,
-        uniform: Tensor,
-        adjust: Adjust | None = None,
-        keep_logits: bool | Tensor = False,
-        skip: Skip | None = None,
-        soft_top_k: Tensor | None = None,
-        bans: Bans | None = None,
-        top: Tensor | None = None,
-        done: Tensor | None = None,
-        embeds: bool | Tensor = True,
-    ) -> HeadStats:
-        """One pass over the vocabulary.
-
-        hidden [positions, hidden]; temperature float32 [positions], > 0; uniform float64
-        [positions] in [0, 1); adjust acts on softcapped logits before the temperature; keep_logits:
-        whether of all positions or, bool [positions], of which; skip touches the soft embedding
-        alone; soft_top_k int64 [positions]: the draw and the soft embedding are of so many most
-        probable tokens, 0 for all; bans: never beside an adjust or kept logits; top int64
-        [positions]: how many most probable tokens are named, TOP at least; done bool
-        [positions]: those of rows that are done, which kernels may leave out; embeds: False, or
-        False in bool [positions], for zeros in place of soft embeddings, where no step comes that
-        reads them.
-        What is asked for at one position changes no bit at another.
-        """
-        settings = PassSettings(
-            temperature, uniform, adjust, keep_logits, skip, soft_top_k, bans, top, embeds
-        )
-        if not settings.plain:
-            return VocabularyPass(self, hidden, settings).run()
-        inputs = hidden, self.embedding, temperature, uniform, self.softcap, bans
-        return HeadStats(*vocabulary_pass(*inputs, self.chunk, self.output, done))

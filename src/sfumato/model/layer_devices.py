@@ -123,7 +123,8 @@ def make_placement(
     is_streamed = other_layers == "stream"
     own = [device if is_streamed else host] * left
     for card, count in enumerate(counts):
-        own += [_card(device, card)] * count
+        number = (device.index or 0) + card
+        own += [torch.device(device.type, number) if card else device] * count
     experts = (host,) * experts_on_cpu + tuple(own[experts_on_cpu:])
     return Placement(device, tuple(own), experts, tuple(range(left)) if is_streamed else ())
 
@@ -138,8 +139,3 @@ def _checked_split(counts: Sequence[int], layers: int, given: bool) -> Sequence[
             f"{str(list(counts))[:60]}",
         )
     return counts
-
-
-def _card(first: torch.device, number: int) -> torch.device:
-    """The card that comes so many after the first one."""
-    return torch.device(first.type, (first.index or 0) + number) if number else first

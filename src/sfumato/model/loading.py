@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,18 +64,6 @@ BUFFER = 64 << 20  # bytes: a few ms of copying, beside which a start costs noth
 BUFFERS = 2  # one is filled while the other is copied
 
 
-class Copies(Protocol):
-    """Copies that go on while the host works."""
-
-    def buffer(self, nbytes: int) -> Tensor:
-        """uint8 memory of the host from which the device copies by itself."""
-        ...
-
-    def start(self, target: Tensor, source: Tensor) -> Callable[[], None]:
-        """Starts a copy of a buffer to the device; the result waits until it is done."""
-        ...
-
-
 class CudaCopies:
     """Copies on a stream of their own, which later work of the current stream waits for."""
 
@@ -84,9 +72,11 @@ class CudaCopies:
         self._current = torch.cuda.current_stream(device)
 
     def buffer(self, nbytes: int) -> Tensor:
+        """uint8 memory of the host from which the device copies by itself."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def start(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+        """Starts a copy of a buffer to the device; the result waits until it is done."""
         self._stream.wait_stream(self._current)  # the target's memory may be in use until here
         done = torch.cuda.Event()
         with torch.cuda.stream(self._stream):
@@ -102,7 +92,7 @@ class Mover:
     copies from them. Its buffers live as long as it does."""
 
     def __init__(
-        self, device: torch.device, copies: Copies | None = None, buffer: int = BUFFER
+        self, device: torch.device, copies: CudaCopies | None = None, buffer: int = BUFFER
     ) -> None:
         """copies: None for those of a GPU; buffer: bytes of each, a multiple of 8."""
         self._device, self._buffer = device, buffer

@@ -17,7 +17,7 @@ from sfumato.model.devices import to_device
 from sfumato.model.head import VocabularyHead
 from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.segments import PackedRows, PartRows, RowPart, Suffix
-from sfumato.model.transformer import PlacedAttend, Transformer
+from sfumato.model.transformer import Transformer
 from sfumato.ops.gpu import device_memory
 from sfumato.refused import Refused
 from sfumato.weights.files.tensorfile import FileSizes
@@ -173,7 +173,7 @@ class Network:
         return self.denoise_batch(tokens, soft, PartRows(parts))
 
     @torch.no_grad()
-    def denoise_batch(self, tokens: Tensor, soft: Tensor | None, attend: PlacedAttend) -> Tensor:
+    def denoise_batch(self, tokens: Tensor, soft: Tensor | None, attend: PartRows) -> Tensor:
         """One denoising forward of packed canvases: tokens int64 [n] of the rows of `attend`, one
         after another, and their soft embeddings [n, hidden] (None: zeros) in `dtype`.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.model.devices import DeviceResult, to_device
-from sfumato.model.head import HeadStats, OutputEmbedding
+from sfumato.model.head import HeadStats, VocabularyHead
 from sfumato.model.most_probable import MoreTop
 from sfumato.ops.online_softmax import BLOCK, TOP, SoftmaxState
 from sfumato.ops.registry import operation
@@ -24,7 +24,7 @@ from sfumato.weights.formats import QuantizedTensor, Weight
 
 
 def label_scores(
-    head: OutputEmbedding, hidden: Tensor, labels: Sequence[Sequence[int]]
+    head: VocabularyHead, hidden: Tensor, labels: Sequence[Sequence[int]]
 ) -> DeviceResult[list[list[float]]]:
     """The softcapped logits, at temperature 1, of each position's labels: hidden [n, hidden].
 
@@ -60,7 +60,7 @@ class VocabularyMass:
 
 
 def label_mass(
-    head: OutputEmbedding, hidden: Tensor, labels: Sequence[Sequence[int]]
+    head: VocabularyHead, hidden: Tensor, labels: Sequence[Sequence[int]]
 ) -> DeviceResult[VocabularyMass]:
     """One pass over the vocabulary, at temperature 1: hidden [n, hidden], and the labels of each
     position, no label twice.
@@ -100,7 +100,7 @@ def vocabulary_mass(
     as in `vocabulary_pass` → the scores s of each position's ids float32 [positions, n]; and of all
     ids the highest score and Σ e^(s - highest) float32, and the argmax int64 [positions].
     """
-    output = OutputEmbedding(weight, softcap, chunk, packed)
+    output = VocabularyHead(weight, softcap, chunk, packed)
     state = SoftmaxState.empty(len(hidden), hidden.device)
     temperature = torch.ones(len(hidden), device=hidden.device)
     # Which chunks have given ids is not worth a host read.
@@ -116,7 +116,7 @@ def vocabulary_mass(
 
 
 def named_log_probs(
-    head: OutputEmbedding, hidden: Tensor, temperature: Tensor, stats: HeadStats, ids: Sequence[int]
+    head: VocabularyHead, hidden: Tensor, temperature: Tensor, stats: HeadStats, ids: Sequence[int]
 ) -> Tensor:
     """The log probabilities float32 [n, m] of m tokens at each position: hidden [n, hidden],
     temperature float32 [n], stats: of a pass over the vocabulary that changed no score.
@@ -178,7 +178,7 @@ class TokenScores:
 
 @torch.no_grad()
 def token_scores(
-    head: OutputEmbedding,
+    head: VocabularyHead,
     hidden: Tensor,
     ids: Tensor,
     top: int = 0,
@@ -194,7 +194,7 @@ def token_scores(
 
 
 def _scores(
-    head: OutputEmbedding, hidden: Tensor, ids: Tensor, top: int, ranks: bool
+    head: VocabularyHead, hidden: Tensor, ids: Tensor, top: int, ranks: bool
 ) -> TokenScores:
     state = SoftmaxState.empty(len(ids), hidden.device)
     ones = torch.ones(len(ids), device=hidden.device)
@@ -223,7 +223,7 @@ def _scores(
     return TokenScores(log_probs, top_ids, top_logs, rank)
 
 
-def _above(head: OutputEmbedding, hidden: Tensor, own: Tensor) -> Tensor:
+def _above(head: VocabularyHead, hidden: Tensor, own: Tensor) -> Tensor:
     """How many tokens have a product over a position's own, float32 [n] → int64 [n]. The softcap
     keeps the order."""
     above = torch.zeros(len(own), dtype=torch.int64, device=own.device)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from sfumato import ops
 from sfumato.model.model_config import LayerConfig, ModelConfig
+from sfumato.model.segments import PackedRows
 from sfumato.model.streamed_layers import StreamedLayers
 
 
@@ -129,28 +130,6 @@ class Attend(Protocol):
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [..., tokens, heads, d]; k, v [..., tokens, kv_heads, d] → like q."""
-        ...
-
-
-class PlacedAttend(Attend, Protocol):
-    """Attention of packed tokens whose positions it knows."""
-
-    def positions(self) -> Tensor:
-        """int64 [tokens]: each token's position in its row."""
-        ...
-
-    @property
-    def encodes(self) -> Tensor | None:
-        """bool [tokens, 1]: which tokens are in the encode phase; None: none."""
-        ...
-
-
-class KeepingAttend(Attend, Protocol):
-    """Attention that keeps keys and values, for later tokens."""
-
-    def keep(self, k: Tensor, v: Tensor) -> None:
-        """Keeps those of a layer, [tokens, kv_heads, d], whose attention is not wanted."""
-        ...
 
 
 class Attention(nn.Module):
@@ -334,7 +313,7 @@ class Transformer(nn.Module):
         return self._blocks(self.embed_tokens(ids, dtype), positions, attend, encoding=True)
 
     def encode_keys(
-        self, ids: Tensor, positions: Tensor, attend: KeepingAttend, dtype: torch.dtype
+        self, ids: Tensor, positions: Tensor, attend: PackedRows, dtype: torch.dtype
     ) -> None:
         """Encode phase of ids and positions int64 [tokens] of which only keys and values are
         wanted: of the last layer nothing else is computed."""

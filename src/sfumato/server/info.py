@@ -69,22 +69,6 @@ def _slot(slot: SlotState, row: RowState | None) -> dict[str, Any]:
     }
 
 
-def _llama_props(service: Service) -> dict[str, Any]:
-    """llama-server's fields of /props, as far as ours have other names."""
-    path = service.settings.model_path
-    return {
-        "model_alias": service.name,
-        "model_path": service.model.name if path is None else path,
-        "modalities": {"vision": False, "audio": False},
-        "endpoint_slots": True,
-        "endpoint_props": False,
-        "endpoint_metrics": True,
-        "build_info": FINGERPRINT,
-        "is_sleeping": False,
-        "generation_settings": default_settings(service),
-    }
-
-
 _BOUNDED = ("stability", "top_k", "soft_top_k", "top_logprobs")
 
 
@@ -187,7 +171,7 @@ async def reset_prefix_cache(service: Service) -> dict[str, Any]:
 def props(service: Service) -> dict[str, Any]:
     """What a page or client needs before its first request; nothing of the machine's files."""
     model, settings, engine = service.model, service.settings, service.engine.config
-    own = _llama_props(service)
+    path = settings.model_path
     return {
         "model": service.name,
         "version": __version__,
@@ -199,10 +183,19 @@ def props(service: Service) -> dict[str, Any]:
         "chat_template": model.template.source,
         "bos_token": model.template.bos,
         "eos_token": model.template.eos,
-        **own,
+        # llama-server's fields, as far as ours have other names.
+        "model_alias": service.name,
+        "model_path": model.name if path is None else path,
+        "modalities": {"vision": False, "audio": False},
+        "endpoint_slots": True,
+        "endpoint_props": False,
+        "endpoint_metrics": True,
+        "build_info": FINGERPRINT,
+        "is_sleeping": False,
+        "generation_settings": default_settings(service),
         "default_generation_settings": {
             "n_ctx": service.context,
-            "params": own.pop("generation_settings") | defaults(service),
+            "params": default_settings(service) | defaults(service),
         },
         "sampler": defaults(service),
         "limits": {

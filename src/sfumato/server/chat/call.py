@@ -146,7 +146,7 @@ def _replies(service: Service, call: ChatCall, one: Request) -> list[Request]:
     """The request with its prompt, its length and each of the seeds. Raises Refused."""
     made = service.prompt(one)  # once, however many replies
     if call.limit == 0 and one.scoring is None:
-        one = encoded_only(one)
+        one = replace(one, opening=None, grammar=None, pooling=Pooling("last"), max_tokens=0)
     elif one.parts is None:
         assert one.sampler
         canvas = one.sampler.canvas_length
@@ -188,11 +188,6 @@ def _ends(
         # A call that is cut at its end is complete, and the only one.
         stop = [*(stop or ()), Marker(close)]
     return {"grammar": grammar, "stop": stop}
-
-
-def encoded_only(request: Request) -> Request:
-    """The request without its reply, which is empty."""
-    return replace(request, opening=None, grammar=None, pooling=Pooling("last"), max_tokens=0)
 
 
 def thinking_of(given: Thinking, continued: bool = False) -> tuple[bool, int | None]:
@@ -297,12 +292,8 @@ def tool_use(
             raise Refused("tool_choice", f"{name[:100]!r} is not among the tools")
     if opener is None:
         raise Refused("tool_choice", NO_CALLS)
-    return ToolUse(tools, call_opening(model, name), name)
-
-
-def call_opening(model: ServedModel, name: str | None) -> str:
-    """How a call of the tool of that name begins; None: of any tool."""
-    return f"{model.template.markers.call_open}call:{'' if name is None else f'{name}{{'}"
+    start = f"{model.template.markers.call_open}call:"
+    return ToolUse(tools, start if name is None else f"{start}{name}{{", name)
 
 
 def call_token(model: ServedModel) -> int | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from sfumato.diffusion.constraints.filling import FilledHole
-from sfumato.diffusion.constraints.hole import Hole, Part, check_parts
+from sfumato.diffusion.constraints.hole import Hole, check_parts
 from sfumato.engine import Finished, Request
 from sfumato.options import exclusions
 from sfumato.refused import Refused
@@ -52,7 +52,13 @@ def parse(service: Service, body: FillBody) -> list[Request]:
     if (refused := exclusions.refusal(exclusions.FILL, given_in(body))) is not None:
         grammar = grammar_of(body)
         raise refused if grammar is None else refused.renamed({"grammar": grammar.field})
-    parts, messages, prompts = parts_of(body.parts), None, None
+    parts = check_parts(
+        [
+            part if isinstance(part, str) else _hole(part, f"parts[{place}]")
+            for place, part in enumerate(body.parts)
+        ]
+    )
+    messages, prompts = None, None
     if body.messages is not None:
         messages = conversation(body.messages, service.settings, body.envelope.unknown)
     else:
@@ -60,15 +66,6 @@ def parse(service: Service, body: FillBody) -> list[Request]:
     holes = {"parts": parts}
     call = ChatCall(PATH, body, messages, continues=False, holes=holes, user=body.user)
     return requests_of(service, call, prompts)
-
-
-def parts_of(given: Sequence[str | Mapping[str, Any]]) -> tuple[Part, ...]:
-    """Texts and holes. Raises Refused."""
-    parts = [
-        part if isinstance(part, str) else _hole(part, f"parts[{place}]")
-        for place, part in enumerate(given)
-    ]
-    return check_parts(parts)
 
 
 def _hole(given: Mapping[str, Any], where: str) -> Hole:

@@ -254,7 +254,8 @@ def parse(data: bytearray, most_values: int, names_repeat: bool = True) -> dict[
             del data[: len(_BOM)]
         value = from_json(data, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
-        hint = "; NaN and Infinity are no numbers in JSON" if _has_no_number(data) else ""
+        has_none = b"NaN" in data or b"Infinity" in data
+        hint = "; NaN and Infinity are no numbers in JSON" if has_none else ""
         raise Refused(None, f"the body is not JSON: {str(error)[:200]}{hint}") from None
     if not isinstance(value, dict):
         raise Refused(None, "the body must be a JSON object")
@@ -266,10 +267,6 @@ def parse(data: bytearray, most_values: int, names_repeat: bool = True) -> dict[
             code="repeated_name",
         )
     return value
-
-
-def _has_no_number(data: bytearray) -> bool:
-    return b"NaN" in data or b"Infinity" in data
 
 
 def validated(value: dict[str, Any], model: type[Model], lenient: bool) -> Model:

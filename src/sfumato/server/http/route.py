@@ -205,7 +205,6 @@ class Dialect(Post[B]):
     writing_s: Callable[[B], float | None] = lambda body: None
 
 
-B = TypeVar("B", bound=Body)
 log = logging.getLogger(__name__)
 
 

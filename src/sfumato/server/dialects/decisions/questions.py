@@ -83,11 +83,6 @@ def check_samples(value: Any) -> int | str | None:
     return value
 
 
-def with_any_field(schema: Schema) -> None:
-    """Completes the schema of a body whose unknown fields are ignored."""
-    schema["additionalProperties"] = True
-
-
 def sized(schema: Schema, most: int) -> Schema:
     """An object or a list of 1 to `most` entries."""
     what = "Items" if schema["type"] == "array" else "Properties"
@@ -133,7 +128,7 @@ Described = Annotated[Any, of_kind(str, dict, list, type(None), name="text, an o
 class DecisionBody(Body):
     """What every form of a request for decisions has, and the fields of our own."""
 
-    model_config = ConfigDict(json_schema_extra=with_any_field)
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
 
     model: str | None = Field(None, description="Ignored: one model is loaded.")
     x_joint: bool | None = Field(None, description="Read all questions on one canvas (false).")
