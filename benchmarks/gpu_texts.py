@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from tests.support.soft_of import soft_of
 from torch import Tensor
 
 import sfumato
@@ -128,7 +129,12 @@ class Before:
 
     @classmethod
     def of(cls, canvas: Canvas) -> Before:
-        return cls(canvas.tokens, canvas.soft, canvas.temperature(), canvas.uniforms())
+        return cls(
+            canvas.tokens,
+            soft_of(canvas) if canvas.step else None,
+            canvas.temperature(),
+            canvas.uniforms(),
+        )
 
 
 def _distance(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support import one_row
+from tests.support.soft_of import soft_of
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, GivenCanvas
@@ -49,7 +50,7 @@ def advance(row: Canvas, scores: Tensor) -> Any:
 def test_a_new_canvas_is_its_noise() -> None:
     row = canvas()
     assert torch.equal(row.tokens, Noise(4, 2).tokens(0, LENGTH, VOCABULARY))
-    assert (row.step, row.done, row.soft) == (0, False, None)
+    assert (row.step, row.done, row.place) == (0, False, None)
 
 
 def test_a_step_keeps_what_is_sure_and_renews_the_rest() -> None:
@@ -96,11 +97,10 @@ def test_a_given_canvas_begins_as_its_tokens_and_its_pins_have_no_soft_embedding
     row = Canvas(config, Noise(4, 2), VOCABULARY, device, (), given.pins, given)
     assert row.tokens.tolist() == row.begun.tolist() == [3, 9, 4, 5, 11, 6]
     assert advance(row, sure_of(3, 3, 3, 3, 3, 3)).token_ids.tolist() == [3, 9, 3, 3, 11, 3]
-    assert row.soft is not None
-    assert row.soft.any(dim=1).tolist() == [True, False, True, True, False, True]
+    assert soft_of(row).any(dim=1).tolist() == [True, False, True, True, False, True]
     opening = canvas(pinned={1: 9}, stopping=Never())
     advance(opening, sure_of(3, 3, 3, 3, 3, 3))
-    assert opening.soft is not None and opening.soft.any(dim=1).all()
+    assert soft_of(opening).any(dim=1).all()
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_scores_that_are_no_numbers_are_refused(value: float) -> None:
 def test_the_coldest_temperature_still_gives_numbers() -> None:
     row = canvas(temperature=1e-38)
     assert advance(row, torch.randn(LENGTH, VOCABULARY)).entropy.isfinite().all()
-    assert row.soft is not None and row.soft.isfinite().all()
+    assert soft_of(row).isfinite().all()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

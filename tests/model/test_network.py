@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.counted_calls import counted_calls
 from tests.support.oracle import network_of, random_oracle, relative, tiny_config
 from torch import Tensor
 
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
 from sfumato.model.segments import PartRows, RowPart
-from sfumato.ops import registry
 
 
 @pytest.fixture(scope="module")
@@ -105,11 +105,11 @@ def test_rows_of_several_widths_and_pools_are_one_forward(network: Network) -> N
     network.encode([torch.arange(n) for n in prefixes], slots)
     canvases = [torch.arange(n) + n for n in (8, 8, 5, 3, 3, 8)]
     softs = [torch.randn(len(canvas), 64) for canvas in canvases]
-    with registry.counted() as counts:
+    with counted_calls() as counts:
         both = network.denoise(canvases, slots, softs)
     alone = []
     for row in zip(canvases, slots, softs, strict=True):
-        with registry.counted() as one:
+        with counted_calls() as one:
             alone.append(network.denoise(*([part] for part in row)))
     assert torch.equal(both, torch.cat(alone))
     attention = counts.pop("canvas_attention")

@@ -150,7 +150,8 @@ class Canvas:
             self._begun = torch.tensor(given.tokens)
         self._seeds = None if begins is None else torch.tensor(begins, dtype=torch.int64)
         self.hard_pins = hard_pins or given is not None
-        self._pinned = self._pins(pinned or {})
+        # int64 [length], on the host: the token of a pinned position, -1 elsewhere
+        self.pinned = self._pins(pinned or {})
         self.guidance: Guidance | None = None  # of the step to come
         self.has_new_pins = False  # that its row does not have yet
         # Of one size at every step, so that a step can be captured once and replayed.
@@ -158,7 +159,7 @@ class Canvas:
         depth = max(1, *(getattr(rule, "history", 1) for rule in rules))
         self.history_rows = min(depth, config.max_steps)
         # A `StepBatch` and a row of it, where the state is; None before a step.
-        self.place: tuple[Any, int] | None = None  # where the state is; None before a step
+        self.place: tuple[Any, int] | None = None
         self.commits = 0  # tokens that the row puts into the cache in place of being denoised
         self.temperatures: list[float] = []  # of each step, once it is prepared
         self._soft_top_k: list[int] = []
@@ -194,14 +195,6 @@ class Canvas:
         return batch.tokens[row, : self.length].clone()
 
     @property
-    def soft(self) -> Tensor | None:
-        """[length, hidden] for the next step's self-conditioning; None where it has none."""
-        if self.place is None or not (self.step and self.config.self_conditioning):
-            return None
-        batch, row = self.place
-        return batch.soft[row, : self.length].clone()
-
-    @property
     def history(self) -> Tensor:
         """int64 [rows, length]: argmax canvases, the newest last; -1: none yet."""
         if self.place is None:
@@ -209,14 +202,9 @@ class Canvas:
         batch, row = self.place
         return batch.history[row, :, : self.length].clone()
 
-    @property
-    def pinned(self) -> Tensor:
-        """int64 [length], on the host: the token of a pinned position, -1 elsewhere."""
-        return self._pinned
-
     def guide(self, guidance: Guidance) -> None:
         """Sets what a constraint asks of the step to come; its pins replace all others."""
-        self.guidance, self._pinned = guidance, self._pins(guidance.pins)
+        self.guidance, self.pinned = guidance, self._pins(guidance.pins)
         self.has_new_pins = True
 
     def _pins(self, pinned: Mapping[int, int]) -> Tensor:
@@ -314,6 +302,6 @@ def draw_first(canvases: Sequence[Canvas]) -> None:
     for canvas, row in zip(new, drawn.unbind(), strict=True):
         # A copy: a draft that is kept must not keep what others began as.
         canvas._begun = row[: canvas.length].clone()
-        for tokens in (canvas._seeds, canvas._pinned):
+        for tokens in (canvas._seeds, canvas.pinned):
             if tokens is not None:
                 canvas._begun = torch.where(tokens >= 0, tokens, canvas._begun)

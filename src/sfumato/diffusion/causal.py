@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,8 @@ from sfumato.refused import Refused
 
 PIECE = 256
 """Tokens of a row that are scored at once."""
+
+Item = TypeVar("Item")
 
 
 def log_likelihoods(network: Network, slot: Slot, ids: Tensor) -> Tensor:
@@ -55,15 +58,21 @@ def row_log_likelihoods(
         _check(network, slot, ids, f"row {index}")
     suffixes = [Suffix(slot) for slot in slots]
     parts: list[list[Tensor]] = [[] for _ in rows]
-    while group := _next_pieces(rows, suffixes, together):
-        pieces = [rows[row][a:b] for row, a, b in group]
-        members = [suffixes[row] for row, _, _ in group]
-        hidden = torch.cat(network.encode_beside_hidden(pieces, members))
-        following = torch.cat([rows[row][a + 1 : b + 1] for row, a, b in group])
-        scores = token_scores(network.head, hidden, following.to(network.device)).log_probs
-        split = scores.split([b - a for _, a, b in group])
-        for (row, _, _), part in zip(group, split, strict=True):
-            parts[row].append(part)
+
+    def count(row: int) -> int:
+        """Tokens of its next piece. The last token of a row has no token to score."""
+        return min(PIECE, len(rows[row]) - 1 - suffixes[row].length)
+
+    while left := [row for row in range(len(rows)) if count(row) > 0]:
+        for group in packed(left, count, together):
+            ends = [(suffixes[row].length, suffixes[row].length + count(row)) for row in group]
+            cuts = list(zip((rows[row] for row in group), ends, strict=True))
+            pieces, members = [ids[a:b] for ids, (a, b) in cuts], [suffixes[row] for row in group]
+            hidden = torch.cat(network.encode_beside_hidden(pieces, members))
+            following = torch.cat([ids[a + 1 : b + 1] for ids, (a, b) in cuts])
+            scores = token_scores(network.head, hidden, following.to(network.device)).log_probs
+            for row, part in zip(group, scores.split([b - a for a, b in ends]), strict=True):
+                parts[row].append(part)
     empty = torch.zeros(0, device=network.device)
     results = [torch.cat(own) if own else empty for own in parts]
     for result in results:
@@ -125,22 +134,19 @@ def _check(network: Network, slot: Slot, ids: Tensor, where: str) -> None:
         )
 
 
-def _next_pieces(
-    rows: Sequence[Tensor], suffixes: Sequence[Suffix], together: int
-) -> list[tuple[int, int, int]]:
-    """The next piece of each row, as far as one forward goes: row, first token, and the token after
-    its last. The last token of a row has no token to score."""
-    group: list[tuple[int, int, int]] = []
+def packed(items: Sequence[Item], tokens: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
+    """The items in groups of at most so many tokens, one item at least."""
+    group: list[Item] = []
     total = 0
-    for row, (ids, suffix) in enumerate(zip(rows, suffixes, strict=True)):
-        start, stop = suffix.length, min(suffix.length + PIECE, len(ids) - 1)
-        if start >= stop:
-            continue
-        if group and total + stop - start > together:
-            break
-        group.append((row, start, stop))
-        total += stop - start
-    return group
+    for item in items:
+        count = tokens(item)
+        if group and total + count > most:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += count
+    if group:
+        yield group
 
 
 @torch.no_grad()

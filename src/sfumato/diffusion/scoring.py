@@ -532,7 +532,7 @@ def _processed(head: VocabularyHead, each: _Masked, scores: Tensor) -> Tensor:
 def _left(canvas: Canvas, scores: Tensor) -> Tensor:
     """What top-k and top-p leave of the model's own distribution, float32 [vocabulary]."""
     top_k, top_p = canvas.config.top_k, canvas.config.top_p
-    if not top_k and (top_p is None or top_p >= 1):
+    if not _cuts(canvas):
         return scores
     falling = scores.sort(descending=True)[0][: top_k or None]
     if top_p is not None:

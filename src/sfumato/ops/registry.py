@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -314,15 +313,3 @@ def watched(watch: Watcher) -> Iterator[None]:
         yield
     finally:
         _watchers[:] = [other for other in _watchers if other is not watch]
-
-
-@contextmanager
-def counted() -> Iterator[Counter[str]]:
-    """Counts the calls of every operation in every thread, not those inside of twins. For tests."""
-    counter: Counter[str] = Counter()
-
-    def count(operation: str, form: str, arguments: tuple[Any, ...]) -> None:
-        counter[operation] += 1
-
-    with watched(count):
-        yield counter

@@ -345,11 +345,11 @@ def test_a_canvas_takes_its_state_along() -> None:
     """All of it, where others need its row."""
     batch, other = numbered(4, 1), numbered(2, 11)
     batch.move([0, 1, 3], [1, 0, 2])
-    batch.copy_row(3, other, 1)
+    batch.copy(3, other, 1)
     for tensor in (batch.record, batch.soft):
         assert [row.unique().tolist() for row in tensor] == [[2], [1], [4], [12]]
     larger = numbered(5, 21)
-    larger.take_over(other)
+    larger.copy(slice(other.rows), other, slice(None))
     assert larger.soft[:, 0, 0].tolist() == [11, 12, 23, 24, 25]
 
 

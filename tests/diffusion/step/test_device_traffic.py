@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.counted_calls import counted_calls
 from tests.support.fake_device import DEVICE, HostTraffic, Trace, fake_device, fake_network
 from tests.support.oracle import tiny_config
 from torch import Tensor
@@ -29,7 +30,6 @@ from sfumato.diffusion.step import step as parts
 from sfumato.diffusion.step.denoiser import Pending
 from sfumato.diffusion.step.step import row_words
 from sfumato.model.families.diffusion_gemma.config import config_from_hf
-from sfumato.ops import registry
 from sfumato.ops.online_softmax import TOP
 
 CONFIG = config_from_hf(tiny_config(canvas_length=32).to_dict())
@@ -162,7 +162,7 @@ def test_calls_of_ops_do_not_depend_on_the_rows() -> None:
     """Of any operation that is registered, or will be."""
     counts = []
     for rows in (1, 8):
-        with registry.counted() as calls:
+        with counted_calls() as calls:
             traced([{}] * rows)
         counts.append(dict(calls))
     assert counts[0] == counts[1] and counts[0]["canvas_attention"] == len(CONFIG.layers)

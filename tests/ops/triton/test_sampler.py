@@ -89,7 +89,7 @@ def test_rows_move_as_those_of_the_reference(width: int, history: int) -> None:
     torch.manual_seed(1)
     ours = _batch(width, history)
     theirs = StepBatch.allocate(4, width, history, HIDDEN, torch.float32, CPU)
-    theirs.take_over(ours)
+    theirs.copy(slice(None), ours, slice(None))
     frozen: Sequence[bool] = []
     for step in range(4):
         entropy = torch.rand(4 * width).mul(4).round() / 8  # with ties
@@ -109,7 +109,7 @@ def test_entropies_that_are_no_numbers_are_flagged() -> None:
     width = 16
     for value in (float("nan"), float("inf")):
         ours, theirs = _batch(width, 1), _batch(width, 1)
-        theirs.take_over(ours)
+        theirs.copy(slice(None), ours, slice(None))
         entropy = torch.rand(4 * width)
         entropy[3] = value
         stats, fresh = _stats(4 * width, entropy), torch.randint(50, (4, width))

@@ -9,14 +9,14 @@ the bit; elsewhere products round by the number of rows in a forward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from sfumato.diffusion.causal import packed
 from sfumato.diffusion.constraints.decision_plan import (
     DecisionSettings,
     NoiseKey,
@@ -140,8 +140,6 @@ def _readings(
 PIECE = 256
 """Tokens of a question that are encoded at once."""
 
-Item = TypeVar("Item")
-
 
 class OpenRead:
     """A read under way: what of its question is encoded, and which samples have been read."""
@@ -205,7 +203,7 @@ def run_chunks(
         if forwards is not None:
             forwards.place(chunk.read.suffix, len(chunk.read.ids))
     while pieces := [chunk for chunk in chunks if chunk.read.suffix.length < chunk.stop]:
-        for group in _packed(pieces, _next_piece, together):
+        for group in packed(pieces, _next_piece, together):
             _encode(network, group)
     rows = [list(_rows(chunk)) for chunk in chunks]
     kinds: dict[tuple[int, int], list[CanvasRow]] = {}
@@ -216,7 +214,7 @@ def run_chunks(
     groups = [
         (steps, part)
         for (steps, _), alike in sorted(kinds.items(), key=lambda kind: kind[0])
-        for part in _packed(alike, lambda row: len(row.canvas.ids), together)
+        for part in packed(alike, lambda row: len(row.canvas.ids), together)
     ]
     on_device = [read_canvases(network, part, steps, forwards) for steps, part in groups]
     readings: dict[CanvasRow, list[Sample]] = {}
@@ -251,20 +249,3 @@ def _rows(chunk: ReadChunk) -> Iterator[CanvasRow]:
             key = open_read.key.extended(canvas.ids)
             wanted = open_read.settings.label_mass
             yield CanvasRow(open_read.suffix, canvas, key, sample, wanted)
-
-
-def _packed(
-    items: Sequence[Item], tokens: Callable[[Item], int], most: int
-) -> Iterator[list[Item]]:
-    """The items in groups of at most so many tokens, one item at least."""
-    group: list[Item] = []
-    total = 0
-    for item in items:
-        count = tokens(item)
-        if group and total + count > most:
-            yield group
-            group, total = [], 0
-        group.append(item)
-        total += count
-    if group:
-        yield group

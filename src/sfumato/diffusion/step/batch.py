@@ -155,15 +155,10 @@ class StepBatch:
         self.slots.copy_(slot_numbers)
         self.length.copy_(lengths)
 
-    def copy_row(self, row: int, source: StepBatch, source_row: int) -> None:
-        """Overwrites a row by one of a batch of the same width and depth."""
-        self.record[row].copy_(source.record[source_row])
-        self.soft[row].copy_(source.soft[source_row])
-
-    def take_over(self, source: StepBatch) -> None:
-        """Copies the rows of a smaller batch to the first ones."""
-        self.record[: source.rows].copy_(source.record)
-        self.soft[: source.rows].copy_(source.soft)
+    def copy(self, rows: int | slice, source: StepBatch, source_rows: int | slice) -> None:
+        """Overwrites rows by those of a batch of the same width and depth."""
+        self.record[rows].copy_(source.record[source_rows])
+        self.soft[rows].copy_(source.soft[source_rows])
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies rows[sources[i]] to rows[targets[i]], all at once: a row may be among both."""
@@ -232,7 +227,7 @@ class Commit(Canvas):
             temperature=0.0,
             self_conditioning=False,
         )
-        self._begun = self._pinned = torch.tensor(ids, dtype=torch.int64)
+        self._begun = self.pinned = torch.tensor(ids, dtype=torch.int64)
         self.commits, self.temperatures = self.length, [1.0]
 
 
@@ -314,7 +309,7 @@ class BatchRows:
                 self._assign(row, canvas)
         for row, canvas in coming.items():
             if canvas.place is not None and self._row(canvas) is None:
-                self.batch.copy_row(row, *canvas.place)
+                self.batch.copy(row, *canvas.place)
                 self._assign(row, canvas)
         if starts:
             draw_first(list(starts.values()))
@@ -360,13 +355,13 @@ class BatchRows:
     def _leave(self, row: int, canvas: Canvas) -> None:
         """The canvas of a row takes its state out of the batch."""
         alone = self._allocate(1)
-        alone.copy_row(0, self.batch, row)
+        alone.copy(0, self.batch, row)
         canvas.place = alone, 0
         self._canvases[row] = None
 
     def _grow(self, rows: int) -> None:
         larger = self._allocate(max(rows, 2 * self.batch.rows))
-        larger.take_over(self.batch)
+        larger.copy(slice(self.batch.rows), self.batch, slice(None))
         canvases = [self._at(row) for row in range(self.batch.rows)]
         self.batch = larger
         self._canvases = [None] * larger.rows

@@ -13,9 +13,10 @@ they take part, so that shapes depend on the number of rows alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from functools import partial
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -62,27 +63,14 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Run:
-    """Neighbouring rows of a part whose slots are of one pool."""
-
-    part: Part
-    rows: slice
-    packed: Tensor | None  # as in `Part`, of these rows alone
-
-    def attended(self, pool: KVPool) -> RowPart:
-        batch = self.part.batch
-        return RowPart(
-            pool, batch.slots[self.rows], batch.width, batch.length[self.rows], self.packed
-        )
-
-
-@dataclass(frozen=True)
 class Layout:
     """The rows of a step, part after part."""
 
     order: tuple[int, ...]  # of each row, its place among the canvases of the caller
     parts: tuple[Part, ...]
-    runs: tuple[Run, ...]
+    # Of neighbouring rows of a part whose slots are of one pool: the place of one of them among the
+    # canvases of the caller, and what makes of the pool what they see.
+    runs: tuple[tuple[int, Callable[[KVPool], RowPart]], ...]
     scoring: Scoring
 
     @property
@@ -94,9 +82,7 @@ class Layout:
     def attended(self, slots: Sequence[Slot]) -> list[RowPart]:
         """What attention takes; slots: in the caller's order. Pools are not kept here: that of a
         larger slot goes with its request."""
-        firsts = accumulate((run.rows.stop - run.rows.start for run in self.runs), initial=0)
-        pools = [slots[self.order[row]].pool for row, _ in zip(firsts, self.runs, strict=False)]
-        return [run.attended(pool) for run, pool in zip(self.runs, pools, strict=True)]
+        return [attended(slots[place].pool) for place, attended in self.runs]
 
 
 def lay_out(
@@ -108,7 +94,8 @@ def lay_out(
 ) -> Layout:
     """The layout of canvases that stand in the first rows of their batches. Notes there which
     slots they follow, and their lengths."""
-    parts, runs = [], []
+    parts, runs = [], list[tuple[int, Callable[[KVPool], RowPart]]]()
+    places = iter(order)
     for batch, canvases, slots in batches:
         rows = batch.first(len(canvases))
         rows.note(canvases, slots)
@@ -117,11 +104,18 @@ def lay_out(
         packed = _packed(lengths, batch.width, device)
         part = Part(rows, tuple(lengths), packed, GroupedRules(groups))
         parts.append(part)
-        for _, places in groupby(range(len(slots)), lambda row: id(slots[row].pool)):  # noqa: B023
-            members = list(places)
-            at = slice(members[0], members[-1] + 1)
+        for _, alike in groupby(enumerate(slots), lambda each: id(each[1].pool)):
+            members = [(row, next(places)) for row, _ in alike]
+            at = slice(members[0][0], members[-1][0] + 1)
             packed = None if part.packed is None else _packed(lengths[at], batch.width, device)
-            runs.append(Run(part, at, packed))
+            seen = partial(
+                RowPart,
+                slots=rows.slots[at],
+                width=batch.width,
+                lengths=rows.length[at],
+                index=packed,
+            )
+            runs.append((members[0][1], seen))
     scored = [canvas for _, members, _ in batches for canvas in members]
     widths = [width for part in parts for width in part.widths]
     scoring = Scoring.of(scored, vocab_size, device, widths)
