@@ -290,6 +290,7 @@ class Fills:
         end_ids: tuple[int, ...],
     ) -> None:
         self._network, self._text, self._family = network, text, family
+        self._make = partial(Canvas.of, network=network)
         self._defaults, self._end_ids = defaults, end_ids
 
     def prompt(self, messages: Sequence[Mapping[str, Any]] | None) -> list[int]:
@@ -406,20 +407,12 @@ class Fills:
         outcome: FillOutcome = yield from alone(self._network, task, cancelled)
         if outcome.cancelled:
             raise Cancelled
-        yield self._filled(plan, outcome)
+        yield make_filled(plan.template.parts, outcome, self._text.tokenizer.decode)
 
     def task(self, plan: FillPlan, stop: Stop) -> FillTask:
         """A fill whose outcome is a `Reply`: the text of its holes, up to a stop string."""
-        text = _FillReply(self._text, plan, StopStrings(stop), partial(self._filled, plan))
+        text = _FillReply(self._text, plan, StopStrings(stop))
         return FillTask(plan, self._make, text, self._family.name)
-
-    @property
-    def _make(self) -> Callable[..., Canvas]:
-        return partial(Canvas.of, network=self._network)
-
-    def _filled(self, plan: FillPlan, outcome: FillOutcome) -> Filled:
-        """The text of an outcome."""
-        return make_filled(plan.template.parts, outcome, self._text.tokenizer.decode)
 
 
 class Cancelled(Exception):
@@ -429,15 +422,9 @@ class Cancelled(Exception):
 class _FillReply(FillText):
     """A fill that is read as a reply of one canvas."""
 
-    def __init__(
-        self,
-        text: TextSide,
-        plan: FillPlan,
-        stops: StopStrings,
-        filled: Callable[[FillOutcome], Filled],
-    ) -> None:
+    def __init__(self, text: TextSide, plan: FillPlan, stops: StopStrings) -> None:
         super().__init__(text.tokenizer.decode)
-        self._plan, self._stops, self._filled = plan, stops, filled
+        self._plan, self._stops, self._to_text = plan, stops, text.tokenizer.decode
         self._markers = text.template.markers
         self._cut = StopCut(text.tokenizer, stops, self._markers)
 
@@ -458,7 +445,7 @@ class _FillReply(FillText):
     def _reply(self, outcome: FillOutcome) -> Reply:
         """The text of all holes before the first stop string that is complete, its tokens, and why
         it ends there: the rule of other replies."""
-        filled = self._filled(outcome)
+        filled = make_filled(self._plan.template.parts, outcome, self._to_text)
         text, ids = "".join(hole.text for hole in filled.holes), list(chain(*outcome.holes))
         holes = zip(self._plan.template.holes, outcome.holes, strict=True)
         is_full = any(hole.at_most == len(own) > 1 for hole, own in holes)

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from sfumato.bench import environment
 from sfumato.engine.memory import device_memory
+from sfumato.ops import gpu
 
 
 def write(path: Path, text: str) -> None:
@@ -38,5 +41,5 @@ def test_this_machine() -> None:
     assert environment.cpu_name()
     assert environment.usable_cores() >= 1
     assert environment.free_disk()
-    total, available = device_memory.total_memory(), device_memory.available_memory()
+    total, available = gpu.device_memory(torch.device("cpu")), device_memory.available_memory()
     assert total is None or available is None or 0 < available <= total

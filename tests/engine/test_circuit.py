@@ -17,7 +17,7 @@ from sfumato.diffusion.limits import Stats
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import Engine, EngineDead, Failed, Finished, Handle, NotReady, RequestFailed
 from sfumato.engine.circuit import FAILURES, WAITS_S, Circuit, probe
-from sfumato.engine.errors import FailuresLast
+from sfumato.engine.errors import Stops
 
 INTERNAL = Failed("internal", "no")
 PROBE = VOCABULARY["<bos>"]
@@ -100,7 +100,7 @@ def test_after_a_bounded_number_of_probes_it_is_over() -> None:
         assert not circuit.check()
         assert circuit.retry_s() == wait
         probe.now += wait
-    with pytest.raises(FailuresLast, match=r"its own probe 6 of 6 times \(RuntimeError\)"):
+    with pytest.raises(Stops, match=r"its own probe 6 of 6 times \(RuntimeError\)"):
         circuit.check()
 
 

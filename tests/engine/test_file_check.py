@@ -12,7 +12,7 @@ import pytest
 from tests.support.scripted_engine import Script, engine, run
 
 from sfumato.engine import EngineDead, Failed
-from sfumato.engine.errors import FileTruncated
+from sfumato.engine.errors import Stops
 from sfumato.weights.files.tensorfile import FileSizes, map_file
 
 SIZE = 2 * mmap.PAGESIZE
@@ -37,7 +37,7 @@ def test_requests_end_in_words_and_the_engine_is_not_ready(served: Any) -> None:
     os.truncate(served.path, SIZE - 1)
     served.engine.step()  # within the second
     served.now[0] = 1.5
-    with pytest.raises(FileTruncated):
+    with pytest.raises(Stops):
         served.engine.step()
     assert isinstance(handle.terminal, Failed) and handle.terminal.kind == "internal"
     words = "the engine has stopped: model.gguf was made shorter while the model is in use"

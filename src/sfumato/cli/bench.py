@@ -128,9 +128,10 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
 
 
 def _local(args: argparse.Namespace, work: Work) -> Report:
+    import torch
+
     from sfumato.bench import environment
     from sfumato.bench import measure as local
-    from sfumato.engine.memory.device_memory import total_memory
     from sfumato.model.devices import is_out_of_memory
     from sfumato.ops import gpu
 
@@ -154,7 +155,7 @@ def _local(args: argparse.Namespace, work: Work) -> Report:
         "cpu": environment.cpu_name(),
         "cpu_features": environment.cpu_features(),
         "cores": environment.usable_cores(),
-        "memory_bytes": total_memory(),
+        "memory_bytes": gpu.device_memory(torch.device("cpu")),
         "gpu": gpu.product(subject.network.device),
     }
     return report

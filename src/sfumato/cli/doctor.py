@@ -41,7 +41,6 @@ from sfumato.engine.memory.device_memory import (
     available_memory,
     budget,
     memory_limit,
-    total_memory,
 )
 from sfumato.model.loading import config_of, expected_shapes
 from sfumato.model.placement import SMALL, multiplies_bfloat16, pick_device
@@ -132,7 +131,7 @@ def facts(tests: bool = False) -> dict[str, Any]:
             "torch_threads": torch.get_num_threads(),
         },
         "memory": {
-            "total": total_memory(),
+            "total": device_memory(torch.device("cpu")),
             "available": available_memory(),
             "cgroup_limit": memory_limit(),
         },

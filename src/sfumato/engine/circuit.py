@@ -18,7 +18,7 @@ import torch
 from sfumato.api import Model
 from sfumato.diffusion.limits import Limits
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.engine.errors import FailuresLast, FileTruncated
+from sfumato.engine.errors import Stops
 from sfumato.engine.events import Failed, Terminal, outcome_of
 from sfumato.model.devices import is_out_of_memory
 from sfumato.tasks.alone import generate
@@ -34,16 +34,14 @@ class FileCheck:
         self._files, self._clock, self._next = files, clock, clock()
 
     def check(self) -> None:
-        """Raises FileTruncated, with the file's name and not its folder."""
+        """Raises Stops, with the file's name and not its folder."""
         now = self._clock()
         if now < self._next:
             return
         self._next = now + EVERY_S
         path = self._files.truncated()
         if path is not None:
-            raise FileTruncated(
-                f"{path.name} was made shorter while the model is in use; restore the file"
-            )
+            raise Stops(f"{path.name} was made shorter while the model is in use; restore the file")
 
 
 log = logging.getLogger(__name__)
@@ -87,7 +85,7 @@ class Circuit:
             self._failures = 0
 
     def check(self) -> bool:
-        """Whether rows may run now. Runs the probe where that is due. Raises FailuresLast when the
+        """Whether rows may run now. Runs the probe where that is due. Raises Stops when the
         last probe has failed."""
         is_closed = self.reason is None
         if (is_closed and self._failures < FAILURES) or self._clock() < self._next:
@@ -116,7 +114,7 @@ class Circuit:
         probes = f"its own probe {self._probes} of {most} times ({type(error).__name__})"
         what = f"the last {self._failures} requests failed, and {probes}"
         if self._probes == most:
-            raise FailuresLast(what)
+            raise Stops(what)
         self._next = self._clock() + self._waits[self._probes - 1]
         self.reason = f"the engine is not ready: {what}; try again later"
 

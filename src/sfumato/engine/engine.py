@@ -339,7 +339,7 @@ class Engine:
 
     def _take_in(self) -> None:
         """Takes in what was submitted, and ends what has been cancelled or is late. Raises
-        FileTruncated."""
+        Stops."""
         for reset in self._inbox.take(self._scheduler.waiting):
             reset.set_result(self._pool.forget())
         self._files.check()  # then the rows taken in end with its words

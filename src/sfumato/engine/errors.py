@@ -29,12 +29,5 @@ REFUSALS = (ValueError, QueueFull, NotReady, EngineDead)  # all that `Engine.sub
 
 
 class Stops(RuntimeError):
-    """Why an engine stops by itself, in words for its clients."""
-
-
-class FileTruncated(Stops):
-    """A file of the model is shorter than when it was opened."""
-
-
-class FailuresLast(Stops):
-    """The engine has probed itself as often as it may, and every probe failed."""
+    """Why an engine stops by itself, in words for its clients: a file of the model is shorter than
+    when it was opened, or every probe of its own has failed."""

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from sfumato.model.placement import INSTALL, missing_code, shares_host_memory
+from sfumato.ops.gpu import device_memory
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60  # what control groups of version 1 say when they mean none
@@ -55,15 +56,8 @@ def host_budgets(proc: Path = PROC, cgroups: Path = CGROUPS) -> list[Budget]:
     free = available_memory(proc)
     if free is not None:
         return [*bounds, Budget(free, "memory available on this machine")]
-    total = total_memory()
+    total = device_memory(torch.device("cpu"))
     return bounds if total is None else [*bounds, Budget(total, "memory of this machine")]
-
-
-def total_memory() -> int | None:
-    """Physical memory in bytes, or None where it is unknown."""
-    with contextlib.suppress(ValueError, OSError, AttributeError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
 
 
 def available_memory(proc: Path = PROC) -> int | None:
