@@ -16,7 +16,7 @@ from sfumato.server.dialects.fill import FillBody
 from sfumato.server.dialects.ollama import OllamaGenerateBody
 from sfumato.server.dialects.openai_chat import ChatBody
 from sfumato.server.dialects.openai_completions import CompletionBody
-from sfumato.server.schemas.body import VllmXargs
+from sfumato.server.schemas import VllmXargs
 
 ROWS = [row for rows in EXCLUSIONS.values() for row in rows]
 NAMES = {

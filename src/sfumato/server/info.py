@@ -18,6 +18,7 @@ from sfumato.engine.queue.slots import SlotState
 from sfumato.engine.stats import EngineState, RowState
 from sfumato.options import MOST_STEPS
 from sfumato.refused import Refused
+from sfumato.server import schemas
 from sfumato.server.chat.call import continuation
 from sfumato.server.chat.objects import warned, written_at
 from sfumato.server.dialects import openai_chat
@@ -26,17 +27,16 @@ from sfumato.server.dialects.llama_cpp import default_settings
 from sfumato.server.examples import page_texts
 from sfumato.server.http.errors import RETRY_LATER, ApiError, openai_error, without_paths
 from sfumato.server.http.route import Get, Post
-from sfumato.server.schemas import json_schemas
-from sfumato.server.schemas.body import (
+from sfumato.server.schemas import (
     Body,
     Continue,
     Ids,
     Messages,
     TemplateKwargs,
     Tools,
+    greatest,
     without_effect,
 )
-from sfumato.server.schemas.json_schemas import greatest
 from sfumato.server.service import FINGERPRINT, Service
 from sfumato.text.prompt import check_long_texts
 
@@ -284,7 +284,7 @@ class TokenizeBody(Body):
 
 @without_effect("model")
 class DetokenizeBody(Body):
-    tokens: Annotated[Ids, WithJsonSchema(json_schemas.IDS)]
+    tokens: Annotated[Ids, WithJsonSchema(schemas.IDS)]
 
 
 class TemplateBody(Body):

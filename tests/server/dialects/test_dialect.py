@@ -20,7 +20,7 @@ from sfumato.server.dialects import DIALECTS
 from sfumato.server.http.errors import OPENAI_ERRORS, ApiError, ErrorForm
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.route import Dialect, Frame, Renderer, Wire
-from sfumato.server.schemas.body import Sampling
+from sfumato.server.schemas import Sampling
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
 

@@ -19,7 +19,7 @@ from sfumato.diffusion.constraints.hole import Hole
 from sfumato.engine import Failed
 from sfumato.server.app import ServerSettings, create_app
 from sfumato.server.dialects.ollama import conversation
-from sfumato.server.schemas.body import Unknown
+from sfumato.server.schemas import Unknown
 from sfumato.text.messages import check_messages
 
 CHAT, GENERATE = "/api/chat", "/api/generate"

@@ -16,7 +16,7 @@ from sfumato.api import Model
 from sfumato.diffusion.sampler import FixedCount, Threshold
 from sfumato.engine import ServedModel
 from sfumato.server.chat.sampling import sampler_of
-from sfumato.server.schemas.body import Sampling
+from sfumato.server.schemas import Sampling
 from sfumato.text.prompt import prompt_ids
 
 WHO = [{"role": "user", "content": "Who are you?"}]

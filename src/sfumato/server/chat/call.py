@@ -31,8 +31,7 @@ from sfumato.server.chat.sampling import (
     seeds_of,
 )
 from sfumato.server.http.errors import ApiError
-from sfumato.server.schemas.body import Sampling
-from sfumato.server.schemas.json_schemas import EFFORTS
+from sfumato.server.schemas import EFFORTS, Sampling
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
 from sfumato.text.messages import check_messages, tool_name

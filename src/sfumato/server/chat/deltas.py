@@ -25,7 +25,7 @@ from sfumato.server.chat.call import ignored_tools, unknown_calls
 from sfumato.server.chat.sampling import reads
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.route import Frame, Renderer
-from sfumato.server.schemas.body import Body
+from sfumato.server.schemas import Body
 from sfumato.server.service import Service, token_text
 from sfumato.text.reply import Region, ToolCall
 from sfumato.text.tokenizer import Detokenizer

@@ -12,7 +12,7 @@ from typing import Any
 
 from sfumato.api import Reply
 from sfumato.engine import Account, Finished
-from sfumato.server.schemas.body import Body
+from sfumato.server.schemas import Body
 from sfumato.server.service import FINGERPRINT, Service
 from sfumato.text.calls import ToolCall
 

@@ -34,7 +34,7 @@ from sfumato.engine import Request, ServedModel
 from sfumato.options import exclusions
 from sfumato.options.limits import LONGEST_STOP, MOST_BIASES, MOST_STOPS
 from sfumato.refused import Refused
-from sfumato.server.schemas.body import Body, Generation, ResponseFormat, Sampling, VllmXargs
+from sfumato.server.schemas import Body, Generation, ResponseFormat, Sampling, VllmXargs
 from sfumato.server.service import Service
 
 G = TypeVar("G", bound=Generation)

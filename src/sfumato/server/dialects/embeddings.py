@@ -15,14 +15,13 @@ from torch.nn.functional import normalize
 from sfumato.engine import Pooling, Prompt, Request
 from sfumato.options.settings import POOLINGS
 from sfumato.refused import Refused
+from sfumato.server import schemas
 from sfumato.server.chat.call import LONG_INPUT, MixedPrompt, check_slot, prompts_in
 from sfumato.server.chat.objects import warned
 from sfumato.server.dialects.ollama import OLLAMA_ERRORS, nanoseconds
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.route import Answer, Dialect, Renderer
-from sfumato.server.schemas import json_schemas
-from sfumato.server.schemas.body import Body, First, Only, without_effect
-from sfumato.server.schemas.json_schemas import within
+from sfumato.server.schemas import Body, First, Only, within, without_effect
 from sfumato.server.service import Service
 
 MOST_INPUTS = 2048
@@ -30,7 +29,7 @@ MOST_INPUTS = 2048
 MOST_DIMENSIONS = 2**16  # of any network, before this one's hidden size is looked at
 
 _Items = str | dict[str, Any] | Annotated[list[Any], First]
-Input = Annotated[_Items, WithJsonSchema(json_schemas.EMBEDDING_INPUT)]
+Input = Annotated[_Items, WithJsonSchema(schemas.EMBEDDING_INPUT)]
 
 
 def _check_pooling(value: str | None) -> str | None:
@@ -93,7 +92,7 @@ class OllamaEmbedBody(Pooled):
     """Ollama's embeddings."""
 
     input: Annotated[
-        Input, WithJsonSchema(json_schemas.either(json_schemas.EMBEDDING_INPUT, {"const": []}))
+        Input, WithJsonSchema(schemas.either(schemas.EMBEDDING_INPUT, {"const": []}))
     ] = Field(description="One text, or a list of them.")
     truncate: bool | None = Field(None, description="Cut what exceeds the context (true).")
 

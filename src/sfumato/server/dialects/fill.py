@@ -19,8 +19,18 @@ from sfumato.server.chat.sampling import given_in, grammar_of
 from sfumato.server.dialects.openai_chat import conversation
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.route import SSE, Dialect, Frame, Renderer
-from sfumato.server.schemas.body import First, Ids, Objects, Sampling
-from sfumato.server.schemas.json_schemas import MESSAGES, NULL, PARTS, PROMPT_IDS, TEXT, either
+from sfumato.server.schemas import (
+    MESSAGES,
+    NULL,
+    PARTS,
+    PROMPT_IDS,
+    TEXT,
+    First,
+    Ids,
+    Objects,
+    Sampling,
+    either,
+)
 from sfumato.server.service import Service
 
 _Parts = Annotated[list[str | dict[str, Any]], First]

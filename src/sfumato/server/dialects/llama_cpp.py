@@ -22,6 +22,7 @@ from sfumato.options.limits import (
     MOST_TOP,
 )
 from sfumato.refused import Refused
+from sfumato.server import schemas
 from sfumato.server.chat import objects
 from sfumato.server.chat.call import (
     LONG_PROMPT,
@@ -37,8 +38,7 @@ from sfumato.server.chat.deltas import DeltaRenderer, Entry, TokenLog
 from sfumato.server.chat.sampling import seeds_of
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.route import Answer, Dialect, Frame
-from sfumato.server.schemas import json_schemas
-from sfumato.server.schemas.body import First, Objects, Only, Sampling, without_effect
+from sfumato.server.schemas import First, Objects, Only, Sampling, without_effect
 from sfumato.server.service import Service
 
 _TOP_P = "is not supported; use top_p"
@@ -73,7 +73,7 @@ _Paths = Annotated[
 class LlamaSampling(Sampling):
     """What llama-server has on each of its routes that generate."""
 
-    logit_bias: Annotated[Any, WithJsonSchema(json_schemas.LLAMA_BIAS)] = Field(
+    logit_bias: Annotated[Any, WithJsonSchema(schemas.LLAMA_BIAS)] = Field(
         None, description="An object or a list of pairs, of ids or texts; false bans a token."
     )
     t_max_predict_ms: int | None = Field(
@@ -94,7 +94,7 @@ class LlamaSampling(Sampling):
 class LlamaBody(LlamaSampling):
     """llama-server's own completion. What it has and we have not is refused unless neutral."""
 
-    prompt: Annotated[_Prompts, WithJsonSchema(json_schemas.MIXED_PROMPTS)] = Field(
+    prompt: Annotated[_Prompts, WithJsonSchema(schemas.MIXED_PROMPTS)] = Field(
         description="Text, ids and texts in one list, or a list of prompts."
     )
     n_predict: Predict = None
@@ -118,7 +118,7 @@ class InfillBody(LlamaSampling):
     input_prefix: str = Field("", description="The text before the gap.")
     input_suffix: str = Field("", description="The text after it.")
     input_extra: Annotated[
-        Objects | None, Field(max_length=MOST_EXTRA), WithJsonSchema(json_schemas.EXTRA)
+        Objects | None, Field(max_length=MOST_EXTRA), WithJsonSchema(schemas.EXTRA)
     ] = Field(None, description="Other texts: filename and text; they come first.")
     prompt: str | None = Field(None, description="Beginning of the text in the gap.")
     n_predict: Predict = None

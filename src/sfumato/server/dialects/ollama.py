@@ -32,27 +32,25 @@ from sfumato.server.chat.sampling import given_in
 from sfumato.server.http.errors import ApiError, ErrorForm, Wording
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.route import Dialect, Frame, Get, Post, Wire, line
-from sfumato.server.schemas.body import (
+from sfumato.server.schemas import (
+    IDS,
+    NAME,
+    NULL,
+    TEXT,
+    TOOLS,
     Body,
     Ids,
     Ignored,
     Objects,
     Only,
     Sampling,
-    Unknown,
-    without_effect,
-)
-from sfumato.server.schemas.json_schemas import (
-    IDS,
-    NAME,
-    NULL,
-    TEXT,
-    TOOLS,
     Schema,
+    Unknown,
     closed,
     either,
     list_of,
     within,
+    without_effect,
 )
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings

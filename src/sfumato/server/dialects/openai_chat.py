@@ -16,6 +16,7 @@ from sfumato.diffusion.prediction import PredictedText
 from sfumato.engine import Account, Finished, Request
 from sfumato.options.limits import STRENGTH
 from sfumato.refused import Refused
+from sfumato.server import schemas
 from sfumato.server.chat import objects
 from sfumato.server.chat.call import (
     ChatCall,
@@ -29,8 +30,7 @@ from sfumato.server.chat.sampling import (
 )
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.route import SSE, Dialect, Frame
-from sfumato.server.schemas import json_schemas
-from sfumato.server.schemas.body import (
+from sfumato.server.schemas import (
     AddPrompt,
     Body,
     Continue,
@@ -42,9 +42,9 @@ from sfumato.server.schemas.body import (
     TemplateKwargs,
     Tools,
     Unknown,
+    within,
     without_effect,
 )
-from sfumato.server.schemas.json_schemas import within
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
 from sfumato.text.calls import ToolCall
@@ -56,7 +56,7 @@ class Prediction(Body):
     """What the canvases of a reply begin as."""
 
     type: Annotated[Any, Only("content", why='must be "content"')] = None
-    content: Annotated[str | Objects, WithJsonSchema(json_schemas.TEXTS)] = Field(
+    content: Annotated[str | Objects, WithJsonSchema(schemas.TEXTS)] = Field(
         description="A text, or text parts."
     )
     strength: float | None = Field(
@@ -84,14 +84,14 @@ class ChatBody(Generation):
     logprobs: bool | None = Field(None, description="Of the step that settled each token.")
     top_logprobs: Annotated[int | None, within("top_tokens")] = None
     tools: Tools = None
-    tool_choice: Annotated[
-        str | dict[str, Any] | None, WithJsonSchema(json_schemas.TOOL_CHOICE)
-    ] = Field(
-        None,
-        description='none, auto, required, or {"type": "function", "function": {"name": …}}.',
+    tool_choice: Annotated[str | dict[str, Any] | None, WithJsonSchema(schemas.TOOL_CHOICE)] = (
+        Field(
+            None,
+            description='none, auto, required, or {"type": "function", "function": {"name": …}}.',
+        )
     )
     parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
-    reasoning_effort: Annotated[str | None, WithJsonSchema(json_schemas.EFFORT)] = Field(
+    reasoning_effort: Annotated[str | None, WithJsonSchema(schemas.EFFORT)] = Field(
         None, description="none and minimal: no thinking; low, medium, high, xhigh, max: thinking."
     )
     chat_template_kwargs: TemplateKwargs | None = None

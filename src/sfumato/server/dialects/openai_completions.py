@@ -24,6 +24,7 @@ from sfumato.engine import (
 from sfumato.options import exclusions
 from sfumato.options.limits import MOST_TOKENS
 from sfumato.refused import Refused
+from sfumato.server import schemas
 from sfumato.server.chat import objects
 from sfumato.server.chat.call import (
     ChatCall,
@@ -41,27 +42,26 @@ from sfumato.server.chat.sampling import (
 from sfumato.server.dialects.openai_chat import ChoicesRenderer
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.route import SSE, Dialect, Frame
-from sfumato.server.schemas import json_schemas
-from sfumato.server.schemas.body import (
+from sfumato.server.schemas import (
     First,
     Generation,
     Ids,
     Texts,
+    within,
 )
-from sfumato.server.schemas.json_schemas import within
 from sfumato.server.service import Service, token_text
 from sfumato.text.tokenizer import Detokenizer
 
 
 class CompletionBody(Generation):
     prompt: Annotated[
-        str | Texts | Ids | Annotated[list[Ids], First], WithJsonSchema(json_schemas.PROMPTS)
+        str | Texts | Ids | Annotated[list[Ids], First], WithJsonSchema(schemas.PROMPTS)
     ]
     logprobs: Annotated[int | None, within("top_tokens")] = Field(None, description="Alternatives.")
     max_tokens: Annotated[
         int | None,
         Field(ge=-1, le=MOST_TOKENS),
-        WithJsonSchema(json_schemas.MAX_TOKENS_OR_NONE),
+        WithJsonSchema(schemas.MAX_TOKENS_OR_NONE),
     ] = Field(None, description="-1: what fits; 0: none, with echo or prompt_logprobs.")
     echo: bool | None = Field(
         None,

@@ -28,7 +28,7 @@ from sfumato.refused import Refused
 from sfumato.server.http.admission import SMALL, Admission, Arrival, Budget, arriving
 from sfumato.server.http.errors import CLIENT_GONE, ApiError, WrongField, refusal
 from sfumato.server.http.middleware import OWNER, BodyTooLarge
-from sfumato.server.schemas.body import Body, Unknown
+from sfumato.server.schemas import Body, Unknown
 from sfumato.server.service import Service
 from sfumato.text.jsonscan import JsonTooDeep, JsonTooLarge, extent, values_of
 

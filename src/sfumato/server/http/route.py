@@ -36,7 +36,7 @@ from sfumato.server.http.errors import (
 )
 from sfumato.server.http.inflight import AnyEvent, CollectedReply, InFlight, headers_of
 from sfumato.server.http.middleware import Receive, Scope, Send
-from sfumato.server.schemas.body import Body
+from sfumato.server.schemas import Body
 from sfumato.server.service import Service
 
 

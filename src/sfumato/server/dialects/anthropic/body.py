@@ -17,17 +17,23 @@ from sfumato.options.limits import MOST_TOKENS
 from sfumato.refused import Refused
 from sfumato.server.chat.call import check_count
 from sfumato.server.http.errors import ApiError, ErrorForm, Wording
-from sfumato.server.schemas.body import (
+from sfumato.server.schemas import (
+    NAME,
+    NULL,
+    TEXT,
     Body,
     JsonSchema,
     Objects,
     Only,
     Sampling,
+    Schema,
     Texts,
     Unknown,
+    closed,
+    either,
+    list_of,
     without_effect,
 )
-from sfumato.server.schemas.json_schemas import NAME, NULL, TEXT, Schema, closed, either, list_of
 from sfumato.server.settings import ServerSettings
 from sfumato.text.messages import tool_name
 

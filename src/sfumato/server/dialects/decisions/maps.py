@@ -24,6 +24,7 @@ from sfumato.diffusion.constraints.questions import (
 )
 from sfumato.engine import Decided
 from sfumato.refused import Refused
+from sfumato.server import schemas
 from sfumato.server.dialects.decisions.questions import (
     LONGEST_NAME,
     STRING,
@@ -51,9 +52,7 @@ from sfumato.server.dialects.decisions.questions import (
 )
 from sfumato.server.http.errors import ApiError, ErrorForm, refusal
 from sfumato.server.http.middleware import KeyRefused
-from sfumato.server.schemas import json_schemas
-from sfumato.server.schemas.body import First, at_most
-from sfumato.server.schemas.json_schemas import NULL, Schema, closed, either
+from sfumato.server.schemas import NULL, First, Schema, at_most, closed, either
 from sfumato.server.service import Service
 
 DESCRIBED = either(*TEXT["anyOf"], NULL)
@@ -182,7 +181,7 @@ class SystemOneBody(DecisionBody):
     questions: Annotated[Any, WithJsonSchema(_SYSTEM_ONE_QUESTIONS)] = Field(
         description="Id → question. Ids come back as they are, and never reach the model."
     )
-    assets: Annotated[Any, WithJsonSchema(json_schemas.NULL)] = Field(
+    assets: Annotated[Any, WithJsonSchema(schemas.NULL)] = Field(
         None, description="Refused unless null: images are not supported yet."
     )
 

@@ -51,8 +51,7 @@ from sfumato.server.dialects.decisions.questions import (
     typed_schema,
 )
 from sfumato.server.http.errors import refusal
-from sfumato.server.schemas.body import First, without_effect
-from sfumato.server.schemas.json_schemas import NULL, Schema, closed, either, list_of
+from sfumato.server.schemas import NULL, First, Schema, closed, either, list_of, without_effect
 from sfumato.server.service import Service
 
 

@@ -33,8 +33,7 @@ from sfumato.engine import Decided, DecisionRequest
 from sfumato.options.limits import FIRST_SEED, LAST_SEED, MOST_READ_STEPS, MOST_READS, MOST_SECONDS
 from sfumato.refused import Refused
 from sfumato.server.http.errors import OPENAI_ERRORS, ErrorForm, refusal
-from sfumato.server.schemas.body import UNKNOWN_FIELD, Body
-from sfumato.server.schemas.json_schemas import Schema, closed, either
+from sfumato.server.schemas import UNKNOWN_FIELD, Body, Schema, closed, either
 from sfumato.server.service import Service
 
 B = TypeVar("B", bound="DecisionBody")

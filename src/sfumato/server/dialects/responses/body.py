@@ -18,6 +18,7 @@ from pydantic import Field, WithJsonSchema
 from sfumato.diffusion.constraints.grammar import GrammarSource, schema_source
 from sfumato.engine import Request
 from sfumato.refused import Refused
+from sfumato.server import schemas
 from sfumato.server.chat.call import (
     ChatCall,
     Thinking,
@@ -40,8 +41,10 @@ from sfumato.server.dialects.responses.input import (
     shown_tools,
 )
 from sfumato.server.response_store import Item, Missing
-from sfumato.server.schemas import json_schemas
-from sfumato.server.schemas.body import (
+from sfumato.server.schemas import (
+    NAME,
+    NULL,
+    TEXT,
     Body,
     First,
     JsonSchema,
@@ -49,19 +52,14 @@ from sfumato.server.schemas.body import (
     Objects,
     Only,
     Sampling,
-    at_most,
-    without_effect,
-)
-from sfumato.server.schemas.json_schemas import (
-    NAME,
-    NULL,
-    TEXT,
     Schema,
+    at_most,
     closed,
     either,
     list_of,
     open_object,
     within,
+    without_effect,
 )
 from sfumato.server.service import Service
 from sfumato.text.prompt import prompt_ids
@@ -165,7 +163,7 @@ MOST_INCLUDED = 16
 class Reasoning(Body):
     """Whether the model thinks before it answers."""
 
-    effort: Annotated[str | None, WithJsonSchema(json_schemas.EFFORT)] = Field(
+    effort: Annotated[str | None, WithJsonSchema(schemas.EFFORT)] = Field(
         None, description="none and minimal: no thinking; low, medium, high, xhigh, max: thinking."
     )
     summary: _Summary = Field(None, description="The summary is the whole thought in any case.")

@@ -15,7 +15,7 @@ from typing import Any
 from sfumato.refused import Refused
 from sfumato.server.dialects.openai_chat import UNSUPPORTED
 from sfumato.server.response_store import Item, Missing, ResponseStore, Stored
-from sfumato.server.schemas.body import Unknown
+from sfumato.server.schemas import Unknown
 from sfumato.text.messages import tool_name
 
 

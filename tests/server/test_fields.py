@@ -17,7 +17,7 @@ from tests.support.answering_model import answering_model
 from sfumato.server.dialects.openai_chat import ChatBody
 from sfumato.server.dialects.openai_completions import CompletionBody
 from sfumato.server.dialects.responses.body import ResponsesBody
-from sfumato.server.schemas.body import Generation
+from sfumato.server.schemas import Generation
 
 DOCS = Path(__file__).parents[3] / "docs" / "api.md"
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"

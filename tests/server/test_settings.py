@@ -9,7 +9,7 @@ import pytest
 from sfumato.options import SETTINGS
 from sfumato.options.settings import Setting
 from sfumato.server.dialects.openai_chat import ChatBody
-from sfumato.server.schemas.body import Grammars, Neutral, Sampling
+from sfumato.server.schemas import Grammars, Neutral, Sampling
 from sfumato.values import Number
 
 jsonschema_rs = pytest.importorskip("jsonschema_rs", reason="comes with schemathesis")

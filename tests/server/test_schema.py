@@ -4,7 +4,7 @@ answered: no 500, no trace, and no answer that the description does not have.
 The same with every check of schemathesis, against a server that runs:
 
     sfumato serve --max-tokens 16 --request-timeout 4 &
-    PYTHONPATH=. schemathesis --config-file tests/server/schemas/schemathesis.toml run \\
+    PYTHONPATH=. schemathesis --config-file tests/server/schemathesis.toml run \\
         http://127.0.0.1:8080/openapi.json --checks all --max-time 300
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from starlette.testclient import TestClient
-from tests.server.schemas.wrong_values import ODD, Fields
+from tests.server.wrong_values import ODD, Fields
 from tests.support.rules import error_of, is_of_a_rule
 
 import sfumato

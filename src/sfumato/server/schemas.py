@@ -1,9 +1,11 @@
-"""Bodies: their strict base, and the fields that those share which ask for a reply.
+"""Bodies: their strict base, the fields that those share which ask for a reply, and the JSON
+schemas of fields for which the code checks more than their Python types say.
 
 A field is honoured, or refused but for the values that ask for nothing (`Only`), or ignored. All
 routes that generate take the fields of `Neutral` and `Grammars`, and a body has one grammar at
-most. What the description cannot say stands in openapi.py. Ranges that depend on the model are the
-engine's business.
+most. Bodies write out their fields and types; ranges and help texts come from `options/`. The JSON
+schemas are for the API description alone, so that bodies that it allows are accepted; what it
+cannot say stands in openapi.py. Ranges that depend on the model are the engine's business.
 """
 
 from __future__ import annotations
@@ -26,11 +28,228 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from sfumato.diffusion import sampler_config
-from sfumato.diffusion.constraints.grammar import LONGEST_SOURCE, MOST_CHOICES
-from sfumato.options.limits import MOST_TOKENS
+from sfumato.diffusion.constraints.grammar import LONGEST_SOURCE
+from sfumato.options import MODES, SAMPLERS, SETTINGS, setting
+from sfumato.options.limits import (
+    LONGEST_STOP,
+    MOST_BIAS,
+    MOST_BIASES,
+    MOST_CHOICES,
+    MOST_HOLES,
+    MOST_STOPS,
+    MOST_TOKENS,
+)
 from sfumato.refused import Refused
-from sfumato.server.schemas import json_schemas
-from sfumato.server.schemas.json_schemas import NULL, Schema, either, within
+from sfumato.values import Kind, Number
+
+SETTING_OF = {each.request_field: each for each in SETTINGS if each.request_field}
+"""Name of a field → its setting."""
+
+
+def within(name: str) -> Any:
+    """The range of a setting, for the annotation of a field whose body checks it. The other
+    ranges are checked where the settings become a `SamplerConfig`."""
+    kind = setting(name).request_kind
+    assert isinstance(kind, Number)
+    open_low = kind.low in kind.without
+    return Field(gt=kind.low, le=kind.high) if open_low else Field(ge=kind.low, le=kind.high)
+
+
+def greatest(name: str) -> float | None:
+    """The greatest value of a field that is a number."""
+    kind = SETTING_OF[name].request_kind
+    assert isinstance(kind, Number)
+    return kind.high
+
+
+def add_setting(name: str, schema: dict[str, Any]) -> None:
+    """Adds range and description of the setting of a field, if it has one, to its JSON schema. A
+    description that is there is a note, and stays behind the table's."""
+    if name not in SETTING_OF:
+        return
+    chosen = SETTING_OF[name]
+    schema |= _range(chosen.request_kind)
+    help_text = f"{chosen.help[0].upper()}{chosen.help[1:]}."
+    note = schema.get("description")
+    schema["description"] = f"{help_text} {note}" if note else help_text
+
+
+def _range(kind: Kind) -> dict[str, Any]:
+    """The bounds of a number as JSON schema has them; empty for another kind."""
+    if not isinstance(kind, Number):
+        return {}
+    low = "exclusiveMinimum" if kind.low in kind.without else "minimum"
+    high = "exclusiveMaximum" if kind.high in kind.without else "maximum"
+    return {low: kind.low} | ({} if kind.high is None else {high: kind.high})
+
+
+Schema = dict[str, Any]
+
+# Thinking tokens that an effort allows; None: all but what the answer needs.
+EFFORTS = {
+    "none": 0,
+    "minimal": 0,
+    "low": 512,
+    "medium": 2048,
+    "high": None,
+    "xhigh": None,
+    "max": None,
+}
+
+NAME = "^[A-Za-z0-9_.-]{1,128}$"  # of a tool
+NULL: Schema = {"type": "null"}
+TEXT: Schema = {"type": "string"}
+FLAG: Schema = {"type": "boolean"}
+
+
+def either(*schemas: Schema) -> Schema:
+    return {"anyOf": list(schemas)}
+
+
+def open_object(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
+    """An object that may have any further field."""
+    return {
+        "type": "object",
+        "properties": {**required, **(optional or {})},
+        "required": list(required),
+    }
+
+
+def closed(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
+    """An object whose unknown fields pass where they are null."""
+    return open_object(required, optional) | {"additionalProperties": NULL}
+
+
+def list_of(items: Schema, least: int = 0) -> Schema:
+    """least: items."""
+    return {"type": "array", "items": items} | ({"minItems": least} if least else {})
+
+
+IDS = list_of({"type": "integer", "minimum": 0})
+PROMPT_IDS = IDS | {"minItems": 1}
+PROMPTS = either(TEXT, list_of(TEXT, 1), PROMPT_IDS, list_of(PROMPT_IDS, 1))
+_MIXED = list_of(either({"type": "integer", "minimum": 0}, TEXT), 1)
+_TEXT_PARTS = list_of(open_object({"type": {"const": "text"}, "text": TEXT}))
+MIXED_PROMPT = either(
+    TEXT,
+    _MIXED,
+    *(
+        open_object(one) | {"additionalProperties": False}
+        for one in ({"prompt_string": TEXT}, {"content": _TEXT_PARTS})
+    ),
+)
+MIXED_PROMPTS = either(MIXED_PROMPT, list_of(MIXED_PROMPT, 1))
+EMBEDDING_INPUT = either(MIXED_PROMPT, list_of(MIXED_PROMPT, 1) | {"maxItems": 2048})
+MAX_TOKENS = either({"type": "integer", "minimum": 1, "maximum": MOST_TOKENS}, {"const": -1}, NULL)
+MAX_TOKENS_OR_NONE = either({"type": "integer", "minimum": -1, "maximum": MOST_TOKENS}, NULL)
+STOP = either(
+    {"type": "string", "maxLength": LONGEST_STOP},
+    list_of({"type": "string", "maxLength": LONGEST_STOP}) | {"maxItems": MOST_STOPS},
+    NULL,
+)
+BIAS = either(
+    {
+        "type": "object",
+        "propertyNames": {"pattern": "^[0-9]{1,11}$"},
+        "additionalProperties": {"type": "number", "minimum": -MOST_BIAS, "maximum": MOST_BIAS},
+        "maxProperties": MOST_BIASES,
+    },
+    NULL,
+)
+_BIAS_OR_BAN: Schema = either(
+    {"type": "number", "minimum": -MOST_BIAS, "maximum": MOST_BIAS}, {"const": False}
+)
+LLAMA_BIAS = either(
+    {
+        "type": "object",
+        "propertyNames": {"maxLength": LONGEST_STOP},
+        "additionalProperties": _BIAS_OR_BAN,
+        "maxProperties": MOST_BIASES,
+    },
+    {
+        "type": "array",
+        "maxItems": MOST_BIASES,
+        "items": {
+            "type": "array",
+            "prefixItems": [
+                either({"type": "integer", "minimum": 0}, TEXT | {"maxLength": LONGEST_STOP}),
+                _BIAS_OR_BAN,
+            ],
+            "minItems": 2,
+            "maxItems": 2,
+        },
+    },
+    NULL,
+)
+SAMPLER: Schema = {"enum": [*SAMPLERS, None]}
+MODE: Schema = {"enum": [*MODES, None]}
+EFFORT: Schema = {"enum": [*EFFORTS, None]}
+
+
+def with_settings(schema: Schema) -> None:
+    """Completes the schema of a body."""
+    schema["additionalProperties"] = NULL
+    for name, of_field in schema["properties"].items():
+        add_setting(name, of_field)
+
+
+TEXTS = either(TEXT, _TEXT_PARTS)
+_NAMED: Schema = {"name": {}}  # of a tool's message alone it is read
+_ARGUMENTS = either({"type": "object"}, {"const": ""}, {"const": "{}"}, NULL)
+_CALL = open_object(
+    {
+        "function": open_object(
+            {"name": {"type": "string", "pattern": NAME}}, {"arguments": _ARGUMENTS}
+        )
+    },
+    {"id": either(TEXT, NULL), "type": {"const": "function"}},
+)
+MESSAGES = list_of(
+    either(
+        closed({"role": {"enum": ["system", "developer", "user"]}, "content": TEXTS}, _NAMED),
+        closed(
+            {"role": {"const": "assistant"}},
+            _NAMED
+            | {"content": either(TEXTS, NULL), "tool_calls": either(list_of(_CALL), NULL)}
+            | {"refusal": either(TEXT, NULL), "annotations": {}, "audio": NULL}
+            | {"function_call": NULL, "reasoning_content": {}, "reasoning": {}},
+        ),
+        closed(
+            {"role": {"const": "tool"}, "content": TEXTS},
+            {"name": either(TEXT, NULL), "tool_call_id": either(TEXT, NULL)},
+        ),
+    ),
+    least=1,
+)
+
+_FUNCTION = open_object(
+    {"name": {"type": "string", "pattern": NAME}},
+    {
+        "description": either(TEXT, NULL),
+        "parameters": either({"type": "object"}, NULL),
+        "strict": either(FLAG, NULL),
+    },
+)
+TOOLS = either(list_of(open_object({"type": {"const": "function"}, "function": _FUNCTION})), NULL)
+TOOL_CHOICE = either(
+    {"enum": ["none", "auto", "required", None]},
+    open_object({"type": {"const": "function"}, "function": open_object({"name": TEXT})}),
+)
+
+_COUNT = {"type": "integer", "minimum": 1, "maximum": MOST_TOKENS}
+_CHOICES = list_of(TEXT | {"minLength": 1}, 1) | {"maxItems": MOST_CHOICES, "uniqueItems": True}
+PARTS = list_of(
+    either(
+        TEXT,
+        *(
+            closed({name: values})
+            for name, values in (("tokens", _COUNT), ("at_most", _COUNT), ("choices", _CHOICES))
+        ),
+    ),
+    least=1,
+) | {"maxItems": 2 * MOST_HOLES + 1}
+EXTRA = either(list_of(open_object({"text": TEXT}, {"filename": either(TEXT, NULL)})), NULL)
+
 
 # Only the first wrong item of a list is reported: an error for each of millions takes gigabytes.
 First = Field(fail_fast=True)
@@ -101,7 +320,7 @@ class Body(BaseModel):
     model_config = ConfigDict(
         strict=True,
         allow_inf_nan=False,
-        json_schema_extra=json_schemas.with_settings,
+        json_schema_extra=with_settings,
     )
 
     _envelope: Envelope = PrivateAttr(default_factory=Envelope)
@@ -296,19 +515,19 @@ class Sampling(Neutral, Grammars, Body):
     seed: Annotated[int | None, within("seed")] = Field(
         None, description="A negative one too, as in OpenAI's API."
     )
-    stop: Annotated[str | Texts | None, WithJsonSchema(json_schemas.STOP)] = Field(
+    stop: Annotated[str | Texts | None, WithJsonSchema(STOP)] = Field(
         None, description="An empty text is none."
     )
     logit_bias: Annotated[
         dict[str, float] | None,
-        at_most(json_schemas.MOST_BIASES),
-        WithJsonSchema(json_schemas.BIAS),
+        at_most(MOST_BIASES),
+        WithJsonSchema(BIAS),
     ] = Field(None, description="-100 bans a token.")
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    mode: Annotated[str | None, WithJsonSchema(json_schemas.MODE)] = None
+    mode: Annotated[str | None, WithJsonSchema(MODE)] = None
     max_steps: int | None = None
-    sampler: Annotated[str | None, WithJsonSchema(json_schemas.SAMPLER)] = None
+    sampler: Annotated[str | None, WithJsonSchema(SAMPLER)] = None
     entropy_bound: float | None = None
     count: int | None = None
     threshold: float | None = None
@@ -339,10 +558,10 @@ MaxTokens = Annotated[
     int | None,
     Field(ge=-1, le=MOST_TOKENS),
     AfterValidator(_not_zero),
-    WithJsonSchema(json_schemas.MAX_TOKENS),
+    WithJsonSchema(MAX_TOKENS),
 ]
-Messages = Annotated[Objects, WithJsonSchema(json_schemas.MESSAGES)]
-Tools = Annotated[Objects | None, WithJsonSchema(json_schemas.TOOLS)]
+Messages = Annotated[Objects, WithJsonSchema(MESSAGES)]
+Tools = Annotated[Objects | None, WithJsonSchema(TOOLS)]
 Continue = Annotated[
     bool | None,
     Field(description="Continue the last message, an assistant's; null: where it is one."),
