@@ -19,7 +19,7 @@ from sfumato.server.dialects.openai_completions import CompletionBody
 from sfumato.server.dialects.responses.body import ResponsesBody
 from sfumato.server.schemas import Generation
 
-DOCS = Path(__file__).parents[3] / "docs" / "api.md"
+DOCS = Path(__file__).parents[2] / "docs" / "api.md"
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 ROW = re.compile(r"^\| `(\w+)` \| (honoured|refused|ignored) \|", re.MULTILINE)
 
