@@ -29,9 +29,9 @@ from sfumato.diffusion.constraints.filling import (
     make_template,
 )
 from sfumato.diffusion.constraints.grammar import GrammarTokens
-from sfumato.diffusion.constraints.grammar_cache import GrammarCache
 from sfumato.diffusion.constraints.hole import Hole, Part, check_parts
 from sfumato.diffusion.constraints.read_template import ReadTemplate
+from sfumato.diffusion.constraints.trials import GrammarCache
 from sfumato.diffusion.limits import (
     Limits,
     Outcome,

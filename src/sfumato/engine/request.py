@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sfumato.api import Model
     from sfumato.diffusion.canvas import GivenCanvas
-    from sfumato.diffusion.constraints.grammar_cache import Source
+    from sfumato.diffusion.constraints.call_grammar import Source
     from sfumato.diffusion.constraints.hole import Part
     from sfumato.diffusion.constraints.questions import Question
     from sfumato.diffusion.prediction import PredictedText

@@ -20,10 +20,10 @@ from tests.support.hostile_sources import Unchecked, doing
 from sfumato.diffusion.constraints import trials
 from sfumato.diffusion.constraints.call_grammar import Source
 from sfumato.diffusion.constraints.grammar import GrammarSource, schema_source
-from sfumato.diffusion.constraints.grammar_cache import GrammarCache
 from sfumato.diffusion.constraints.trials import (
     TRY,
     Frame,
+    GrammarCache,
     TrialFailed,
     Trials,
     Tried,

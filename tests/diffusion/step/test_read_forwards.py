@@ -206,7 +206,9 @@ def test_torch_gathers_no_more_slots_than_a_step_does(
 
 
 def group_of(reads: Reads) -> ReadGroup:
-    return ReadGroup.of(Suffix(reads.slots[0]), 8, reads.forwards._questions)
+    group = ReadGroup.of(Suffix(reads.slots[0]), 8, reads.forwards._questions)
+    assert group is not None
+    return group
 
 
 def test_a_replay_that_fails_is_the_last_of_its_graph(network: Network) -> None:

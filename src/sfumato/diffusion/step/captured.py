@@ -336,15 +336,16 @@ class ReadGroup:
     """What rows have in common that may share a forward. A row has its own whatever the others
     are."""
 
-    questions: QuestionPool | None  # where the question's keys stand; None: in parts, a long one's
-    pool: KVPool | None  # of the slots; None where each row is attended by itself
-    width: int | None
+    questions: QuestionPool  # where the question's keys stand
+    pool: KVPool  # of the slots
+    width: int
 
     @classmethod
-    def of(cls, suffix: Suffix, width: int, questions: QuestionPool) -> ReadGroup:
-        """questions: where an empty question is thought to stand."""
+    def of(cls, suffix: Suffix, width: int, questions: QuestionPool) -> ReadGroup | None:
+        """The group of a row; None for a long question, whose keys stand in parts: such a row is
+        attended by itself. questions: where an empty question is thought to stand."""
         if suffix.lease is None and suffix.length:
-            return cls(None, None, None)
+            return None
         own = suffix.lease.pool if suffix.lease else questions
         return cls(own, suffix.slot.pool, width)
 
@@ -387,13 +388,13 @@ class ReadForwards:
         lengths = [len(canvas) for canvas in canvases]
         softs = [None] * len(lengths) if soft is None else soft.split(lengths)
         rows = [_Row(*each) for each in zip(canvases, suffixes, wanted, softs, strict=True)]
-        groups: dict[ReadGroup, list[int]] = {}
+        groups: dict[ReadGroup | None, list[int]] = {}
         for number, row in enumerate(rows):
             group = ReadGroup.of(row.suffix, len(row.ids), self._questions)
             groups.setdefault(group, []).append(number)
         hidden, order = [], []
         for group, members in groups.items():
-            most = self._most_rows(group) or len(members)
+            most = len(members) if group is None else self._most_rows(group)
             for first in range(0, len(members), most):
                 part = members[first : first + most]
                 hidden.append(self._forward(group, [rows[number] for number in part], most))
@@ -409,22 +410,20 @@ class ReadForwards:
         places = [first[row] + at for row in range(len(wanted)) for at in range(len(wanted[row]))]
         return to_device(torch.tensor(places), self._network.device)
 
-    def _most_rows(self, group: ReadGroup) -> int | None:
-        """How many rows share a forward; None: any number."""
-        if group.pool is None or group.width is None:
-            return None
+    def _most_rows(self, group: ReadGroup) -> int:
+        """How many rows share a forward."""
         network = self._network
         kernels = serving_kernels(network.device, network.dtype, network.cache_dtype)
         return most_rows(self._tokens, group.width, len(group.pool), kernels)
 
-    def _forward(self, group: ReadGroup, rows: Sequence[_Row], most: int) -> Tensor:
+    def _forward(self, group: ReadGroup | None, rows: Sequence[_Row], most: int) -> Tensor:
         """The hidden states of the wanted tokens of rows of a group, which no later call
         overwrites."""
         suffixes = [row.suffix for row in rows]
         ids, wanted = [row.ids for row in rows], [row.wanted for row in rows]
         softs = [row.soft for row in rows if row.soft is not None]
         soft = torch.cat(softs) if softs else None
-        if group.questions is None or group.pool is None or group.width is None:
+        if group is None:
             return self._network.denoise_beside(ids, suffixes, wanted, soft)
         step = self._step(group.questions, group.pool, read_rows(len(rows), most), group.width)
         step.write(to_device(torch.cat(ids), self._network.device), suffixes, soft)

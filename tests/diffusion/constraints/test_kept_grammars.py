@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.diffusion.constraints.test_grammar import TOKENS
 
-from sfumato.diffusion.constraints import grammar_cache
+from sfumato.diffusion.constraints import trials
 from sfumato.diffusion.constraints.grammar import GrammarSource, schema_source
-from sfumato.diffusion.constraints.grammar_cache import GrammarCache
+from sfumato.diffusion.constraints.trials import GrammarCache
 
 
 @pytest.mark.parametrize("schema", [{"type": "integer"}, {"not": {}}])
@@ -41,7 +41,7 @@ def test_a_source_is_compiled_once(schema: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_few_refusals_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_cache, "KEPT_REFUSALS", 2)
+    monkeypatch.setattr(trials, "KEPT_REFUSALS", 2)
     cache = GrammarCache(TOKENS)
     for number in range(5):
         with pytest.raises(ValueError, match="not supported"):
