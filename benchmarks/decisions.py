@@ -166,8 +166,8 @@ def of_step(model: Model, rounds: int) -> Figures:
     seconds = medians(
         rounds,
         step=step,
-        rows=lambda: read_canvases(network, row(False), 1).read(),
-        mass=lambda: read_canvases(network, row(True), 1).read(),
+        rows=lambda: read_canvases(network, row(False), 1).fetch(),
+        mass=lambda: read_canvases(network, row(True), 1).fetch(),
         encode=lambda: network.encode_beside([ready.ids], [opened().suffix]),
     )
     of = f"/ a step of width {width}"

@@ -51,7 +51,7 @@ def grammar_of(task: JsonTask | None, answer: str) -> GrammarSource | None:
 
 def measure(model: Model, prompts: dict[str, JsonTask | None]) -> dict[str, Any]:
     """prompts: with the tasks that they are, None for a question."""
-    end_thought = model.grammars.no_thought  # what a grammar puts behind a prompt
+    end_thought = model.fills.empty_thought  # what a grammar puts behind a prompt
     requests: list[dict[str, Any]] = [
         {"ids": model.prompt_ids(prompt) + end_thought, "seed": number, "max_tokens": 256}
         for number, prompt in enumerate(prompts)

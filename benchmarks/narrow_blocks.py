@@ -24,7 +24,7 @@ from sfumato.ops.triton.planes import plane_bytes
 from sfumato.weights import formats
 from sfumato.weights.files.narrow import Kind, Scheme, read_scheme
 from sfumato.weights.files.safetensors import read_safetensors
-from sfumato.weights.formats import quantize
+from sfumato.weights.formats import QuantizedTensor, quantize
 from sfumato.weights.joined import NarrowMatrix, group_pieces, nearest
 
 FORMATS = ("fp8", "int8", "int4", "nvfp4")
@@ -50,7 +50,9 @@ def main() -> None:
 def _report(columns: int, label: str, name: str, numbers: Tensor) -> None:
     with TemporaryDirectory() as folder:
         matrix = matrix_of(LAYOUTS[name], numbers, Path(folder))
-        values, blocks = matrix.values(), matrix.blocks()
+        values, format = matrix.values(), nearest(matrix.format, columns)
+        assert format is not None
+        blocks = QuantizedTensor(matrix.rows_in(format), format, matrix.shape)
 
     def error(other: Tensor, exact: Tensor) -> float:
         return ((other - exact).norm() / exact.norm()).item()
