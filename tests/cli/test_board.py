@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from sfumato.cli.canvas import GLOW, HAZE
 from sfumato.cli.demo import GIVEN, BoardView, puzzle_board
+from sfumato.cli.display import GLOW, HAZE
 
 TEXT = "1.3.\n....\n2..1\n...."
 SOLVED = "1234\n3412\n2341\n4123"

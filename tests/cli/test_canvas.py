@@ -5,7 +5,7 @@ import random
 import pytest
 from rich.text import Text
 
-from sfumato.cli.canvas import GLOW, HAZE, HAZE_GLOW, SETTLED, THOUGHT, CanvasDrawing
+from sfumato.cli.display import GLOW, HAZE, HAZE_GLOW, SETTLED, THOUGHT, CanvasDrawing
 
 
 def view_of_characters() -> CanvasDrawing:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from sfumato.cli.canvas import Pieces, harmless
+from sfumato.cli.display import Pieces, harmless
 
 
 def test_escape_codes_cannot_reach_the_terminal() -> None:

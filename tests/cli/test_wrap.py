@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from sfumato.cli.canvas import Wrapped, wrap
+from sfumato.cli.display import Wrapped, wrap
 
 
 def shown(wrapped: Wrapped) -> list[str]:

@@ -11,8 +11,7 @@ from rich.text import Text
 
 import sfumato
 from sfumato.cli import INTERRUPTED, generation
-from sfumato.cli.canvas import GLOW, HAZE, SETTLED, CanvasDrawing
-from sfumato.cli.display import is_visual
+from sfumato.cli.display import GLOW, HAZE, SETTLED, CanvasDrawing, is_visual
 from sfumato.cli.terminal import wrapped
 from sfumato.engine import Request
 from sfumato.train import sudoku

@@ -23,8 +23,7 @@ import sfumato
 from sfumato.api import EMBEDDED
 from sfumato.cli import terminal
 from sfumato.cli.arguments import sampler_options
-from sfumato.cli.canvas import CanvasDrawing
-from sfumato.cli.display import Display, Live, Plain, is_visual
+from sfumato.cli.display import CanvasDrawing, Display, Live, Plain, is_visual
 from sfumato.diffusion.noise import Noise
 from sfumato.engine import Engine, EngineConfig, Failed, Finished, Request, TooLarge, own_engine
 from sfumato.engine.memory.guard import Subject, check_placed, most_gpu_layers

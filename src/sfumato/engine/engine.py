@@ -165,7 +165,7 @@ class Engine:
             yield
         except REFUSALS as error:
             kind, message = explain(error)
-            if self._lifecycle.has_died and isinstance(error, EngineDead):
+            if self.death is not None and isinstance(error, EngineDead):
                 kind = "internal"  # an error has ended the engine
             self._outputs.report(request, Failed(kind, message))
             if isinstance(error, Refused):

@@ -109,11 +109,6 @@ class Lifecycle:
             return None if self.thread.is_alive() else "the engine's thread has ended"
         return self._death
 
-    @property
-    def has_died(self) -> bool:
-        """Whether an error has ended the engine."""
-        return self._death is not None
-
     def start(self, iterate: Callable[[], bool], is_held: Callable[[], bool]) -> None:
         """Calls `iterate` in a thread until the end; iterate: False where there was nothing to do;
         is_held: whether submitted rows have to wait."""
