@@ -35,7 +35,7 @@ from torch import Tensor
 from sfumato.weights.formats.format import BLOCKS as BLOCKS
 from sfumato.weights.formats.format import FLOAT as FLOAT
 from sfumato.weights.formats.format import SCALED as SCALED
-from sfumato.weights.formats.weight import form_of as _form_of
+from sfumato.weights.formats.format import form_of as _form_of
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from sfumato.ops.cpu import library
 from sfumato.ops.registry import PANELS
 from sfumato.weights.formats import BLOCKS, FORMATS, Format, QuantizedTensor, Stored, Weight
-from sfumato.weights.formats.weight import in_steps_of_1
+from sfumato.weights.formats.format import in_steps_of_1
 
 ACTIVATIONS = ("int8", "bf16")
 """What the other factor of a product is rounded to, by its number in the library: int8 in blocks of

@@ -31,10 +31,9 @@ from sfumato.weights.formats import (
     Stored,
 )
 from sfumato.weights.formats.bits import in_bytes, of_bytes
-from sfumato.weights.formats.format import OF_ROW, SUPER
+from sfumato.weights.formats.format import OF_ROW, SUPER, in_steps_of_1
 from sfumato.weights.formats.iq4_nl import iq4_values
 from sfumato.weights.formats.nvfp4 import fp4_values
-from sfumato.weights.formats.weight import in_steps_of_1
 
 MOST_ROWS, MOST_COLUMNS, MOST_CODES = 1 << 30, 1 << 20, 1 << 17
 """Rows of all matrices of a stack together, which kernels count in 32 bits; columns of a matrix;

@@ -193,8 +193,8 @@ class InFlight:
             self._feeder = asyncio.create_task(self._feed())
 
     async def _try_grammars(self, http: HttpRequest) -> None:
-        """Waits until each grammar has been tried. Ends that when the client disconnects, or when
-        the requests' time is over."""
+        """Waits until each grammar has been tried. Raises _Ended when the client disconnects, or
+        when the requests' time is over."""
         leaving = asyncio.create_task(disconnect(http))
         try:
             for source in self._grammars:
@@ -205,19 +205,15 @@ class InFlight:
                         await asyncio.wait(
                             {trial, leaving}, timeout=RETRY_S, return_when=asyncio.FIRST_COMPLETED
                         )
-                        self._check_wanted(leaving)
+                        if leaving.done():
+                            raise _Ended(_GONE)
+                        if late := self._engine.late(self._requests[0]):
+                            raise _Ended(Failed("timeout", late))
                     trial.result()
                 finally:
                     trial.cancel()
         finally:
             leaving.cancel()
-
-    def _check_wanted(self, leaving: asyncio.Task[None]) -> None:
-        """Raises _Ended where the client has disconnected, or the requests' time is over."""
-        if leaving.done():
-            raise _Ended(_GONE)
-        if late := self._engine.late(self._requests[0]):
-            raise _Ended(Failed("timeout", late))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         limiter = _grammar_threads() if self._grammars else None

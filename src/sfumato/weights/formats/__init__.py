@@ -21,7 +21,20 @@ from sfumato.weights.formats.codes import (
     round_rows,
 )
 from sfumato.weights.formats.floats import BF16, F16, F32
-from sfumato.weights.formats.format import BLOCKS, FLOAT, SCALED, Format, Layout, Published
+from sfumato.weights.formats.format import (
+    BLOCKS,
+    FLOAT,
+    SCALED,
+    Format,
+    Layout,
+    Published,
+    QuantizedTensor,
+    Stored,
+    Weight,
+    encoded,
+    form_of,
+    quantize,
+)
 from sfumato.weights.formats.int4 import INT4
 from sfumato.weights.formats.iq3_s import IQ3_S
 from sfumato.weights.formats.iq3_xxs import IQ3_XXS
@@ -37,14 +50,6 @@ from sfumato.weights.formats.q5_1 import Q5_1
 from sfumato.weights.formats.q5_k import Q5_K
 from sfumato.weights.formats.q6_k import Q6_K
 from sfumato.weights.formats.q8_0 import Q8_0
-from sfumato.weights.formats.weight import (
-    QuantizedTensor,
-    Stored,
-    Weight,
-    encoded,
-    form_of,
-    quantize,
-)
 
 __all__ = [
     "BLOCKS",

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from sfumato.weights.formats import q8_0
-from sfumato.weights.formats.format import SCALED, Format, Published
-from sfumato.weights.formats.weight import Stored, in_steps_of_1
+from sfumato.weights.formats.format import SCALED, Format, Published, Stored, in_steps_of_1
 
 Kind = Literal["FP8", "INT8"]
 
