@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sfumato.model.quantization import TARGETS
 from sfumato.weights.formats import FORMATS, QuantizedTensor, quantize
-from sfumato.weights.formats import weight as module
+from sfumato.weights.formats import format as module
 
 SIMPLE = ("Q4_0", "Q5_0", "Q5_1", "Q8_0")
 # What ggml's own quantizers (without an importance matrix) reach on 2 million normal numbers:

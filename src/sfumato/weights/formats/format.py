@@ -1,5 +1,5 @@
-"""What a stored format is: its layout, how bytes become numbers and back, how kernels unpack it; and
-one weight, however its numbers are stored: what the network, `ops` and the loader ask of it.
+"""What a stored format is: its layout, how bytes become numbers and back, how kernels unpack it;
+and one weight, however its numbers are stored: what the network, `ops` and the loader ask of it.
 
 Each format is one value in a file of this folder; `FORMATS` in `__init__.py` has all of them. Float
 tensors of torch are weights as they are. The others are dataclasses of tensors with one base,
