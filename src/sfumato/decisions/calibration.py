@@ -19,7 +19,6 @@ from sfumato.decisions.question_file import read_toml
 from sfumato.diffusion.constraints.questions import Answer, Question, Reading
 
 FORMAT = 1
-DEFAULT_NAME = "default"
 
 
 @dataclass(frozen=True)

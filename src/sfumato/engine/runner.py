@@ -206,7 +206,7 @@ class Runner:
         self._scores = ScoreRunner(network, self._free, self._forwards)
 
     def warm_up(self, slots: Sequence[Slot], config: SamplerConfig) -> None:
-        """Compiles what steps run, where the network's device works by itself; see warm_up.py. A
+        """Compiles what steps run, where the network's device works by itself. A
         failure is left to the first request, whose it may not be."""
         if self._backend is None or not slots:
             return

@@ -1,8 +1,8 @@
 """The decisions that the embedded model is trained and tested on, as rows of token ids.
 
-A row is the product's own read: the prompt in the wording of `diffusion/constraints/wording.py`,
-and the pinned canvas of one question, whose slot holds a random token.  Knows no loss and no
-network.
+A row is the product's own read: the prompt in the wording of
+`diffusion/constraints/read_template.py`, and the pinned canvas of one question, whose slot holds a
+random token.  Knows no loss and no network.
 """
 
 from __future__ import annotations
