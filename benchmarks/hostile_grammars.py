@@ -249,7 +249,7 @@ def hostile_request(number: int, **more: Any) -> tuple[str, bytes]:
 def bomb(number: int) -> bytes:
     """A chat whose grammar takes more than a second of the processor's time, another one for each
     number."""
-    return _chat(guided_grammar=rule_chains(32, 300).replace(NUMBER.decode(), str(number)))
+    return _chat(guided_grammar=rule_chains(36, 300).replace(NUMBER.decode(), str(number)))
 
 
 def trivial(number: int) -> bytes:

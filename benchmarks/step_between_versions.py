@@ -26,7 +26,10 @@ WORKER = """
 import json, sys, time
 import torch
 import sfumato
-from sfumato.diffusion.sampler import Never
+try:
+    from sfumato.diffusion.sampler import Never
+except ImportError:  # where it stood before
+    from sfumato.diffusion.stopping import Never
 from sfumato.engine import Engine, EngineConfig, Request
 
 path, dtype, threads, rows, steps = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])

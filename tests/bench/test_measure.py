@@ -135,7 +135,7 @@ def test_the_timed_pass_does_what_a_request_does(
 
     def of_timed_pass(self: Canvas, *step: Any) -> None:
         learn(self, *step)
-        timed.append(self.argmax.tolist())
+        timed.append(self.history[-1].tolist())
 
     subject = replace(tiny, model=copy(tiny.model))
     subject.model.end_ids = (7,)

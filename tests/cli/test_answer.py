@@ -212,7 +212,7 @@ def test_where_memory_lacks_the_advice_is_for_one_who_has_no_server(
 
     advice = "; lower --max-tokens, or free some memory"
     with monkeypatch.context() as patch:
-        patch.setattr(generation, "Engine", refuses)
+        patch.setattr("sfumato.engine.engine.Engine", refuses)
         done = cli("run", "Hi")
     text = f"sfumato: error: an engine needs 9 GB, and 1 GB is left{advice}\n"
     assert (done.code, done.err) == (2, text)

@@ -244,7 +244,7 @@ def test_results_that_never_arrive_end_their_rows_alone(
     for _ in range(2):
         serving.step()
     with monkeypatch.context() as patch:
-        patch.setattr(Pending, "read", failing)
+        patch.setattr(Pending, "_read", failing)
         serving.step()
     assert [outcome(handle) for handle in handles] == ["internal"] * 3
     each, (handle,) = submitted(serving, 1)
@@ -262,7 +262,7 @@ def lose_device(monkeypatch: pytest.MonkeyPatch, serving: Engine, backend: Any) 
         *((Network, name) for name in ("denoise_batch", "encode")),
         *((Network, name) for name in ("encode_beside", "denoise_beside")),
         *((Slot, name) for name in ("snapshot", "restore")),
-        (Pending, "read"),
+        (Pending, "_read"),
     )
     for owner, name in device_calls:
         monkeypatch.setattr(owner, name, failing)

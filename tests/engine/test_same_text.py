@@ -192,7 +192,7 @@ def test_openings_retries_and_thinking_cuts_in_mixed_batches(
 ) -> None:
     """As the loop has them, bit for bit at every step. The ids of a canvas come from its last
     draft: its state is not read from the device once more."""
-    monkeypatch.setattr(Canvas, "argmax", None)
+    monkeypatch.setattr(Canvas, "history", None)
     end = model.tokenizer.token_id("<turn|>")
     assert end is not None
     eager = SamplerConfig(processors=(LogitBias({end: 100.0}),), max_steps=4)

@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from sfumato.diffusion import sampler_config
-from sfumato.diffusion.constraints.grammar import LONGEST_SOURCE
+from sfumato.diffusion.constraints.grammar import LONGEST_SOURCE, MOST_TEXTS
 from sfumato.options import MODES, SAMPLERS, SETTINGS, setting
 from sfumato.options.limits import (
     LONGEST_STOP,
@@ -412,7 +412,7 @@ SchemaOrText = Annotated[
     WithJsonSchema(either(*_SCHEMA["anyOf"], {"type": "string"}, NULL)),
 ]
 Grammar = Annotated[str, Field(max_length=LONGEST_SOURCE)]
-Choices = Annotated[list[str], First, Field(min_length=1, max_length=MOST_CHOICES)]
+Choices = Annotated[list[str], First, Field(min_length=1, max_length=MOST_TEXTS)]
 _WHITE_SPACE = "cannot be set: white space is bounded here"
 
 

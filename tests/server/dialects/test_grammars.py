@@ -48,6 +48,7 @@ def is_object(text: str) -> bool:
     return isinstance(json.loads(text), dict)
 
 
+MANY = [f"c{number}" for number in range(1000)]
 CASES: list[tuple[dict[str, Any], Any]] = [
     ({"response_format": {"type": "json_schema", "json_schema": NAMED}}, is_trip),
     ({"response_format": {"type": "json_object"}}, is_object),
@@ -59,6 +60,7 @@ CASES: list[tuple[dict[str, Any], Any]] = [
     ({"guided_json": json.dumps(SCHEMA)}, is_trip),
     ({"guided_regex": "^[ab]{3}$"}, re.compile("[ab]{3}").fullmatch),
     ({"guided_choice": ["Rome"]}, ("Rome",).__contains__),
+    ({"guided_choice": MANY}, MANY.__contains__),
     ({"guided_grammar": 'start: "x" /[yz]+/ "."'}, re.compile(r"x[yz]+\.").fullmatch),
     ({"json_schema": SCHEMA}, is_trip),
     ({"grammar": GRAMMAR}, re.compile("a[bc]{2}|<[0-9]>").fullmatch),
@@ -134,6 +136,7 @@ TOO_MUCH = {"enum": [f"{i:>60}" for i in range(5_000)]}
         ({"guided_regex": "(a"}, "guided_regex"),
         ({"guided_regex": "(?=x)"}, "guided_regex"),
         ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": MANY * 5}, "guided_choice"),
         ({"grammar": "root ::= x"}, "grammar"),
         ({"grammar": 'root ::= <[7]> "x"'}, "grammar"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),

@@ -147,7 +147,8 @@ Kind = Literal["schema", "regex", "choice", "grammar"]
 LONGEST_SOURCE = 2**18
 """Characters of a source: a schema of that length that `schema_limits` lets pass compiles in about
 half a second of CPU."""
-MOST_CHOICES = 4096
+MOST_TEXTS = 4096
+"""Of which a reply may be asked to be one."""
 MOST_INDENT = 20
 """Characters of white space before a line of a JSON text; within a line there are at most two."""
 
@@ -340,10 +341,10 @@ def schema_of_type(schema: Any) -> Any:
 
 def choice_source(choices: Sequence[str], field: str = "choice") -> GrammarSource:
     """The source of texts of which the reply is to be one. Raises ValueError."""
-    if not 0 < len(choices) <= MOST_CHOICES or not all(
+    if not 0 < len(choices) <= MOST_TEXTS or not all(
         isinstance(text, str) and text for text in choices
     ):
-        raise Refused(field, f"must be 1 to {MOST_CHOICES} texts that are not empty")
+        raise Refused(field, f"must be 1 to {MOST_TEXTS} texts that are not empty")
     return GrammarSource("choice", json.dumps(list(choices), ensure_ascii=False), field)
 
 

@@ -305,8 +305,9 @@ def add_routes(app: FastAPI, service: Service) -> None:
     async def response(
         http: HttpRequest, response_id: str, stream: bool = False, starting_after: _Number = None
     ) -> Response:
-        """A response that is kept; as a stream, its last event, once it has ended. starting_after:
-        the number of the last event that the client has seen."""
+        """A response that is kept; as a stream, its last event, once it has ended.
+
+        starting_after: the number of the last event that the client has seen."""
         if not stream:
             return await run_in_threadpool(_response, service, http, response_id)
         owner = _entry(service, http, response_id).owner
