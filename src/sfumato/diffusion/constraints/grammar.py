@@ -148,7 +148,7 @@ LONGEST_SOURCE = 2**18
 """Characters of a source: a schema of that length that `schema_limits` lets pass compiles in about
 half a second of CPU."""
 MOST_TEXTS = 4096
-"""Of which a reply may be asked to be one."""
+"""A reply may be asked to be one of at most so many."""
 MOST_INDENT = 20
 """Characters of white space before a line of a JSON text; within a line there are at most two."""
 
