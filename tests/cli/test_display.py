@@ -10,7 +10,7 @@ from rich.console import Console
 from tests.cli.screen import Screen
 
 from sfumato import Done, Draft, Settled
-from sfumato.cli.display import Live, Plain, is_visual
+from sfumato.cli.display import Live, Plain, Region, is_visual
 from sfumato.diffusion.limits import Stats
 
 
@@ -63,6 +63,23 @@ def test_the_answer_is_what_stays() -> None:
         "5 steps in 2 canvases · 80.0 ms/step",
         "4.00 tok/forward · 50.0 tok/s",
     ]
+
+
+def test_the_speed_leaves_the_drawing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen, moments = Screen(80), SimpleNamespace(now=0.0)
+    console = Console(file=screen, width=80, height=24, force_terminal=True)
+    draw = Region.draw
+
+    def slowly(self: Region, *lines: Any, **above: Any) -> None:
+        moments.now += 5.0
+        draw(self, *lines, **above)
+
+    monkeypatch.setattr(Region, "draw", slowly)
+    with Live(console, lambda ids: "x", clock=lambda: moments.now) as shown:
+        for step in (1, 2):
+            moments.now += 0.1
+            shown.show(drafted(0, step, "x"))
+        assert "100 ms/step" in screen.terminal.lines[-2] + screen.terminal.lines[-1]
 
 
 @pytest.mark.parametrize("width", [4, 8, 20, 200])

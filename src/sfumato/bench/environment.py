@@ -1,4 +1,4 @@
-"""What a figure is taken with: versions, commit, processor, compilers, and memory in use.
+"""The conditions of a figure: versions, commit, processor, compilers, and memory in use.
 
 Knows no model.
 """
@@ -60,7 +60,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str] | None:
-    """What a program has said, or None where it does not run."""
+    """The ended run of a program with its output; None where it does not run."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
@@ -165,7 +165,7 @@ def free_disk() -> int | None:
 
 
 def compilers() -> dict[str, str]:
-    """What each compiler says of its version, by command; nothing for those not found."""
+    """The version that each compiler that is found prints, by command."""
     return {name: _version(name) for name in ("c++", "clang++", "nvcc") if shutil.which(name)}
 
 

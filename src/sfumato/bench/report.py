@@ -197,7 +197,7 @@ PARTS = ("attention_ms", "dense_ms", "experts_ms", "head_ms", "sampler_ms", "res
 
 @dataclass(frozen=True)
 class Summary:
-    """What a reader needs of some values: how many, the extremes, the middle and the tail."""
+    """A summary of some values: how many, the extremes, the middle and the tail."""
 
     count: int
     min: float

@@ -58,7 +58,7 @@ class KernelCost:
     """Floating-point operations of matrix products: two for each multiply-add."""
     launches: float = 1
     products: Products = "bf16"
-    """What the matrix units multiply: FP8 and INT8 where weights are 8-bit codes."""
+    """The numbers that the matrix units multiply: FP8 and INT8 where weights are 8-bit codes."""
     again: float = 0.0
     """Bytes of `stored` that are read once more: of the prediction, not of the floor."""
 
@@ -92,7 +92,7 @@ MATRICES = {
     "experts, gate and up": ("experts.gate_up_proj",),
     "experts, down and sum": ("experts.down_proj",),
 }
-"""What kernels multiply with, of a layer; those that are not here multiply no weights."""
+"""Kernel → the weights of a layer that it multiplies; other kernels multiply no weights."""
 _PIECE = 4096  # positions of a prefix that a program of full layers reads; see `tiles.toml`
 
 
@@ -185,8 +185,8 @@ def step_costs(
 
 
 def _of_reads(costs: list[KernelCost], config: ModelConfig, shape: StepShape) -> list[KernelCost]:
-    """What a forward of reads has of these: all but what follows the layers, and a copy of the
-    hidden states."""
+    """The kernels of a forward of reads: those of a step but for the ones behind the layers, and a
+    copy of the hidden states."""
     rest = [cost for cost in costs if cost.name not in ("vocabulary head", "sampler")]
     fewer = [replace(cost, launches=4) if cost.name == "embedding" else cost for cost in rest]
     passed = 2.0 * shape.tokens * config.hidden_size * _ACTIVATION

@@ -1,4 +1,4 @@
-"""What is measured on this machine: a model, its prompts, and the facts that a report gives.
+"""The subject of measurements on this machine: a model, its prompts, and facts for a report.
 
 Random weights make checkpoints that exist in memory only, with real proportions and formats, which
 go through the same loading as real ones and have no tokenizer.

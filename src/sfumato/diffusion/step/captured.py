@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -91,16 +92,16 @@ class PoolRows:
         return self.pool is not None and (self._batch is None or self._batch() is not None)
 
 
-class Forward(PoolRows):
+class Forward(PoolRows, ABC):
     """The forward alone: of steps whose scores or rules no graph can hold, and of reads. Moves no
     row on."""
 
     hidden: Tensor  # [rows · width, hidden]: what it leaves
 
+    @abstractmethod
     def inputs(self, pool: KVPool) -> tuple[Tensor, Tensor, RowPart]:
         """Tokens int64 [rows · width], their soft embeddings [rows · width, hidden], and what the
         rows see; all at fixed addresses."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def run(self) -> None:
