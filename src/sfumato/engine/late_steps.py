@@ -1,9 +1,10 @@
-"""Steps of which the host learns while the device is at the next one.
+"""Steps of canvases, from their launch until the host learns what became of them.
 
-Each call launches a step and reads the results of the step before, so that the device never waits
-for the host.  A canvas that has settled meanwhile is in the next step too, which leaves it as it
-is.  Tokens that follow a settled canvas into the cache are rows of the step where it allows that.
-Decides nothing about rows; the runner calls this where the network's device works by itself.
+Where steps are captured, the host learns while the device is at the next one: each call launches a
+step and reads the results of the step before, so that the device never waits for the host.  A
+canvas that has settled meanwhile is in the next step too, which leaves it as it is.  Tokens that
+follow a settled canvas into the cache are rows of the step where it allows that.  Elsewhere a step
+is launched and read at once.  Decides nothing about rows.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ CommitRow = tuple[Piece, Commit]
 """Tokens of a row's prefix that the step commits, and the canvas that stands for them."""
 
 
-class LateSteps:
+class Steps:
     """The steps of one engine."""
 
     def __init__(
@@ -88,6 +89,7 @@ class LateSteps:
     ) -> None:
         """free: gives back unused memory, after an error for want of it."""
         self._denoiser, self._free, self._clock = denoiser, free, clock
+        self.late = denoiser.device_steps is not None  # whether the host is a step behind
         self._batches = BatchRecovery(self._launch, free, lambda item: item[0])
         # Of this step, and of the last one, whose results are to be read: what has been launched,
         # canvases and whose they are, and when it began.
@@ -102,7 +104,8 @@ class LateSteps:
 
     def commits(self, pieces: Sequence[Piece]) -> list[CommitRow]:
         """The pieces that may be rows of a step: settled canvases, at the end of a prefix."""
-        return [commit for piece in pieces if (commit := self._commit(piece)) is not None]
+        given = map(self._commit, pieces if self.late else ())
+        return [commit for commit in given if commit is not None]
 
     def serves(self, items: Sequence[Item], commits: Sequence[CommitRow]) -> bool:
         """Whether commits can be rows of the step in which these canvases are denoised."""
@@ -126,10 +129,11 @@ class LateSteps:
         return failed, failed_commits
 
     def results(self) -> tuple[list[Denoised], float]:
-        """What the step before the last one gave, of canvases that their tasks still denoise; and
-        when it began, by the clock. Waits for that step, and not for the last."""
-        before, self._before = self._before, self._launched
-        self._launched = []
+        """What the last step gave, or, where steps are late, the one before, of canvases that
+        their tasks still denoise; and when it began, by the clock. Waits for no later step."""
+        before, self._before, self._launched = self._before, self._launched, []
+        if not self.late:
+            before, self._before = self._before, []
         denoised: list[Denoised] = []
         began = self._clock()
         for pending, items, launched in before:

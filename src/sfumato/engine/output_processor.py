@@ -14,7 +14,7 @@ from typing import Any
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.engine.circuit import Circuit
 from sfumato.engine.events import Failed, FailureKind, Terminal, explain, outcome_of
-from sfumato.engine.late_steps import Denoised
+from sfumato.engine.late_steps import Denoised, EncodeTime
 from sfumato.engine.queue.scheduler import Scheduler
 from sfumato.engine.request import AnyRequest
 from sfumato.engine.row import Row
@@ -53,9 +53,7 @@ class OutputProcessor:
 
     def process(self, results: Results) -> None:
         """What follows from a phase."""
-        for rows, seconds in results.times:  # before results that may end their rows
-            self._waited(rows, seconds)
-        self._encoded(results.encoded, results.encode_s)
+        self._encoded(results.encoded, results.times)
         self._drafted(results.drafts, results.began)
         self._statistics.totals.read_s += results.score_s
         for scored in results.scored:
@@ -98,23 +96,21 @@ class OutputProcessor:
         else:
             self._go_on(row)
 
-    def _encoded(self, encoded: list[Encoded], seconds: float) -> None:
+    def _encoded(self, encoded: list[Encoded], times: Sequence[EncodeTime]) -> None:
         totals = self._statistics.totals
         for segment, error in encoded:
             if error is None:
                 segment.row.advance(len(segment.ids))
                 totals.encoded_tokens += len(segment.ids)
-        self._waited(tuple({segment.row: None for segment, _ in encoded}), seconds)
+        for rows, seconds in times:  # before results that may end their rows
+            for row in rows:
+                row.waited(seconds)
+            totals.encode_s += seconds
         for row, reason in _recover_encoding(self._scheduler, encoded):
             self.end_with(row, reason)
         for row in {segment.row: None for segment, error in encoded if error is None}:
             if row.lease is not None and isinstance(row.work, Encode):
                 self._go_on(row)
-
-    def _waited(self, rows: Sequence[Row], seconds: float) -> None:
-        for row in rows:
-            row.waited(seconds)
-        self._statistics.totals.encode_s += seconds
 
     def _go_on(self, row: Row) -> None:
         """Lets the task of a row go on whose work may be done."""

@@ -33,7 +33,7 @@ from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.batch import WIDTHS, Commit
 from sfumato.diffusion.step.captured import ReadForwards
 from sfumato.diffusion.step.graphs import graph_backend
-from sfumato.engine.late_steps import CommitRow, Denoised, EncodeTime, EncodeTimes, Item, LateSteps
+from sfumato.engine.late_steps import CommitRow, Denoised, EncodeTime, EncodeTimes, Item, Steps
 from sfumato.engine.memory.estimate import question_places
 from sfumato.engine.queue.scheduler import Piece, Share
 from sfumato.engine.recovery import BatchRecovery, free_memory
@@ -171,7 +171,6 @@ class Results:
 
     began: float  # by the clock
     encoded: list[Encoded] = field(default_factory=list)
-    encode_s: float = 0.0  # for which the host waited; 0 where steps are late
     commits: Sequence[CommitRow] = ()  # that go with the canvases of the step
     drafts: list[Denoised] = field(default_factory=list)
     scored: list[Scored] = field(default_factory=list)
@@ -190,11 +189,8 @@ class Runner:
         if network.is_mixed:
             log.info("steps are not captured: graphs are for models in one device's memory")
         self._denoiser = Denoiser(network, rows, backend)
-        self._batches = BatchRecovery(self._batch, self._free, _owner)
+        self._steps = Steps(self._denoiser, self._free, clock)
         self._draws = BatchRecovery(self._draw_batch, self._free, _owner)
-        self._late = None
-        if backend is not None:
-            self._late = LateSteps(self._denoiser, self._free, clock)
         self._encode_times = EncodeTimes(network.device, clock)
         self._forwards = None
         if self._denoiser.device_steps is not None:
@@ -224,52 +220,35 @@ class Runner:
 
         A slot in which an encode raised is empty afterwards.
         """
-        began = self._clock()
-        commits = [] if self._late is None else self._late.commits(pieces)
+        began, commits = self._clock(), self._steps.commits(pieces)
         apart = {piece.row for piece, _ in commits}
         encoded = self._encode_pieces([piece for piece in pieces if piece.row not in apart])
-        seconds = self._clock() - began if self._late is None else 0.0
-        return Results(began, encoded, seconds, commits)
+        # Of late steps the device encodes before that whose results are read next.
+        times = [] if self._steps.late else self._encode_times.done()
+        return Results(began, encoded, commits, times=times)
 
     def denoise(self, items: Sequence[Item], commits: Sequence[CommitRow] = ()) -> Results:
         """Moves each canvas a step on: its draft, or why there is none. Canvases left out had no
         room in memory this time and may try again."""
-        began = self._clock()
         ready, failed = self._prepared(items)
         encoded: list[Encoded] = []
-        if self._late is None:
-            steps = self._batches.run(ready)
-            denoised = [*failed, *((*item, result) for item, result in steps)]
-        else:
-            encoded, denoised, began = self._launch(self._late, ready, failed, commits)
-        # The device encodes before the step whose results were read just now.
-        times = self._encode_times.done()
-        began = min(self._clock(), began + sum(seconds for _, seconds in times))
-        return Results(began, encoded, drafts=denoised, times=times)
-
-    def _launch(
-        self,
-        late: LateSteps,
-        items: Sequence[Item],
-        failed: Sequence[Denoised],
-        commits: Sequence[CommitRow],
-    ) -> tuple[list[Encoded], list[Denoised], float]:
-        """Launches a step, and returns its commits and the results of the step before it, with the
-        time when that began. Commits that cannot be rows of the step are encoded before it."""
-        encoded: list[Encoded] = []
-        if commits and not late.serves(items, commits):
+        if commits and not self._steps.serves(ready, commits):
             encoded = self._encode_pieces([piece for piece, _ in commits])
             commits = ()
-        failed_items, failed_commits = late.launch(items, commits)
+        failed_items, failed_commits = self._steps.launch(ready, commits)
         for piece, _ in commits:
             (segment,) = _segments(piece)
             error = failed_commits.get(piece.row)
             if error is None:
                 _extend(segment)
             encoded.append((segment, error))
-        results, began = late.results()
+        results, began = self._steps.results()
+        # The device encodes before the step whose results were read just now.
+        times = self._encode_times.done()
+        began = min(self._clock(), began + sum(seconds for _, seconds in times))
         # What a canvas's last step gave comes before what ended it in this one.
-        return encoded, [*results, *failed, *failed_items], began
+        drafts = [*results, *failed, *failed_items]
+        return Results(began, encoded, drafts=drafts, times=times)
 
     def draw(self, rows: Sequence[Row]) -> Results:
         """The next token of each row, as a draft, or why there is none. Rows left out had no room
@@ -318,7 +297,7 @@ class Runner:
     @property
     def is_ahead(self) -> bool:
         """Whether a step has been launched whose results are not known."""
-        return self._late is not None and self._late.is_ahead
+        return self._steps.is_ahead
 
     def between_steps(self) -> None:
         """Captures one step that has run, where there is any."""
@@ -332,14 +311,15 @@ class Runner:
         free_memory(self._network.device, error)
 
     def _encode_pieces(self, pieces: Sequence[Piece]) -> list[Encoded]:
+        if not pieces:
+            return []
         results: list[Encoded] = []
-        stamp = self._encode_times.stamp() if pieces and self._late is not None else None
+        began = self._encode_times.stamp()
         # The first segments of all rows go together, then the second ones, and so on.
         for segments in zip_longest(*map(_segments, pieces)):
             failed = {segment.row for segment, error in results if error}
             results += self._encode([s for s in segments if s and s.row not in failed])
-        if stamp is not None:
-            self._encode_times.add([piece.row for piece in pieces], stamp)
+        self._encode_times.add([piece.row for piece in pieces], began)
         return results
 
     def _encode(self, segments: list[Segment]) -> list[Encoded]:
@@ -355,7 +335,7 @@ class Runner:
             else:
                 chunk = len(segments) * max(len(segment.ids) for segment in segments)
                 self._network.encode(ids, slots, chunk)
-            if self._late is None:
+            if not self._steps.late:
                 self._network.synchronize()
         except Exception as error:
             if is_out_of_memory(error):
@@ -379,12 +359,6 @@ class Runner:
                 self._free(error)
             return error
         return None
-
-    def _batch(self, items: Sequence[Item]) -> list[Draft | Exception]:
-        canvases = [canvas for _, canvas in items]
-        result = self._denoiser.forward(canvases, [row.slot for row, _ in items])
-        self._network.synchronize()  # up to here nothing has changed, and all may be run again
-        return self._denoiser.advance(result)
 
     def _draw_batch(self, items: Sequence[Item]) -> list[Draft | Exception]:
         works = [row.work for row, _ in items if isinstance(row.work, Draw)]

@@ -265,7 +265,10 @@ class Denoiser:
         if not self._is_served(canvases, slots):
             if any(isinstance(canvas, Commit) for canvas in canvases):
                 raise ValueError("commits are rows only of steps that can be captured")
-            return self.apply(self.forward(canvases, slots))
+            result = self.forward(canvases, slots)
+            if self.device_steps is None:  # up to here all may be run again, and nothing after it
+                self.network.synchronize()
+            return self.apply(result)
         assert self.device_steps is not None
         self._layout = None  # what it notes in the batches is about to be overwritten
         batch_rows = self._rows_of(self._key(canvases[0]))
