@@ -19,14 +19,15 @@ import torch
 import sfumato
 from sfumato.api import Reply
 from sfumato.diffusion.limits import Stats
-from sfumato.engine.audit import AuditLog, Facts, entry, facts, to_line, used_memory
+from sfumato.engine.audit import AuditLog, entry, facts, to_line, used_memory
 from sfumato.engine.engine import Engine, EngineConfig
 from sfumato.engine.events import Account, Failed, Finished
 from sfumato.engine.memory.device_memory import Budget
 from sfumato.engine.request import Request
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, 89000, UTC)
-FACTS = Facts("embedded", "diffusion-gemma", "cpu", 1000, 4000)
+MEMORY = {"device": "cpu", "used": 1000, "budget": 4000}
+FACTS = {"model": "embedded", "architecture": "diffusion-gemma", "memory": MEMORY}
 SECRET, ANSWER = "the launch code is 1234", "it is 4321"
 CHAT = "/v1/chat/completions"
 REQUEST = Request(SECRET, id="req-1", endpoint=CHAT, user="ann", max_tokens=100, stop="5")
@@ -320,10 +321,12 @@ def test_after_the_end_nothing_is_written(opened: Opener) -> None:
 def test_facts_of_a_model(tmp_path: Path) -> None:
     model = sfumato.load(device="cpu")
     written = facts(model, "mine", Budget(4000, "a test"))
-    assert written == Facts("mine", "diffusion-gemma", "cpu", written.memory_used, 4000)
-    assert facts(model, "mine", None).memory_budget is None
+    used = written["memory"]["used"]
+    memory = {"device": "cpu", "used": used, "budget": 4000}
+    assert written == {"model": "mine", "architecture": "diffusion-gemma", "memory": memory}
+    assert facts(model, "mine", None)["memory"]["budget"] is None
     if Path("/proc/self/statm").exists():
-        assert written.memory_used is not None and 50e6 < written.memory_used < 50e9
+        assert used is not None and 50e6 < used < 50e9
     assert used_memory(torch.device("cpu"), proc=tmp_path) is None
 
 

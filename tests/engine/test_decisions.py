@@ -21,7 +21,7 @@ from sfumato.diffusion.constraints.questions import (
     YesNoQuestion,
 )
 from sfumato.engine import Decided, DecisionRequest, Failed, TooLarge
-from sfumato.engine.audit import Facts, entry
+from sfumato.engine.audit import entry
 from sfumato.engine.events import outcome_of
 from sfumato.model.devices import fetch_together
 from sfumato.ops.cpu import library
@@ -332,7 +332,7 @@ def test_a_decision_ends_once_and_the_audit_has_its_figures(model: Model) -> Non
     handle = serving.decide(request, events.append)
     run(serving)
     assert events == [handle.terminal] and ends == [(request, handle.terminal)]
-    line = entry(request, handle.result(), Facts("m", "a", "cpu"), text=True)
+    line = entry(request, handle.result(), {"model": "m"}, text=True)
     assert (line["event"], line["stop_reason"], line["success"]) == ("finished", "decided", True)
     assert line["decision"] == {"questions": 4, "reads": 3}
     assert line["text"]["state"] == "Hm." and set(line["text"]["probabilities"]) == set(QUESTIONS)

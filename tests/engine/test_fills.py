@@ -10,7 +10,7 @@ from tests.support.scripted_engine import run
 import sfumato
 from sfumato import Draft, Engine, EngineConfig, Failed, Finished, Hole, Model, Request, Settled
 from sfumato.diffusion.prediction import PredictedText
-from sfumato.engine.audit import Facts, entry
+from sfumato.engine.audit import entry
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 FAST = sfumato.SamplerConfig(max_steps=4)
@@ -68,10 +68,9 @@ def test_events_end_in_one_finished_with_an_account(model: Model) -> None:
 
 
 def test_the_audit_log_has_parts_and_predictions() -> None:
-    facts = Facts("m", "a", "cpu")
     parts = ["I am ", Hole(3), Hole(choices=("x", "y"))]
     request = Request(ids=[2], parts=parts, prediction=PredictedText("It is."))
-    text = entry(request, Failed("timeout", "late"), facts, text=True)["text"]
+    text = entry(request, Failed("timeout", "late"), {}, text=True)["text"]
     assert text["parts"] == ["I am ", {"tokens": 3}, {"choices": ("x", "y")}]
     assert text["prediction"] == "It is."
 

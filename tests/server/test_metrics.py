@@ -15,7 +15,6 @@ import sfumato
 from sfumato.api import Reply
 from sfumato.diffusion.limits import Stats
 from sfumato.engine.audit import AuditLog, AuditWriter
-from sfumato.engine.circuit import CircuitState
 from sfumato.engine.engine import Engine, EngineConfig
 from sfumato.engine.events import Account, Failed, Finished
 from sfumato.engine.memory.device_memory import Budget
@@ -80,8 +79,7 @@ def scripted() -> Engine:
     )
     slots = tuple(SlotState(i, 512, i < 3, 10 * i, False, None) for i in range(5))
     speeds = Speeds(31.0, 32.0, 33.0, 340.0, 3.5)
-    circuit = CircuitState(True, "its probe fails", 3, 1)
-    full = EngineState(23, running, slots, TOTALS, speeds, HISTORY, 24, 25, MEMORY, circuit)
+    full = EngineState(23, running, slots, TOTALS, speeds, HISTORY, 24, 25, MEMORY, True)
     state = SimpleNamespace(**vars(full))
     engine = SimpleNamespace(
         served=SimpleNamespace(name="small.gguf", device="cpu"),

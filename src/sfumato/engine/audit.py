@@ -2,7 +2,7 @@
 
 A line has the figures of a request, and its texts only where the operator wants them. A thread of
 its own writes the lines: a disk that stalls holds up no request. Knows no HTTP and no engine:
-`Facts` has what a line says of the engine.
+`facts` gives what a line says of the engine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from threading import Lock, Thread
 from typing import Any, BinaryIO
 
 from sfumato.api import Model
-from sfumato.engine.events import Account, Failed, Terminal, outcome_of
+from sfumato.engine.events import Failed, Terminal, outcome_of
 from sfumato.engine.memory.device_memory import Budget, used_memory
 from sfumato.engine.request import AnyRequest
 
@@ -31,29 +31,18 @@ logger = logging.getLogger(__name__)
 MAX_BYTES, KEEP = 64 << 20, 5
 
 
-@dataclass(frozen=True)
-class Facts:
-    """The part of a line that is the engine's, not the request's."""
-
-    model: str
-    architecture: str
-    device: str
-    memory_used: int | None = None  # bytes
-    memory_budget: int | None = None
-
-
-def facts(model: Model, name: str, budget: Budget | None) -> Facts:
-    """Facts about a model that clients call `name`, at this moment; budget: what the engine was
-    given."""
-    device = model.network.device
-    nbytes = None if budget is None else budget.nbytes
-    return Facts(name, model.family.architecture, str(device), used_memory(device), nbytes)
+def facts(model: Model, name: str, budget: Budget | None) -> dict[str, Any]:
+    """The part of a line that is the engine's, not the request's: of a model that clients call
+    `name`, at this moment; budget: what the engine was given. Bytes."""
+    device, nbytes = model.network.device, None if budget is None else budget.nbytes
+    memory = {"device": str(device), "used": used_memory(device), "budget": nbytes}
+    return {"model": name, "architecture": model.family.architecture, "memory": memory}
 
 
 def entry(
     request: AnyRequest,
     event: Terminal,
-    facts: Facts,
+    facts: Mapping[str, Any],
     text: bool = False,
     now: datetime | None = None,
 ) -> dict[str, Any]:
@@ -70,13 +59,12 @@ def entry(
         "request_id": request.id,
         "endpoint": request.endpoint,
         "user": request.user,
-        "model": facts.model,
-        "architecture": facts.architecture,
+        **facts,
         "success": reason not in (None, "cancelled"),
         "stop_reason": reason,
         "error": event.kind if isinstance(event, Failed) else None,
         "seed": request.seed if account is None else account.seed,
-        "tokens": _tokens(request, account),
+        "tokens": {x: getattr(account, f"{x}_tokens", None) for x in _TOKENS},
         "steps": account and list(account.steps),
         "convergence": account and list(account.convergence),
         "retries": account and account.retries,
@@ -84,12 +72,9 @@ def entry(
         "speed": account and {x: _rounded(getattr(account, x)) for x in _SPEED},
         "allocation": account
         and {"slot": account.slot, "context": account.context, "reused": account.allocated},
-        "memory": {
-            "device": facts.device,
-            "used": facts.memory_used,
-            "budget": facts.memory_budget,
-        },
     }
+    if account is None:
+        fields["tokens"]["requested"] = request.max_tokens
     if account is not None and account.constraint is not None:
         fields["constraint"] = asdict(account.constraint)
     if account is not None and account.questions is not None:
@@ -99,20 +84,7 @@ def entry(
     return fields
 
 
-def _tokens(request: AnyRequest, account: Account | None) -> dict[str, int | None]:
-    if account is None:
-        unknown = dict.fromkeys(("prompt", "cached", "output", "thought", "canvas"))
-        return unknown | {"requested": request.max_tokens}
-    return {
-        "prompt": account.prompt_tokens,
-        "cached": account.cached_tokens,
-        "requested": account.requested_tokens,
-        "output": account.output_tokens,
-        "thought": account.thought_tokens,
-        "canvas": account.canvas_tokens,
-    }
-
-
+_TOKENS = ("prompt", "cached", "requested", "output", "thought", "canvas")
 _SECONDS = (
     "queue",
     "slot_wait",
@@ -331,7 +303,7 @@ class AuditWriter:
             )
 
     def record(
-        self, request: AnyRequest, event: Terminal, facts: Facts, held_back: int = 0
+        self, request: AnyRequest, event: Terminal, facts: Mapping[str, Any], held_back: int = 0
     ) -> None:
         """Writes the line of one request. held_back: refusals before it that have none. Never
         raises: an audit that fails ends no request."""

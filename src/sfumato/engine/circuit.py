@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -51,27 +50,15 @@ WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before each further probe; when the last
 LENGTH = 16  # positions of the probe's canvas at most
 
 
-@dataclass(frozen=True)
-class CircuitState:
-    open: bool
-    reason: str | None  # why it is open
-    failures: int  # requests that have failed since the last one that worked
-    probes: int  # that have failed, one after another
-
-
 class Circuit:
     """Written by the engine's thread alone; any thread may read."""
 
     def __init__(self, probe: Callable[[], None], clock: Callable[[], float]) -> None:
         """probe: raises where the engine does not work."""
         self._probe, self._clock, self._waits = probe, clock, WAITS_S
-        self._failures, self._probes, self._next = 0, 0, 0.0
+        self.failures = 0  # requests that have failed since the last one that worked
+        self.probes, self._next = 0, 0.0  # probes that have failed, one after another
         self.reason: str | None = None  # why no request is taken; None while the circuit is closed
-
-    @property
-    def state(self) -> CircuitState:
-        reason = self.reason
-        return CircuitState(reason is not None, reason, self._failures, self._probes)
 
     def retry_s(self) -> float:
         """Seconds until the next probe of an open circuit."""
@@ -80,42 +67,42 @@ class Circuit:
     def ended(self, terminal: Terminal) -> None:
         """Records how a request has ended."""
         if isinstance(terminal, Failed):
-            self._failures += terminal.kind == "internal"
+            self.failures += terminal.kind == "internal"
         elif outcome_of(terminal) != "cancelled":
-            self._failures = 0
+            self.failures = 0
 
     def check(self) -> bool:
         """Whether rows may run now. Runs the probe where that is due. Raises Stops when the
         last probe has failed."""
         is_closed = self.reason is None
-        if (is_closed and self._failures < FAILURES) or self._clock() < self._next:
+        if (is_closed and self.failures < FAILURES) or self._clock() < self._next:
             return is_closed
         try:
             self._probe()
         except Exception as error:
             if is_out_of_memory(error):  # others may have it all: nothing is known yet
                 log.warning("the probe of the engine found no memory; it is repeated later")
-                self._next = self._clock() + self._waits[max(0, self._probes - 1)]
+                self._next = self._clock() + self._waits[max(0, self.probes - 1)]
                 return is_closed
             self._failed(error)
             return False
         log.warning(
             "%d requests failed one after another; the engine's own probe works, so requests %s",
-            self._failures,
+            self.failures,
             "are taken" if self.reason is None else "are taken again",
         )
-        self._failures, self._probes, self._next, self.reason = 0, 0, 0.0, None
+        self.failures, self.probes, self._next, self.reason = 0, 0, 0.0, None
         return True
 
     def _failed(self, error: Exception) -> None:
-        self._probes += 1
-        log.error("probe %d of the engine failed", self._probes, exc_info=error)
+        self.probes += 1
+        log.error("probe %d of the engine failed", self.probes, exc_info=error)
         most = len(self._waits) + 1
-        probes = f"its own probe {self._probes} of {most} times ({type(error).__name__})"
-        what = f"the last {self._failures} requests failed, and {probes}"
-        if self._probes == most:
+        probes = f"its own probe {self.probes} of {most} times ({type(error).__name__})"
+        what = f"the last {self.failures} requests failed, and {probes}"
+        if self.probes == most:
             raise Stops(what)
-        self._next = self._clock() + self._waits[self._probes - 1]
+        self._next = self._clock() + self._waits[self.probes - 1]
         self.reason = f"the engine is not ready: {what}; try again later"
 
 

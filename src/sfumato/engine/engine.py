@@ -398,7 +398,7 @@ class Engine:
             self._statistics.history(),
             *self._slot_bytes,
             self._guard.view,
-            self._circuit.state,
+            self._circuit.reason is not None,
         )
 
     def used_memory(self) -> int | None:

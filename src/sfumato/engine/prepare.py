@@ -64,16 +64,14 @@ class SnapshotPoints:
     def __init__(self, prompt_ids: PromptIds, special: Collection[int]) -> None:
         """special: ids that only the template writes, whatever the messages say."""
         self._prompt_ids, self._special = prompt_ids, frozenset(special)
-        self._tails: dict[tuple[str, bool], list[int] | None] = {}
-        self._gaps: dict[bool, tuple[int, list[int]]] = {}
-        for thinking in (False, True):  # now, rather than in the first request
-            self._tail("user", thinking)
-            self._gap(thinking)
+        # Now, rather than in the first request.
+        self._tails = {(r, t): self._tail(_ENDS[r], t) for r in _ENDS for t in (False, True)}
+        self._gaps = [self._gap(thinking) for thinking in (False, True)]
 
     def lengths(self, ids: Sequence[int], messages: Messages, thinking: bool) -> tuple[int, ...]:
         """The lengths of `ids`, the prompt that `messages` came to, that later prompts are likely
         to share, in increasing order; where the template is not understood, the prompt's end."""
-        tail = self._tail(str(messages[-1].get("role")), thinking)
+        tail = self._tails.get((str(messages[-1].get("role")), thinking))
         if tail is None or list(ids[len(ids) - len(tail) :]) != tail:
             return (len(ids),)
         lengths = {len(ids) - len(tail)}
@@ -83,7 +81,7 @@ class SnapshotPoints:
 
     def _after_system(self, ids: Sequence[int], thinking: bool) -> int:
         """How many ids come before the first message after the system prompt; 0: unknown."""
-        start, gap = self._gap(thinking)
+        start, gap = self._gaps[thinking]
         if not gap:
             return 0
         try:
@@ -92,15 +90,8 @@ class SnapshotPoints:
             return 0
         return at + common(ids[at : at + len(gap)], gap)
 
-    def _tail(self, role: str, thinking: bool) -> list[int] | None:
+    def _tail(self, messages: Messages, thinking: bool) -> list[int] | None:
         """The end of a prompt that the next one does not repeat; None where it is unknown."""
-        if role not in _ENDS:
-            return None
-        if (role, thinking) not in self._tails:
-            self._tails[role, thinking] = self._learnt_tail(_ENDS[role], thinking)
-        return self._tails[role, thinking]
-
-    def _learnt_tail(self, messages: Messages, thinking: bool) -> list[int] | None:
         try:
             ids = self._prompt_ids(messages, thinking)
             return ids[common(ids, self._prompt_ids([*messages, *_NEXT], thinking)) :]
@@ -110,11 +101,7 @@ class SnapshotPoints:
     def _gap(self, thinking: bool) -> tuple[int, list[int]]:
         """Where a system prompt's text begins, and what stands between it and the next message's,
         from the first special id on: that one ends the text, which cannot hold it."""
-        if thinking not in self._gaps:
-            self._gaps[thinking] = self._learnt_gap(thinking)
-        return self._gaps[thinking]
 
-    def _learnt_gap(self, thinking: bool) -> tuple[int, list[int]]:
         def ids_of(system: str, user: str) -> list[int]:
             messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
             return self._prompt_ids(messages, thinking)

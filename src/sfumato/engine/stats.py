@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from sfumato.engine.circuit import CircuitState
 from sfumato.engine.events import DECIDED, Account
 from sfumato.engine.memory.guard import MemoryView
 from sfumato.engine.queue.slots import SlotState
@@ -101,7 +100,7 @@ class EngineState:
     snapshot_bytes: int  # memory of the device that prefix snapshots take now
     larger_bytes: int
     memory: MemoryView  # predicted, and available when the engine was made
-    circuit: CircuitState
+    circuit_open: bool  # no request is taken until a probe works
 
 
 @dataclass

@@ -149,7 +149,7 @@ def _engine(engine: Engine) -> Iterator[Metric]:
     yield _gauge(
         "sfumato_circuit_open",
         "1 while the engine's own probe fails and no request runs.",
-        float(state.circuit.open),
+        float(state.circuit_open),
     )
     yield _gauge("sfumato_uptime_seconds", "Since the engine was made.", health.uptime_s)
     yield _gauge("sfumato_queue_depth", "Requests that wait for a slot.", state.waiting)

@@ -25,7 +25,7 @@ from sfumato.diffusion.step.step import (
     NOT_FINITE,
     Evaluated,
     Layout,
-    Unpacked,
+    RowResult,
     evaluate,
     lay_out,
     move,
@@ -91,10 +91,9 @@ class Pending:
         for shape, errors, words in zip(
             self.shapes, self.errors, self.words.split(sizes), strict=True
         ):
-            step = unpack(words, *shape)
-            for row in range(shape[0]):
+            for row, result in enumerate(unpack(words, *shape)):
                 results[self.order[at]] = _result(
-                    self.canvases[at], step, row, errors.get(row), self.extra.get(at)
+                    self.canvases[at], result, errors.get(row), self.extra.get(at)
                 )
                 at += 1
         return results
@@ -106,30 +105,28 @@ def _top_of(stats: HeadStats) -> Top:
     return stats.top_ids.cpu(), stats.top_probs.cpu(), named
 
 
-def _result(
-    canvas: Canvas, step: Unpacked, row: int, error: Exception | None, top: Top | None
-) -> Result:
+def _result(canvas: Canvas, row: RowResult, error: Exception | None, top: Top | None) -> Result:
     """Tells a canvas what became of its row. error: what its rules raised."""
-    length, flags = canvas.length, step.flags[row]
+    step, flags, *positions = row
+    argmax, entropy, accepted, top_ids, top_probs = (each[: canvas.length] for each in positions)
     if flags & FROZEN:
         return None
     if error is not None:
         return error
-    entropy = step.entropy[row, :length]
     if flags & NOT_FINITE:
         try:
-            canvas.check_entropy(entropy, step.steps[row])
+            canvas.check_entropy(entropy, step)
         except (ValueError, FloatingPointError) as not_finite:
             return not_finite
-    canvas.learn(step.steps[row], bool(flags & CONVERGED), bool(flags & DONE))
+    canvas.learn(step, bool(flags & CONVERGED), bool(flags & DONE))
     assert canvas.config.max_steps
-    ids, probs, named = top or (step.top_ids[row, :length], step.top_probs[row, :length], None)
+    ids, probs, named = top or (top_ids, top_probs, None)
     return Draft(
         canvas.noise.canvas,
         canvas.step,
-        step.argmax[row, :length],
+        argmax,
         entropy,
-        step.accepted[row, :length],
+        accepted,
         canvas.config.max_steps,
         ids,
         probs,

@@ -13,7 +13,7 @@ they take part, so that shapes depend on the number of rows alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -340,28 +340,20 @@ def row_words(width: int, top: int) -> int:
     return HEADER + width * (3 + 2 * top)
 
 
-@dataclass(frozen=True)
-class Unpacked:
-    """A packed step on the host, R rows of width W."""
-
-    steps: Sequence[int]
-    flags: Sequence[int]
-    argmax: Tensor  # int64 [R, W]
-    entropy: Tensor  # float32 [R, W]
-    accepted: Tensor  # bool [R, W]
-    top_ids: Tensor  # int64 [R, W, top]
-    top_probs: Tensor  # float32 [R, W, top]
+RowResult = tuple[int, int, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""A row of a packed step on the host: steps done, flags, argmax int64 [W], entropy float32 [W],
+accepted bool [W], the most probable tokens int64 [W, top] and their probabilities float32."""
 
 
-def unpack(words: Tensor, rows: int, width: int) -> Unpacked:
-    """words: int32, those of one part, on the host."""
+def unpack(words: Tensor, rows: int, width: int) -> Iterator[RowResult]:
+    """The rows of one part. words: int32, those of the part, on the host."""
     words = words.view(rows, -1)
     steps, flags = words[:, :HEADER].t().tolist()
     top = ((words.shape[1] - HEADER) // width - 3) // 2
     argmax, entropy, accepted, ids, probs = words[:, HEADER:].split(
         (width, width, width, top * width, top * width), dim=1
     )
-    return Unpacked(
+    return zip(
         steps,
         flags,
         argmax.long(),
@@ -369,4 +361,5 @@ def unpack(words: Tensor, rows: int, width: int) -> Unpacked:
         accepted.bool(),
         ids.long().unflatten(1, (width, top)),
         probs.contiguous().view(torch.float32).unflatten(1, (width, top)),
+        strict=True,
     )
