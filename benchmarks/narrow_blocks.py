@@ -50,9 +50,10 @@ def main() -> None:
 def _report(columns: int, label: str, name: str, numbers: Tensor) -> None:
     with TemporaryDirectory() as folder:
         matrix = matrix_of(LAYOUTS[name], numbers, Path(folder))
-        values, format = matrix.values(), nearest(matrix.format, columns)
+        values, format = matrix.dequantize(), nearest(matrix.format, columns)
         assert format is not None
-        blocks = QuantizedTensor(matrix.rows_in(format), format, matrix.shape)
+        blocks = matrix.in_format(format)
+        assert isinstance(blocks, QuantizedTensor)
 
     def error(other: Tensor, exact: Tensor) -> float:
         return ((other - exact).norm() / exact.norm()).item()
@@ -76,8 +77,10 @@ def matrix_of(layout: Layout, numbers: Tensor, folder: Path) -> NarrowMatrix:
     file = folder / "m.safetensors"
     save_file({f"m.{leaf}": part for leaf, part in layout.encode(numbers).items()}, file)
     opened = read_safetensors(file)
-    pieces, _ = group_pieces(opened.tensors.values(), _scheme(layout, folder))
-    return pieces["m.weight"].read({file: opened})
+    (piece,) = group_pieces(opened.tensors.values(), _scheme(layout, folder))
+    matrix = piece.read({file: opened})
+    assert isinstance(matrix, NarrowMatrix)
+    return matrix
 
 
 def _sizes(layout: Layout, kind: Kind) -> tuple[float, float, float]:

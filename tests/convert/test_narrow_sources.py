@@ -21,6 +21,7 @@ from sfumato.train.embedded_data import evaluation_sets
 from sfumato.train.evaluate import evaluate
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.formats import QuantizedTensor
+from sfumato.weights.joined import JoinedTensor
 
 CPU = torch.device("cpu")
 BESIDE = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -63,7 +64,8 @@ def test_the_nearest_gguf_file_is_what_loading_makes(
     assert done.target == "nearest"
     assert not [note for note in done.notes if "errors add" in note]
     source, made = open_checkpoint(narrow[name]), open_checkpoint(tmp_path / "model.gguf")
-    formats = {made.tensors[tensor].format for tensor in source.joined}
+    infos = source.tensors.items()
+    formats = {made.tensors[name].format for name, i in infos if isinstance(i, JoinedTensor)}
     assert block in formats
     for tensor in source.tensors:
         ours, theirs = source.read(tensor), made.read(tensor)

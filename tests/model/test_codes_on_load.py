@@ -24,7 +24,7 @@ from sfumato.ops.triton.planes import PlaneTensor
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.formats import FORMATS, QuantizedTensor, ScaledTensor
-from sfumato.weights.joined import NarrowPiece
+from sfumato.weights.joined import JoinedTensor, NarrowPiece
 
 CPU = torch.device("cpu")
 CONFIG = gguf_config(hidden_size=64, intermediate_size=96, expert_size=32, vocab_size=64)
@@ -43,9 +43,16 @@ def opened(
 
 def values_of(checkpoint: Checkpoint, name: str) -> Tensor:
     """float32 [rows, columns], of the pieces of the file."""
-    pieces = (each for each in checkpoint.joined[name].pieces if isinstance(each, NarrowPiece))
-    matrices = (piece.read(checkpoint.files) for piece in pieces)
-    return torch.cat([part.values() for matrix in matrices for part in matrix.parts()])
+    return torch.cat(
+        [piece.read(checkpoint.files).dequantize() for piece in pieces_of(checkpoint, name)]
+    )
+
+
+def pieces_of(checkpoint: Checkpoint, name: str) -> list[NarrowPiece]:
+    """The narrow matrices that a tensor is made of."""
+    info = checkpoint.tensors[name]
+    assert isinstance(info, JoinedTensor)
+    return [each for each in info.pieces if isinstance(each, NarrowPiece)]
 
 
 def serving(monkeypatch: pytest.MonkeyPatch, *operations: str) -> None:
@@ -103,9 +110,7 @@ def check_numbers(checkpoint: Checkpoint, name: str, network: Network, kind: typ
     path, _, leaf = at.rpartition(".")
     weight = getattr(network.transformer.get_submodule(path), leaf)
     assert isinstance(weight, kind), at
-    pieces = checkpoint.joined[at].pieces
-    stored = sum(info.nbytes for piece in pieces if isinstance(piece, NarrowPiece)
-                 for info in piece.tensors.values())  # fmt: skip
+    stored = sum(info.nbytes for info in checkpoint.tensors[at].stored)
     values = values_of(checkpoint, at)
     assert weight.nbytes <= stored + 4 * len(values)
     dequantized = weight.dequantize().view(values.shape)
@@ -233,7 +238,7 @@ def test_int4_keeps_its_scales_in_planes(tmp_path: Path, monkeypatch: pytest.Mon
         assert isinstance(weight, PlaneTensor) and weight.nbytes == foretold[at], at
         values = values_of(checkpoint, at)
         assert torch.equal(weight.dequantize().view(values.shape), values), at
-        pieces = (each for each in checkpoint.joined[at].pieces if isinstance(each, NarrowPiece))
+        pieces = pieces_of(checkpoint, at)
         stored = sum(piece.tensors[r].nbytes for piece in pieces for r in ("codes", "scale"))
         assert weight.nbytes <= 1.03 * stored, at
     with pytest.raises(CheckpointError, match="too large for a block's float16"):

@@ -24,7 +24,8 @@ from sfumato.model.families.diffusion_gemma.config import hf_config
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.files import safetensors
-from sfumato.weights.formats import QuantizedTensor
+from sfumato.weights.formats import FORMATS, QuantizedTensor
+from sfumato.weights.joined import JoinedTensor
 
 CONFIG = gguf_config(hidden_size=256, intermediate_size=96, expert_size=32)
 STATE = random_state(CONFIG)
@@ -53,13 +54,15 @@ def test_published_layouts(tmp_path: Path, name: str) -> None:
     for tensor, value in STATE.items():
         error = (values(checkpoint, tensor) - value).norm() / value.norm().clamp(min=1e-9)
         narrow = LAYOUTS[name].narrows.fullmatch(tensor) is not None
-        assert (tensor in checkpoint.joined) == narrow == (not checkpoint.is_view(tensor))
+        is_joined = isinstance(checkpoint.tensors[tensor], JoinedTensor)
+        assert is_joined == narrow == (not checkpoint.is_view(tensor))
         assert error < (most if narrow else 0.005), tensor
         blocks = b"".join(part.numpy().tobytes() for part in checkpoint.recoded(tensor, "F32"))
         exact = torch.frombuffer(bytearray(blocks), dtype=torch.float32).view(value.shape)
         torch.testing.assert_close(values(checkpoint, tensor), exact, atol=0.01, rtol=0)
         checkpoint.prefetch(tensor)
-    formats = {checkpoint.tensors[n].format for n in checkpoint.joined}
+    infos = checkpoint.tensors.values()
+    formats = {info.format for info in infos if isinstance(info, JoinedTensor)}
     assert formats <= {"Q8_0", "Q4_0", "Q6_K"}
 
 
@@ -282,8 +285,10 @@ def test_headers_that_are_too_large_together(
 def test_reading_takes_one_matrix_at_a_time(tmp_path: Path) -> None:
     """A stack's parts are converted one after another, whatever its size."""
     checkpoint = opened(tmp_path, TENSORS["fp8"], LAYOUTS["fp8"])
-    parts = list(checkpoint.joined["layers.0.experts.gate_up_proj"]._matrices(checkpoint.files))
-    assert [part.shape[0] for _, part in parts] == [CONFIG.expert_size] * 2 * CONFIG.num_experts
+    joined = checkpoint.tensors["layers.0.experts.gate_up_proj"]
+    assert isinstance(joined, JoinedTensor)
+    parts = joined._parts(checkpoint.files, FORMATS[joined.format])
+    assert [part.shape[0] for part in parts] == [CONFIG.expert_size] * 2 * CONFIG.num_experts
 
 
 def test_a_scale_of_the_matrix_whose_inverse_is_no_number(tmp_path: Path) -> None:
@@ -293,3 +298,12 @@ def test_a_scale_of_the_matrix_whose_inverse_is_no_number(tmp_path: Path) -> Non
     checkpoint = opened(tmp_path, tensors, LAYOUTS["nvfp4"])
     with pytest.raises(CheckpointError, match="weight_global_scale' makes scales infinite"):
         checkpoint.read("layers.1.experts.down_proj")
+
+
+def test_plain_experts_of_no_format_that_is_read(tmp_path: Path) -> None:
+    """Beside narrow matrices."""
+    tensors = {name: t for name, t in TENSORS["fp8"].items() if ".experts." not in name}
+    weights = (name for name in TENSORS["fp8"] if ".experts." in name and name.endswith("weight"))
+    tensors |= {name: TENSORS["fp8"][name].double() for name in weights}
+    with pytest.raises(CheckpointError, match="is stored as F64, which is not supported"):
+        opened(tmp_path, tensors, LAYOUTS["fp8"])

@@ -41,6 +41,7 @@ from sfumato.weights.files.atomic_write import check_writable
 from sfumato.weights.files.jsonfile import read_object
 from sfumato.weights.files.tensorfile import TensorStream
 from sfumato.weights.formats import of_files
+from sfumato.weights.joined import JoinedTensor
 
 HF_TARGETS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 NEAREST = "nearest"
@@ -119,10 +120,9 @@ def _recipe(
     of most of the source's narrow tensors."""
     if out.suffix.lower() == ".safetensors":
         raise ValueError(f"{out}: name a folder for safetensors, or a file that ends in .gguf")
-    joined = source.joined if source is not None and kind == "gguf" else {}
-    if joined and to in (None, NEAREST):
-        counted = Counter(tensor.info.format for tensor in joined.values())
-        base = counted.most_common(1)[0][0]
+    narrow = _narrow(source) if source is not None and kind == "gguf" else {}
+    if narrow and to in (None, NEAREST):
+        base = Counter(narrow.values()).most_common(1)[0][0]
         return NEAREST, QuantRecipe(base, _FILE_TYPES.get(base, TARGETS["bf16"].file_type))
     if to == NEAREST:
         raise ValueError(f"--to: {NEAREST!r} is for narrow checkpoints to GGUF files alone")
@@ -142,8 +142,13 @@ def _recipe(
 def _kept(checkpoint: Checkpoint, shapes: Shapes) -> dict[str, str]:
     """The format of every tensor for `NEAREST`: floats stay bfloat16, vectors and routers F32."""
     plain = formats(shapes, TARGETS["bf16"])
-    joined = {name: tensor.info.format for name, tensor in checkpoint.joined.items()}
-    return {name: joined.get(name, plain[name]) for name in shapes}
+    return {name: plain[name] for name in shapes} | _narrow(checkpoint)
+
+
+def _narrow(checkpoint: Checkpoint) -> dict[str, str]:
+    """The formats of the tensors that reading makes of a checkpoint's narrow matrices."""
+    infos = checkpoint.tensors.items()
+    return {name: info.format for name, info in infos if isinstance(info, JoinedTensor)}
 
 
 def _notes(checkpoint: Checkpoint, chosen: Mapping[str, str]) -> list[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from sfumato.ops.registry import PLANES, kind_of
 from sfumato.ops.triton import planes
 from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
+from sfumato.weights.files.tensorfile import Files
 from sfumato.weights.formats import (
     BLOCKS,
     CODES,
@@ -29,7 +30,7 @@ from sfumato.weights.formats import (
     Format,
     QuantizedTensor,
     ScaledTensor,
-    Stored,
+    Weight,
     is_float,
     quantize,
     round_rows,
@@ -141,23 +142,28 @@ ON_LOAD = ("q4_k", "q8_0", "fp8")
 
 
 @dataclass(frozen=True)
-class QuantizedCheckpoint(Checkpoint):
-    """See `quantized_on_load`."""
+class QuantizedInfo(TensorInfo):
+    """A matrix that becomes blocks or codes when it is read, on `device`, where it stays; of the
+    floats of `source`."""
 
-    target: str
+    source: TensorInfo = field(repr=False)
     device: torch.device
 
-    def read(self, name: str) -> Tensor | Stored:
-        """Reads as `Checkpoint.read` does; a matrix that is quantized on the way is no view of the
-        file, and lies on `device`. Raises ValueError, naming the tensor, for values that are not
-        finite."""
-        value = super().read(name)
-        if not isinstance(value, Tensor) or is_float(self.tensors[name].format):
-            return value
+    @property
+    def stored(self) -> tuple[TensorInfo, ...]:
+        return self.source.stored
+
+    def unchanged(self) -> TensorInfo | None:
+        return self.source.unchanged()
+
+    def read(self, files: Files) -> Weight:
+        """The weight. Raises ValueError, naming the tensor, for values that are not finite."""
+        floats = self.source.read(files).to(self.device)
+        assert isinstance(floats, Tensor)
         try:
-            return quantized(name, value.to(self.device), self.target)
+            return _in_format(self.name, floats, FORMATS[self.format])
         except ValueError as error:
-            raise Refused("quantize", f"{self.tensors[name].file}: {error}") from error
+            raise Refused("quantize", f"{self.file}: {error}") from error
 
 
 def quantized_on_load(checkpoint: Checkpoint, target: str, device: torch.device) -> Checkpoint:
@@ -168,13 +174,12 @@ def quantized_on_load(checkpoint: Checkpoint, target: str, device: torch.device)
     """
     if target not in ON_LOAD:
         raise Refused("quantize", f"{target!r} is none of {', '.join(ON_LOAD)}")
-    values = {field.name: getattr(checkpoint, field.name) for field in fields(Checkpoint)}
     tensors = dict(checkpoint.tensors)
     for name, info in tensors.items():
         if is_float(info.format) and (format := _format_on_load(name, info.shape, target)):
-            nbytes = format.nbytes(info.shape)
-            tensors[name] = replace(info, format=format.name, nbytes=nbytes)
-    return QuantizedCheckpoint(**values | {"tensors": tensors}, target=target, device=device)
+            given = name, info.shape, format.name, format.nbytes(info.shape), info.file
+            tensors[name] = QuantizedInfo(*given, info.offset, info, device)
+    return replace(checkpoint, tensors=tensors)
 
 
 def quantized(name: str, tensor: Tensor, target: str) -> QuantizedTensor | ScaledTensor | Tensor:
@@ -185,8 +190,10 @@ def quantized(name: str, tensor: Tensor, target: str) -> QuantizedTensor | Scale
     unchanged. Raises ValueError for another target, and for values that are not finite.
     """
     format = _format_on_load(name, tuple(tensor.shape), target)
-    if format is None:
-        return tensor
+    return tensor if format is None else _in_format(name, tensor, format)
+
+
+def _in_format(name: str, tensor: Tensor, format: Format) -> QuantizedTensor | ScaledTensor:
     try:
         if format.form == BLOCKS:
             return quantize(tensor, format)
@@ -233,12 +240,8 @@ def as_codes(
     # Rows of an embedding are read one by one, and a router's product is in float32.
     kept = {
         name: each
-        for name, tensor in checkpoint.joined.items()
+        for name, info in checkpoint.tensors.items()
         if name.startswith("layers.") and ".router." not in name
-        if (each := tensor.unchanged()) and stays(name, each.info)
+        if (each := info.unchanged()) and stays(name, each)
     }
-    if not kept:
-        return checkpoint
-    infos = {name: tensor.info for name, tensor in kept.items()}
-    joined = {**checkpoint.joined, **kept}
-    return replace(checkpoint, tensors={**checkpoint.tensors, **infos}, joined=joined)
+    return replace(checkpoint, tensors={**checkpoint.tensors, **kept}) if kept else checkpoint

@@ -25,7 +25,7 @@ from sfumato.weights.files.jsonfile import read_object
 from sfumato.weights.files.narrow import Scheme, read_scheme
 from sfumato.weights.files.safetensors import INDEX, check_header_sizes, read_safetensors
 from sfumato.weights.files.tensorfile import TensorFile, TensorInfo, recoded, require_readable
-from sfumato.weights.formats import Stored
+from sfumato.weights.formats import Weight
 from sfumato.weights.joined import JoinedTensor, group_pieces, join
 from sfumato.weights.names import TensorNames, TensorPlace
 
@@ -176,8 +176,7 @@ class Checkpoint:
     vision: the vision tower's tensors, by the file's names, kept aside.
     metadata: for safetensors {"config": …, "generation_config": … or {}}, the JSON files beside
     the weights; for GGUF the flat key → value of the file, or of the first part.
-    scheme: of the narrow matrices, where there are such; joined: canonical name → the pieces that
-    reading makes the tensor of. `tensors` says what reading gives: blocks instead of narrow codes.
+    `tensors` says what reading gives: blocks instead of narrow codes, and stacks of matrices.
     """
 
     path: Path
@@ -186,47 +185,40 @@ class Checkpoint:
     vision: Mapping[str, TensorInfo] = field(repr=False)
     metadata: Mapping[str, Any] = field(repr=False)
     files: Mapping[Path, TensorFile] = field(repr=False)
-    scheme: Scheme | None = field(default=None, kw_only=True)
-    joined: Mapping[str, JoinedTensor] = field(default_factory=dict, repr=False, kw_only=True)
 
     @property
     def folder(self) -> Path:
         """The folder of the files."""
         return self.path if self.path.is_dir() else self.path.parent
 
-    def read(self, name: str) -> Tensor | Stored:
-        """The tensor of this canonical name as stored: blocks, codes with scales where `tensors`
-        says so (see `JoinedTensor.of_codes`), or a plain tensor of the stored dtype. A view of the
-        mapped file, unless it is joined: writing to it ends the process, so clone first.
+    def read(self, name: str) -> Weight:
+        """The tensor of this canonical name as `tensors` has it: blocks, codes with scales, or a
+        plain tensor of the stored dtype. A view of the mapped file, unless it is made of others
+        (see `is_view`): writing to it ends the process, so clone first.
 
         Raises KeyError if `tensors` has no such name, CheckpointError for narrow matrices that
         cannot be used.
         """
-        if name in self.joined:
-            return self.joined[name].read(self.files)
-        info = self.tensors[name]
-        return self.files[info.file].read(info.name)
+        return self.tensors[name].read(self.files)
 
     def recoded(self, name: str, format: str) -> Iterator[Tensor]:
         """The tensor's bytes in another format, uint8, in pieces. Raises ValueError for values that
         the format cannot hold."""
-        if name in self.joined:
-            return self.joined[name].recoded(self.files, format)
+        info = self.tensors[name]
+        if isinstance(info, JoinedTensor):
+            return info.recoded(self.files, format)
         return recoded(self.read(name), format)
 
     def is_view(self, name: str) -> bool:
         """Whether `read` gives a view of the mapped file, without memory of the process."""
-        # Subclasses make their tensors as they are read.
-        return type(self) is Checkpoint and name not in self.joined
+        info = self.tensors[name]
+        return info.stored == (info,) and info.file in self.files
 
     def prefetch(self, name: str) -> None:
         """Lets the system begin to read the tensor of this canonical name from disk."""
-        if name in self.joined:
-            self.joined[name].prefetch(self.files)
-            return
-        info = self.tensors[name]
-        if info.file in self.files:
-            self.files[info.file].prefetch(info.name)
+        for info in self.tensors[name].stored:
+            if info.file in self.files:
+                self.files[info.file].prefetch(info.name)
 
     def check_tensors(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Checks that the tensors are exactly the expected ones.
@@ -279,19 +271,15 @@ def open_with(path: str | Path, names_of: NamesOf) -> Checkpoint:
         raise CheckpointError(f"{origin}: {error}") from error
     infos = [info for file in files for info in file.tensors.values()]
     place = names.place_gguf if kind == "gguf" else names.place_transformers
-    joined: dict[str, JoinedTensor] = {}
-    if scheme is None:
-        tensors, vision = _sort(infos, place)
-    else:
-        pieces, others = group_pieces(infos, scheme)
-        tensors, vision = _sort([*(p.info for p in pieces.values()), *others], place)
-        tensors, joined = join(tensors, pieces, names, metadata["config"], scheme)
+    tensors, vision = _sort(infos if scheme is None else group_pieces(infos, scheme), place)
+    if scheme is not None:
+        tensors = join(tensors, names, metadata["config"], scheme)
     for info in tensors.values():
         require_readable(info)
     if vision:
         _log.info("%s: %d vision tensors are kept aside", path, len(vision))
     mapped = {file.path: file for file in files}
-    return Checkpoint(path, kind, tensors, vision, metadata, mapped, scheme=scheme, joined=joined)
+    return Checkpoint(path, kind, tensors, vision, metadata, mapped)
 
 
 def _open_safetensors(

@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,23 +22,24 @@ from torch import Tensor
 
 from sfumato.weights.errors import CheckpointError, listed, quoted
 from sfumato.weights.files.narrow import Scheme
-from sfumato.weights.files.tensorfile import TensorFile, TensorInfo, recoded
+from sfumato.weights.files.tensorfile import Files, TensorInfo, recoded, require_readable
 from sfumato.weights.formats import (
-    BLOCKS,
     FLOAT,
     FORMATS,
     SCALED,
     Format,
     Published,
+    QuantizedTensor,
     ScaledTensor,
     Stored,
+    Weight,
+    empty,
     of_files,
     quantize,
-    weight_of,
+    ranges_of_rows,
+    tensors_of,
 )
 from sfumato.weights.names import Stack, TensorNames
-
-Files = Mapping[Path, TensorFile]
 
 _DTYPES = {
     "F32": torch.float32,
@@ -62,74 +62,73 @@ _CHUNK = 1 << 21  # elements converted at a time: temporaries of some 8 MiB each
 
 
 @dataclass(frozen=True)
-class NarrowMatrix:
-    """A matrix of `shape` (rows, columns).
+class NarrowMatrix(Stored):
+    """A matrix of a published checkpoint, as its file has it.
 
-    codes: of FP8 float8_e4m3fn and of INT8 int8 [rows, columns]; of INT4 and NVFP4 uint8
-    [rows, columns / 2], the first of two columns in the low four bits. scales: float32
-    [1 or rows, groups], finite, not negative; a group is `columns / groups` columns. Those of
-    NVFP4 are `group_scales`, float8_e4m3fn, times `scale`, to a last place of float32; elsewhere
-    these are not set.
+    codes: uint8 [rows, bytes], of INT4 and NVFP4 two in a byte, the first of two columns in the low
+    four bits. scales: float32 [1 or rows, groups], finite, not negative; a group is
+    `columns / groups` columns. Those of NVFP4 are `group_scales`, float8_e4m3fn, times `scale`, to
+    a last place of float32; elsewhere these are not set.
     """
 
     format: Format
-    codes: Tensor
-    scales: Tensor
-    shape: tuple[int, int]
-    group_scales: Tensor | None = None
+    codes: Tensor = field(repr=False)
+    scales: Tensor = field(repr=False)
+    group_scales: Tensor | None = field(default=None, repr=False)
     scale: float = 1.0
+    form = "published"
 
     def __post_init__(self) -> None:
         rows, columns = self.shape
-        nibbles = self.codes.dtype == torch.uint8
-        assert tuple(self.codes.shape) == (rows, columns // 2 if nibbles else columns)
         assert self.scales.shape[0] in (1, rows) and columns % self.scales.shape[1] == 0
 
-    def values(self) -> Tensor:
-        """float32 [rows, columns], exact as the format has them."""
-        rows, columns = self.shape
-        groups = self.scales.shape[1]
-        out = self._numbers().view(rows, groups, -1)
-        return out.mul_(self.scales[:, :, None]).view(rows, columns)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, width = self.codes.shape
+        return rows, width * _published(self.format).per_byte
+
+    def __getitem__(self, index: int | slice, /) -> NarrowMatrix:
+        assert isinstance(index, slice), "a single row is no matrix: take a range of one row"
+        return self.moved(lambda each: each if len(each) == 1 else each[index])
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self._groups().mul_(self.scales[:, :, None]).flatten(1).to(dtype)
 
     def parts(self) -> Iterator[NarrowMatrix]:
         """The matrix in ranges of its rows, of some millions of elements each."""
-        rows, columns = self.shape
-        step = max(1, _CHUNK // max(columns, 1))
-        for start in range(0, rows, step):
-            stop = min(start + step, rows)
-            scales = self.scales if len(self.scales) == 1 else self.scales[start:stop]
-            groups = None if self.group_scales is None else self.group_scales[start:stop]
-            codes, shape = self.codes[start:stop], (stop - start, columns)
-            yield NarrowMatrix(self.format, codes, scales, shape, groups, self.scale)
+        return (self[at] for at in ranges_of_rows(self.shape, _CHUNK))
 
     def loses_codes(self) -> bool:
         """Whether scales of zero make nothing of codes that are not zero. NVFP4 rounds the scales
         of groups that are small beside others to zero: there, whether all scales are zero."""
         if bool(self.scales.all()) or (self.group_scales is not None and bool(self.scales.any())):
             return False
-        for part in self.parts():
-            codes = part._numbers().view(part.shape[0], part.scales.shape[1], -1)
-            if bool(((part.scales == 0) & codes.any(dim=2)).any()):
-                return True
-        return False
+        lost = ((part.scales == 0) & part._groups().any(dim=2) for part in self.parts())
+        return any(bool(each.any()) for each in lost)
 
-    def rows_in(self, format: Format) -> Tensor:
-        """The rows as floats; as blocks of the matrix's own format, codes and scales as they are;
-        or as the blocks of `nearest`. Raises ValueError for values that blocks cannot hold."""
+    def in_format(self, format: Format) -> Weight:
+        """The matrix in floats; in blocks or codes of its own format, with codes and scales as they
+        are; in the blocks of `nearest`; or quantized to others. Raises ValueError for values that
+        blocks cannot hold."""
         if format.form == FLOAT:
-            return self.values()
+            return self.dequantize()
+        if format.form == SCALED:
+            scales = self.scales.expand(len(self.codes), 1)[:, 0].contiguous()
+            return ScaledTensor(self.codes.view(format.dtype), scales)
         published = _published(self.format)
         if format == self.format and published.unchanged is not None:
             scales = self.scales if self.group_scales is None else self.group_scales
-            return published.unchanged(self.codes, scales, self.scale)
-        make = dict(published.nearest)[format]
-        return (
-            quantize(self.values(), format).data if make is None else make(self.codes, self.scales)
-        )
+            data = published.unchanged(self.codes, scales, self.scale)
+        elif make := dict(published.nearest).get(format):
+            data = make(self.codes, self.scales)
+        else:
+            return quantize(self.dequantize(), format)
+        return QuantizedTensor(data, format, self.shape)
 
-    def _numbers(self) -> Tensor:
-        return _published(self.format).numbers(self.codes)
+    def _groups(self) -> Tensor:
+        """The numbers of the codes, float32 [rows, groups, columns of a group]."""
+        numbers = _published(self.format).numbers(self.codes)
+        return numbers.view(len(numbers), self.scales.shape[1], -1)
 
 
 def nearest(format: Format, columns: int) -> Format | None:
@@ -145,27 +144,35 @@ def _published(format: Format) -> Published:
 
 
 @dataclass(frozen=True)
-class NarrowPiece:
-    """A matrix of a file: `info` says under which name it stands for all of its tensors, its shape
-    in elements and its bytes; `tensors` are these by their role in the scheme."""
+class NarrowPiece(TensorInfo):
+    """A matrix of a file: under which name it stands for all of its tensors, its shape in elements
+    and its bytes; `tensors` are these by their role in the scheme."""
 
-    info: TensorInfo
     scheme: Scheme
     tensors: Mapping[str, TensorInfo] = field(repr=False)
+
+    @property
+    def stored(self) -> tuple[TensorInfo, ...]:
+        return tuple(self.tensors.values())
+
+    @property
+    def fits_own_format(self) -> bool:
+        """Whether blocks or codes of the matrix's format hold its rows: those of INT4 have scales
+        of bfloat16."""
+        is_exact = self.format != "INT4" or self.tensors["scale"].format == "BF16"
+        return is_exact and FORMATS[self.format].divides(self.shape[-1])
 
     def read(self, files: Files) -> NarrowMatrix:
         """The matrix; its codes are a view of the mapped file. Raises CheckpointError, naming the
         tensor, for scales that are no numbers, negative or zero, and codes that are none."""
-        kind, (rows, columns) = self.scheme.kind, self.info.shape
-        codes = self._tensor(files, "codes")
-        if kind == "INT4":  # little-endian integers: the first code is in the first byte
-            codes = codes.view(torch.uint8)
-        elif kind == "FP8" and bool(((codes.view(torch.uint8) & 0x7F) == 0x7F).any()):
+        codes = self._tensor(files, "codes").view(torch.uint8)
+        if self.format == "FP8" and bool(((codes & 0x7F) == 0x7F).any()):
             raise self._fault("codes", "holds NaN")
-        self._check_shape(files)
-        scales = self._numbers(files, "scale")
-        groups = scales.numel() // rows if self.scheme.group_size else 1
-        scales = scales.view(-1, groups)
+        shape = list(self.shape)
+        if "shape" in self.tensors and (said := self._tensor(files, "shape").tolist()) != shape:
+            raise self._fault("shape", f"says {quoted(said)}, and the codes are {shape}")
+        groups = shape[1] // (self.scheme.group_size or shape[1])
+        scales = self._numbers(files, "scale").view(-1, groups)
         each: tuple[Tensor, float] | tuple[()] = ()
         if "global_scale" in self.tensors:
             factor = self._numbers(files, "global_scale")
@@ -178,15 +185,10 @@ class NarrowPiece:
             if bool(((products == 0) & (scales != 0)).any()):
                 raise self._fault("global_scale", "makes scales zero")
             scales, each = products, (self._tensor(files, "scale"), float(own))
-        matrix = NarrowMatrix(FORMATS[kind], codes, scales, (rows, columns), *each)
+        matrix = NarrowMatrix(FORMATS[self.format], codes, scales, *each)
         if matrix.loses_codes():
             raise self._fault("scale", "holds zeros for codes that are not zero")
         return matrix
-
-    def prefetch(self, files: Files) -> None:
-        """Lets the system begin to read the matrix from disk."""
-        for info in self.tensors.values():
-            files[info.file].prefetch(info.name)
 
     def _tensor(self, files: Files, role: str) -> Tensor:
         info = self.tensors[role]
@@ -204,23 +206,13 @@ class NarrowPiece:
             raise self._fault(role, "holds negative scales")
         return numbers
 
-    def _check_shape(self, files: Files) -> None:
-        if "shape" in self.tensors:
-            shape = self._tensor(files, "shape").tolist()
-            if shape != list(self.info.shape):
-                raise self._fault(
-                    "shape", f"says {quoted(shape)}, and the codes are {list(self.info.shape)}"
-                )
-
     def _fault(self, role: str, problem: str) -> CheckpointError:
         return _fault(self.tensors[role], problem)
 
 
-def group_pieces(
-    infos: Iterable[TensorInfo], scheme: Scheme
-) -> tuple[dict[str, NarrowPiece], list[TensorInfo]]:
-    """The narrow matrices among a checkpoint's tensors, by the name that stands for each
-    (`MODULE.weight`), and the other tensors.
+def group_pieces(infos: Iterable[TensorInfo], scheme: Scheme) -> list[TensorInfo]:
+    """The tensors of a checkpoint, with one in place of those of each narrow matrix, whose name is
+    `MODULE.weight`.
 
     Raises CheckpointError, naming the tensor, where a matrix lacks a tensor, has one too many, or
     where formats, shapes and group size contradict each other.
@@ -238,15 +230,11 @@ def group_pieces(
     for module, info in activations:
         if module not in modules:
             raise _fault(info, "is left over: there is no weight beside it")
-    pieces: dict[str, NarrowPiece] = {}
-    others: list[TensorInfo] = []
+    grouped: list[TensorInfo] = []
     for module, leaves in modules.items():
-        if _is_narrow(leaves, scheme):
-            piece = _piece(module, leaves, scheme)
-            pieces[piece.info.name] = piece
-        else:
-            others += leaves.values()
-    return pieces, others
+        is_narrow = _is_narrow(leaves, scheme)
+        grouped += [_piece(module, leaves, scheme)] if is_narrow else leaves.values()
+    return grouped
 
 
 def _is_narrow(leaves: Mapping[str, TensorInfo], scheme: Scheme) -> bool:
@@ -272,8 +260,8 @@ def _piece(module: str, leaves: Mapping[str, TensorInfo], scheme: Scheme) -> Nar
     _check_scales(tensors, shape, scheme)
     codes = tensors["codes"]
     nbytes = sum(info.nbytes for info in tensors.values())
-    info = TensorInfo(f"{module}.weight", shape, scheme.kind, nbytes, codes.file, codes.offset)
-    return NarrowPiece(info, scheme, tensors)
+    given = f"{module}.weight", shape, scheme.kind, nbytes, codes.file, codes.offset
+    return NarrowPiece(*given, scheme, tensors)
 
 
 def _shape(codes: TensorInfo, scheme: Scheme) -> tuple[int, int]:
@@ -283,8 +271,8 @@ def _shape(codes: TensorInfo, scheme: Scheme) -> tuple[int, int]:
         raise _fault(codes, f"is {codes.format}, where {expected}")
     if len(codes.shape) != 2 or 0 in codes.shape:
         raise _fault(codes, f"has the shape {list(codes.shape)}, and is no matrix")
-    rows, columns = codes.shape
-    return rows, columns * published.count
+    rows = codes.shape[0]
+    return rows, codes.nbytes // rows * published.per_byte
 
 
 def _check_scales(
@@ -327,112 +315,74 @@ _NUMBER = "(0|[1-9][0-9]{0,3})"
 
 
 @dataclass(frozen=True)
-class JoinedTensor:
+class JoinedTensor(TensorInfo):
     """A tensor that is made of narrow matrices, or of plain ones that lie apart.
 
-    info: what `read` returns; its format is that of blocks, of floats where rows do not divide
-    into blocks, or of codes (see `unchanged`). pieces: in the order of the rows; shape:
-    [..., columns].
+    Its format is that of blocks, of floats where rows do not divide into blocks, or of codes (see
+    `unchanged`). pieces: in the order of the rows; shape: [..., columns].
     """
 
-    info: TensorInfo
-    pieces: tuple[NarrowPiece | TensorInfo, ...] = field(repr=False)
+    pieces: tuple[TensorInfo, ...] = field(repr=False)
+
+    @property
+    def stored(self) -> tuple[TensorInfo, ...]:
+        return tuple(info for piece in self.pieces for info in piece.stored)
 
     def unchanged(self) -> JoinedTensor | None:
         """The same tensor, whose `read` gives FP8 or INT8 codes with a scale for each row, or INT4
         or NVFP4 in blocks of which a GPU's planes are made; None where it is none of these, where
         its rows do not divide into blocks, and where the scales of INT4 are not of bfloat16."""
-        first = self.pieces[0]
-        if not isinstance(first, NarrowPiece):
+        if not all(isinstance(each, NarrowPiece) and each.fits_own_format for each in self.pieces):
             return None
-        format, shape = FORMATS[first.scheme.kind], self.info.shape
-        pieces = (piece for piece in self.pieces if isinstance(piece, NarrowPiece))
-        is_exact = all(piece.tensors["scale"].format == "BF16" for piece in pieces)
-        if not format.divides(shape[-1]) or (format.name == "INT4" and not is_exact):
-            return None
-        info = replace(self.info, format=format.name, nbytes=format.nbytes(shape))
-        return replace(self, info=info)
+        return self.in_format(FORMATS[self.pieces[0].format])
 
-    def read(self, files: Files) -> Tensor | Stored:
+    def read(self, files: Files) -> Weight:
         """All of it: one allocation, or one for codes and one for scales, which the pieces fill one
         after another. Raises CheckpointError naming a tensor that cannot be used."""
-        format, shape = FORMATS[self.info.format], self.info.shape
-        if format.form == SCALED:
-            return self._codes(files)
-        out = torch.empty(format.nbytes(shape), dtype=torch.uint8)
-        rows, start = out.view(math.prod(shape[:-1]), -1).view(format.dtype), 0
-        for part in self._rows(files, format):
-            rows[start : start + len(part)] = part
-            start += len(part)
-        return weight_of(out, format, shape)
+        format, start = FORMATS[self.format], 0
+        whole = empty(format, self.shape)
+        rows = [each.flatten(0, len(self.shape) - 2) for each in tensors_of(whole)]
+        for part in self._parts(files, format):
+            stop = start + part.shape[0]
+            for target, source in zip(rows, tensors_of(part), strict=True):
+                target[start:stop] = source
+            start = stop
+        return whole
 
     def recoded(self, files: Files, format: str) -> Iterator[Tensor]:
         """The weight's bytes in a format, uint8, some rows at a time: from the values themselves,
         and not from the blocks that `read` makes of them. Raises ValueError as
         `tensorfile.recoded`."""
-        wanted = FORMATS[format]
-        if format == self.info.format and wanted.form == BLOCKS:
-            yield from (part.view(-1) for part in self._rows(files, wanted))
-            return
-        for part in self._rows(files, FORMATS["F32"]):
+        for part in self._parts(files, FORMATS[format]):
             yield from recoded(part, format)
 
-    def _codes(self, files: Files) -> ScaledTensor:
-        shape = self.info.shape
-        codes = torch.empty(shape, dtype=FORMATS[self.info.format].dtype)
-        scales = torch.empty(shape[:-1])
-        rows, each, start = codes.view(-1, shape[-1]), scales.view(-1), 0
-        for _, part in self._matrices(files):
-            assert isinstance(part, NarrowMatrix)
-            stop = start + part.shape[0]
-            rows[start:stop] = part.codes
-            each[start:stop] = part.scales[:, 0]
-            start = stop
-        return ScaledTensor(codes, scales)
-
-    def _rows(self, files: Files, format: Format) -> Iterator[Tensor]:
-        """Rows in a format, as bytes or floats; those of plain matrices as they are."""
-        for info, part in self._matrices(files):
-            try:
-                yield part if isinstance(part, Tensor) else part.rows_in(format)
-            except ValueError as error:
-                raise CheckpointError(
-                    f"{info.file}: tensor {quoted(info.name)}: {error}"
-                ) from error
-
-    def _matrices(self, files: Files) -> Iterator[tuple[TensorInfo, Tensor | NarrowMatrix]]:
-        """The matrices in ranges of their rows, and what holds each."""
+    def _parts(self, files: Files, format: Format) -> Iterator[Weight]:
+        """Ranges of the rows in a format; plain matrices as they are."""
         for piece in self.pieces:
-            if isinstance(piece, NarrowPiece):
-                yield from ((piece.info, part) for part in piece.read(files).parts())
+            matrix = piece.read(files)
+            if not isinstance(matrix, NarrowMatrix):
+                yield matrix
                 continue
-            value = files[piece.file].read(piece.name)
-            assert isinstance(value, Tensor)
-            yield piece, value.view(-1, piece.shape[-1])
-
-    def prefetch(self, files: Files) -> None:
-        """Lets the system begin to read the pieces from disk."""
-        for piece in self.pieces:
-            if isinstance(piece, TensorInfo):
-                files[piece.file].prefetch(piece.name)
-            else:
-                piece.prefetch(files)
+            try:
+                yield from (part.in_format(format) for part in matrix.parts())
+            except ValueError as error:
+                where = f"{piece.file}: tensor {quoted(piece.name)}"
+                raise CheckpointError(f"{where}: as {format.name}: {error}") from error
 
 
 def join(
     tensors: Mapping[str, TensorInfo],
-    pieces: Mapping[str, NarrowPiece],
     names: TensorNames,
     config: Mapping[str, Any],
     scheme: Scheme,
-) -> tuple[dict[str, TensorInfo], dict[str, JoinedTensor]]:
-    """Canonical name → what reading gives, for all tensors, and the joined ones of these.
+) -> dict[str, TensorInfo]:
+    """Canonical name → what reading gives, for all tensors.
 
-    tensors: canonical name → where it is, narrow matrices by the info of their piece; pieces: by
-    the file's names. Raises CheckpointError naming what a stack lacks or has too much, narrow
-    matrices that `names` wants exact or that the scheme ignores, and a scheme without any.
+    tensors: canonical name → where it is, narrow matrices as `group_pieces` gives them. Raises
+    CheckpointError naming what a stack lacks or has too much, narrow matrices that `names` wants
+    exact or that the scheme ignores, and a scheme without any.
     """
-    narrow = {name: info for name, info in tensors.items() if info.name in pieces}
+    narrow = {name: info for name, info in tensors.items() if isinstance(info, NarrowPiece)}
     if not narrow:
         raise CheckpointError(
             f"{scheme.where}: is {scheme}, but no tensor of the network is stored "
@@ -446,16 +396,13 @@ def join(
                 "in full precision alone; use a checkpoint that keeps it so"
             )
     members, rest = _members(tensors, names.stacks)
-    joined = {
-        name: _joined(name, tensors[name].shape, (pieces[tensors[name].name],))
-        for name in rest
-        if tensors[name].name in pieces
-    }
     count = _count(config, names.stack_count)
     for name, (stack, stacked) in members.items():
-        joined[name] = _stacked(name, stack, stacked, count, pieces)
-    plain = {name: tensors[name] for name in rest if name not in joined}
-    return plain | {name: tensor.info for name, tensor in joined.items()}, joined
+        rest[name] = _stacked(name, stack, stacked, count)
+    return {
+        name: _joined(name, info.shape, (info,)) if isinstance(info, NarrowPiece) else info
+        for name, info in rest.items()
+    }
 
 
 def _check_ignored(narrow: Mapping[str, TensorInfo], names: TensorNames, scheme: Scheme) -> None:
@@ -476,15 +423,16 @@ def _check_ignored(narrow: Mapping[str, TensorInfo], names: TensorNames, scheme:
         )
 
 
-Members = dict[str, tuple[Stack, dict[tuple[int, int], tuple[str, TensorInfo]]]]
-"""Stack → its rule, and (number, part) → canonical name and place of a matrix."""
+Members = dict[str, tuple[Stack, dict[tuple[int, int], TensorInfo]]]
+"""Stack → its rule, and (number, part) → place of a matrix."""
 
 
 def _members(
     tensors: Mapping[str, TensorInfo], stacks: tuple[Stack, ...]
-) -> tuple[Members, list[str]]:
+) -> tuple[Members, dict[str, TensorInfo]]:
+    """The matrices of stacks, and the other tensors."""
     members: Members = {}
-    rest = []
+    rest = {}
     rules = [
         (re.compile(r"(.*\.)?" + re.escape(part).replace(r"\{\}", _NUMBER)), stack, place)
         for stack in stacks
@@ -494,10 +442,10 @@ def _members(
         for pattern, stack, place in rules:
             if match := pattern.fullmatch(name):
                 _, stacked = members.setdefault((match[1] or "") + stack.name, (stack, {}))
-                stacked[int(match[2]), place] = name, info
+                stacked[int(match[2]), place] = info
                 break
         else:
-            rest.append(name)
+            rest[name] = info
     return members, rest
 
 
@@ -510,36 +458,29 @@ def _count(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
 
 
 def _stacked(
-    name: str,
-    stack: Stack,
-    stacked: Mapping[tuple[int, int], tuple[str, TensorInfo]],
-    count: int | None,
-    pieces: Mapping[str, NarrowPiece],
+    name: str, stack: Stack, stacked: Mapping[tuple[int, int], TensorInfo], count: int | None
 ) -> JoinedTensor:
-    file = next(iter(stacked.values()))[1].file
+    file = next(iter(stacked.values())).file
     count = count or 1 + max(number for number, _ in stacked)
     if count > _MOST:
         raise CheckpointError(f"{file}: {name}: {count} matrices; that is no real checkpoint")
     places = [(number, part) for number in range(count) for part in range(len(stack.parts))]
     prefix = name.removesuffix(stack.name)
     missing = [prefix + stack.parts[p].format(n) for n, p in places if (n, p) not in stacked]
-    leftover = [info.name for place, (_, info) in stacked.items() if place[0] >= count]
+    leftover = [info.name for place, info in stacked.items() if place[0] >= count]
     if missing or leftover:
         faults = filter(None, (listed("missing", missing), listed("left over", leftover)))
         raise CheckpointError(
             f"{file}: {name} is made of {count} matrices each of {len(stack.parts)} kinds: "
             f"{'; '.join(faults)}. Download the checkpoint again"
         )
-    infos = [stacked[place][1] for place in places]
-    _check_alike(infos, len(stack.parts), pieces)
+    infos = tuple(stacked[place] for place in places)
+    _check_alike(infos, len(stack.parts))
     rows = sum(info.shape[0] for info in infos[: len(stack.parts)])
-    shape = (count, rows, infos[0].shape[1])
-    return _joined(name, shape, tuple(pieces.get(info.name, info) for info in infos))
+    return _joined(name, (count, rows, infos[0].shape[1]), infos)
 
 
-def _check_alike(
-    infos: Sequence[TensorInfo], parts: int, pieces: Mapping[str, NarrowPiece]
-) -> None:
+def _check_alike(infos: Sequence[TensorInfo], parts: int) -> None:
     """Refuses a matrix of a stack of `parts` kinds that differs in columns or format from the first
     one, and one, or a scale of it, that differs in shape or format from that of the first matrix of
     its kind."""
@@ -557,23 +498,17 @@ def _check_alike(
         columns = len(info.shape) == 2 and info.shape[1] == first.shape[1]
         if not columns or info.format != first.format:
             raise differs(info, first)
-        pairs = [(info, model)]
-        if info.name in pieces:
-            theirs = pieces[model.name].tensors
-            pairs += [(each, theirs[role]) for role, each in pieces[info.name].tensors.items()]
-        for each, other in pairs:
+        for each, other in zip((info, *info.stored), (model, *model.stored), strict=True):
             if (each.shape, each.format) != (other.shape, other.format):
                 raise differs(each, other)
 
 
-def _joined(
-    name: str, shape: tuple[int, ...], pieces: tuple[NarrowPiece | TensorInfo, ...]
-) -> JoinedTensor:
+def _joined(name: str, shape: tuple[int, ...], pieces: tuple[TensorInfo, ...]) -> JoinedTensor:
     first = pieces[0]
     if isinstance(first, NarrowPiece):
-        format = nearest(FORMATS[first.scheme.kind], shape[-1]) or FORMATS["F32"]
-        info = first.info
+        format = nearest(FORMATS[first.format], shape[-1]) or FORMATS["F32"]
     else:
-        format, info = FORMATS[first.format], first
-    info = replace(info, name=name, shape=shape, format=format.name, nbytes=format.nbytes(shape))
-    return JoinedTensor(info, pieces)
+        require_readable(first)
+        format = FORMATS[first.format]
+    given = name, shape, format.name, format.nbytes(shape), first.file, first.offset
+    return JoinedTensor(*given, pieces)

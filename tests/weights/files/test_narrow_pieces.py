@@ -35,7 +35,9 @@ def blocks_of(matrix: NarrowMatrix) -> QuantizedTensor:
     """The nearest blocks of a matrix."""
     format = nearest(matrix.format, matrix.shape[1])
     assert format is not None
-    return QuantizedTensor(matrix.rows_in(format), format, matrix.shape)
+    blocks = matrix.in_format(format)
+    assert isinstance(blocks, QuantizedTensor)
+    return blocks
 
 
 def written(folder: Path, name: str, tensors: Tensors) -> NarrowMatrix:
@@ -50,10 +52,11 @@ def written(folder: Path, name: str, tensors: Tensors) -> NarrowMatrix:
     scheme = read_scheme(config, folder)
     assert scheme is not None
     file = read_safetensors(folder / "f.safetensors")
-    pieces, others = group_pieces(file.tensors.values(), scheme)
-    assert list(pieces) == ["m.weight"]
-    assert others == []
-    return pieces["m.weight"].read({file.path: file})
+    (piece,) = group_pieces(file.tensors.values(), scheme)
+    assert piece.name == "m.weight"
+    matrix = piece.read({file.path: file})
+    assert isinstance(matrix, NarrowMatrix)
+    return matrix
 
 
 def decompressed(name: str, tensors: Tensors) -> Tensor:
@@ -83,7 +86,7 @@ def decompressed(name: str, tensors: Tensors) -> Tensor:
 def test_values_are_those_of_compressed_tensors(tmp_path: Path, name: str) -> None:
     tensors = LAYOUTS[name].encode(weight())
     theirs = decompressed(name, tensors)
-    ours = written(tmp_path, name, tensors).values()
+    ours = written(tmp_path, name, tensors).dequantize()
     assert ours.dtype == theirs.dtype == torch.float32
     assert torch.equal(ours, theirs)
     assert (ours - weight()).norm() < 0.13 * weight().norm()
@@ -103,19 +106,19 @@ def test_their_own_compression_is_read(tmp_path: Path, name: str) -> None:
     theirs["weight_scale"] = ours["weight_scale"]
     assert theirs.keys() == ours.keys()
     matrix = written(tmp_path, name, theirs)
-    assert torch.equal(matrix.values(), decompressed(name, theirs))
+    assert torch.equal(matrix.dequantize(), decompressed(name, theirs))
 
 
 def test_both_forms_of_nvfp4_are_one(tmp_path: Path) -> None:
     """ModelOpt's scale of all multiplies, that of compressed-tensors divides."""
     values = [
-        written(tmp_path, name, LAYOUTS[name].encode(weight())).values()
+        written(tmp_path, name, LAYOUTS[name].encode(weight())).dequantize()
         for name in ("modelopt-nvfp4", "nvfp4")
     ]
     torch.testing.assert_close(*values, rtol=1e-6, atol=0)
     codes = LAYOUTS["modelopt-nvfp4"].encode(weight())
     codes["weight_scale_2"] *= 2
-    assert torch.equal(written(tmp_path, "modelopt-nvfp4", codes).values(), 2 * values[0])
+    assert torch.equal(written(tmp_path, "modelopt-nvfp4", codes).dequantize(), 2 * values[0])
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ def test_the_nearest_blocks(
     tmp_path: Path, name: str, columns: int, block: str, most: float, note: Callable[[str], None]
 ) -> None:
     matrix = written(tmp_path, name, LAYOUTS[name].encode(weight(columns)))
-    values, blocks = matrix.values(), blocks_of(matrix)
+    values, blocks = matrix.dequantize(), blocks_of(matrix)
     assert blocks.format.name == block
 
     def error(other: Tensor) -> float:
@@ -155,7 +158,7 @@ def test_a_scale_that_float16_cannot_hold(tmp_path: Path) -> None:
     tensors = LAYOUTS["int4"].encode(weight())
     tensors["weight_scale"] = tensors["weight_scale"].float() * 1.0001
     matrix = written(tmp_path, "int4", tensors)
-    error = (blocks_of(matrix).dequantize() - matrix.values()).abs() / matrix.values().abs()
+    error = (blocks_of(matrix).dequantize() - matrix.dequantize()).abs() / matrix.dequantize().abs()
     assert 0 < error.nan_to_num().max() <= 2**-11
     for name in ("int4", "int8", "nvfp4", "fp8"):
         tensors = LAYOUTS[name].encode(weight() * 1e9)
@@ -181,5 +184,5 @@ def test_groups_without_any_value(tmp_path: Path) -> None:
     back = blocks_of(matrix).dequantize()
     assert not back[0].any()
     assert not back[1, :16].any()
-    small, kept = (row[2].view(-1, 16)[1::2] for row in (matrix.values(), back))
+    small, kept = (row[2].view(-1, 16)[1::2] for row in (matrix.dequantize(), back))
     assert (kept - small).norm() < 0.5 * small.norm()

@@ -11,7 +11,7 @@ Triton.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,7 +31,7 @@ from sfumato.weights.formats import (
     Stored,
 )
 from sfumato.weights.formats.bits import in_bytes, of_bytes
-from sfumato.weights.formats.format import OF_ROW, SUPER, in_steps_of_1
+from sfumato.weights.formats.format import OF_ROW, SUPER, in_steps_of_1, ranges_of_rows
 from sfumato.weights.formats.iq4_nl import iq4_values
 from sfumato.weights.formats.nvfp4 import fp4_values
 
@@ -149,7 +149,7 @@ class PlaneTensor(Stored):
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         columns = self.shape[-1]
         out = torch.empty(self._own_rows, columns, dtype=dtype, device=self.device)
-        for at in _chunks(self._own_rows, columns):
+        for at in ranges_of_rows(out.shape, _CHUNK):
             out[at] = _values({k: plane[at] for k, plane in self.planes.items()}, self.layout)
         return out.view(self.shape)
 
@@ -202,7 +202,7 @@ def to_planes(weight: QuantizedTensor) -> PlaneTensor:
     data = torch.empty(size, dtype=torch.uint8, device=weight.device)
     made = PlaneTensor(data, format, weight.shape, rows)
     blocks = weight.data.view(rows, -1)
-    for at in _chunks(rows, columns):
+    for at in ranges_of_rows((rows, columns), _CHUNK):
         parts = dict(made.layout.parts(blocks[at].reshape(-1, format.block_bytes)))
         codes = parts.pop("codes").reshape(-1, columns)
         low = made.layout.low_bits
@@ -214,11 +214,6 @@ def to_planes(weight: QuantizedTensor) -> PlaneTensor:
             part = parts[name].reshape(len(target), -1)
             target[:] = part[:, :4] if name == OF_ROW else part  # which all blocks of a row repeat
     return made
-
-
-def _chunks(rows: int, columns: int) -> Iterator[slice]:
-    step = max(1, _CHUNK // columns)
-    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
 def _halves(plane: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:

@@ -12,10 +12,10 @@ import contextlib
 import mmap
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from weakref import ref
 
 import torch
@@ -25,8 +25,9 @@ from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.formats import (
     FLOAT,
     FORMATS,
+    Format,
     QuantizedTensor,
-    Stored,
+    Weight,
     encoded,
     of_files,
     weight_of,
@@ -37,7 +38,9 @@ from sfumato.weights.formats import (
 class TensorInfo:
     """Where a tensor's bytes are. `name` is the file's; `shape` is in torch order (last axis
     contiguous); `format` is "F32", "BF16", "Q4_K", …; `offset` (from the start of the file) and
-    `nbytes` are in bytes."""
+    `nbytes` are in bytes.
+
+    Subclasses make a tensor of others: their fields say what `read` gives."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,6 +48,24 @@ class TensorInfo:
     nbytes: int
     file: Path
     offset: int
+
+    @property
+    def stored(self) -> tuple[TensorInfo, ...]:
+        """The tensors of files that `read` takes."""
+        return (self,)
+
+    def read(self, files: Files) -> Weight:
+        """The tensor; a view of its mapped file. Raises CheckpointError for what cannot be used."""
+        return files[self.file].read(self.name)
+
+    def unchanged(self) -> TensorInfo | None:
+        """The same tensor with the codes and scales of its file, where `read` makes others of them
+        and can leave that."""
+        return None
+
+    def in_format(self, format: Format) -> Self:
+        """The same tensor in a format, with the bytes that it has then."""
+        return replace(self, format=format.name, nbytes=format.nbytes(self.shape))
 
 
 def map_file(path: Path) -> mmap.mmap:
@@ -109,6 +130,9 @@ class TensorFile:
             self.mapping.madvise(mmap.MADV_WILLNEED, start, end - start)
 
 
+Files = Mapping[Path, TensorFile]
+
+
 class FileSizes:
     """Mapped files, each for as long as some tensor is a view of it. A page behind the end of a
     file that was truncated cannot be read: the process that tries ends (`ops.cpu.library`)."""
@@ -149,7 +173,7 @@ class TensorStream:
     chunks: Callable[[], Iterator[Tensor]] = field(repr=False)
 
     @classmethod
-    def of(cls, name: str, value: Tensor | Stored, format: str) -> TensorStream:
+    def of(cls, name: str, value: Weight, format: str) -> TensorStream:
         """A tensor that is in memory, or mapped, to be written in a format."""
         return cls(name, tuple(value.shape), format, lambda: recoded(value, format))
 
@@ -158,7 +182,7 @@ class TensorStream:
         return FORMATS[self.format].nbytes(self.shape)
 
 
-def recoded(value: Tensor | Stored, format: str) -> Iterator[Tensor]:
+def recoded(value: Weight, format: str) -> Iterator[Tensor]:
     """The bytes of a tensor in another format, uint8, chunk by chunk; blocks that are of this
     format already stay as they are. Raises ValueError for values that a format cannot hold."""
     if isinstance(value, QuantizedTensor):

@@ -34,6 +34,8 @@ from sfumato.weights.formats.format import (
     encoded,
     form_of,
     quantize,
+    ranges_of_rows,
+    tensors_of,
 )
 from sfumato.weights.formats.int4 import INT4
 from sfumato.weights.formats.iq3_s import IQ3_S
@@ -68,14 +70,17 @@ __all__ = [
     "ScaledTensor",
     "Stored",
     "Weight",
+    "empty",
     "encoded",
     "float_dtype",
     "form_of",
     "is_float",
     "of_files",
     "quantize",
+    "ranges_of_rows",
     "register",
     "round_rows",
+    "tensors_of",
     "weight_of",
 ]
 
@@ -124,3 +129,10 @@ def weight_of(data: Tensor, format: Format, shape: tuple[int, ...]) -> Tensor | 
     if format.form == FLOAT:
         return data.view(format.dtype).view(shape)
     return QuantizedTensor(data.view(*shape[:-1], -1), format, shape)
+
+
+def empty(format: Format, shape: tuple[int, ...]) -> Weight:
+    """Memory for a weight of a format, in the form in which such weights are read."""
+    if format.form == SCALED:
+        return ScaledTensor(torch.empty(shape, dtype=format.dtype), torch.empty(shape[:-1]))
+    return weight_of(torch.empty(format.nbytes(shape), dtype=torch.uint8), format, shape)

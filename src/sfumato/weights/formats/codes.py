@@ -7,7 +7,6 @@ of published checkpoints become Q8_0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +14,14 @@ import torch
 from torch import Tensor
 
 from sfumato.weights.formats import q8_0
-from sfumato.weights.formats.format import SCALED, Format, Published, Stored, in_steps_of_1
+from sfumato.weights.formats.format import (
+    SCALED,
+    Format,
+    Published,
+    Stored,
+    in_steps_of_1,
+    ranges_of_rows,
+)
 
 Kind = Literal["FP8", "INT8"]
 
@@ -98,7 +104,7 @@ class ScaledTensor(Stored):
         out = torch.empty(self.codes.shape, dtype=dtype, device=self.device)
         rows, codes = out.view(-1, self.shape[-1]), self.codes.view(-1, self.shape[-1])
         scales = self.scales.view(-1, 1)
-        for at in _chunks(*codes.shape):
+        for at in ranges_of_rows(codes.shape, _CHUNK):
             rows[at] = codes[at].to(wide) * scales[at].to(wide)
         return out
 
@@ -120,7 +126,7 @@ def round_rows(x: Tensor, kind: Kind) -> ScaledTensor:
     flat = x.reshape(-1, x.shape[-1])
     codes = torch.empty(flat.shape, dtype=CODES[kind], device=x.device)
     scales = torch.empty(len(flat), dtype=torch.float32, device=x.device)
-    for at in _chunks(*flat.shape):
+    for at in ranges_of_rows(flat.shape, _CHUNK):
         wide = flat[at].float()
         top = wide.abs().amax(1).clamp(min=LEAST)
         numbers = wide * (top.reciprocal() * MOST[kind])[:, None]
@@ -131,8 +137,3 @@ def round_rows(x: Tensor, kind: Kind) -> ScaledTensor:
         codes[at] = numbers.to(CODES[kind])
         scales[at] = torch.where(top.isfinite(), top * (1 / MOST[kind]), torch.nan)
     return ScaledTensor(codes.view(x.shape), scales.view(x.shape[:-1]))
-
-
-def _chunks(rows: int, columns: int) -> Iterator[slice]:
-    step = max(1, _CHUNK // max(columns, 1))
-    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))

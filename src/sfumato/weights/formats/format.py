@@ -101,8 +101,8 @@ class Layout:
 class Published:
     """How published safetensors checkpoints have a narrow format.
 
-    codes: the format of the codes in a file's header; count: how many an element of it holds;
-    numbers: codes → a new float32 [rows, columns], before scales.  nearest: the block formats
+    codes: the format of the codes in a file's header; per_byte: how many stand in a byte;
+    numbers: codes uint8 → a new float32 [rows, columns], before scales.  nearest: the block formats
     nearest to the values, the first of which that divides the rows is taken, each with what makes
     its blocks of codes and float32 scales [rows, groups]; None: the values are quantized.
     unchanged: codes, scales float32 [1 or rows, groups], or those of groups and the matrix's own →
@@ -110,7 +110,7 @@ class Published:
     """
 
     codes: str
-    count: int
+    per_byte: int
     numbers: Callable[[Tensor], Tensor]
     nearest: tuple[tuple[Format, Callable[[Tensor, Tensor], Tensor] | None], ...]
     unchanged: Callable[[Tensor, Tensor, float], Tensor] | None = None
@@ -195,12 +195,12 @@ class Stored:
 
     @property
     def device(self) -> torch.device:
-        return self._tensors()[0].device
+        return tensors_of(self)[0].device
 
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors."""
-        return sum(each.nbytes for each in self._tensors())
+        return sum(each.nbytes for each in tensors_of(self))
 
     @overload
     def to(self, dtype: torch.dtype, /) -> Tensor: ...
@@ -222,11 +222,6 @@ class Stored:
         moved: Self = replace(values, **changed)
         return moved
 
-    def _tensors(self) -> list[Tensor]:
-        values: Any = self
-        own = (getattr(self, each.name) for each in fields(values))
-        return [each for each in own if isinstance(each, Tensor)]
-
 
 Weight = Tensor | Stored
 """A matrix, or several of one size, stacked."""
@@ -235,6 +230,23 @@ Weight = Tensor | Stored
 def form_of(weight: object) -> str:
     """The form of a weight: that of its class, or FLOAT."""
     return weight.form if isinstance(weight, Stored) else FLOAT
+
+
+def tensors_of(weight: Any) -> list[Tensor]:
+    """The tensors of a weight, in the order of its fields."""
+    own = (
+        [weight]
+        if isinstance(weight, Tensor)
+        else [getattr(weight, f.name) for f in fields(weight)]
+    )
+    return [each for each in own if isinstance(each, Tensor)]
+
+
+def ranges_of_rows(shape: tuple[int, ...], elements: int) -> Iterator[slice]:
+    """All rows of a matrix, so many at a time as have this number of elements, or one."""
+    rows, columns = shape
+    step = max(1, elements // max(columns, 1))
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
 def in_steps_of_1(index: int | slice, what: str = "rows") -> None:

@@ -37,5 +37,5 @@ INT4 = Format(
     *("INT4", 32, 18, _dequantize),
     encode=_encode,
     layout=Layout(4, q4_0.parts, 0.2, wide=True),
-    published=Published("I32", 8, _numbers, ((q4_0.Q4_0, q4_0.of_codes),), _unchanged),
+    published=Published("I32", 2, _numbers, ((q4_0.Q4_0, q4_0.of_codes),), _unchanged),
 )
