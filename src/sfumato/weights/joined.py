@@ -169,8 +169,8 @@ class NarrowPiece(TensorInfo):
         if self.format == "FP8" and bool(((codes & 0x7F) == 0x7F).any()):
             raise self._fault("codes", "holds NaN")
         shape = list(self.shape)
-        if "shape" in self.tensors and (said := self._tensor(files, "shape").tolist()) != shape:
-            raise self._fault("shape", f"says {quoted(said)}, and the codes are {shape}")
+        if "shape" in self.tensors and (noted := self._tensor(files, "shape").tolist()) != shape:
+            raise self._fault("shape", f"says {quoted(noted)}, and the codes are {shape}")
         groups = shape[1] // (self.scheme.group_size or shape[1])
         scales = self._numbers(files, "scale").view(-1, groups)
         each: tuple[Tensor, float] | tuple[()] = ()
@@ -340,14 +340,14 @@ class JoinedTensor(TensorInfo):
         """All of it: one allocation, or one for codes and one for scales, which the pieces fill one
         after another. Raises CheckpointError naming a tensor that cannot be used."""
         format, start = FORMATS[self.format], 0
-        whole = empty(format, self.shape)
-        rows = [each.flatten(0, len(self.shape) - 2) for each in tensors_of(whole)]
+        out = empty(format, self.shape)
+        rows = [each.flatten(0, len(self.shape) - 2) for each in tensors_of(out)]
         for part in self._parts(files, format):
             stop = start + part.shape[0]
             for target, source in zip(rows, tensors_of(part), strict=True):
                 target[start:stop] = source
             start = stop
-        return whole
+        return out
 
     def recoded(self, files: Files, format: str) -> Iterator[Tensor]:
         """The weight's bytes in a format, uint8, some rows at a time: from the values themselves,
