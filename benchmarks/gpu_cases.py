@@ -18,6 +18,7 @@ from sfumato.bench.step_cost import KernelCost, StepShape, step_costs, stored_by
 from sfumato.model.cache import slot_sizes
 from sfumato.model.head import CHUNK
 from sfumato.model.model_config import LayerConfig, ModelConfig
+from sfumato.ops.attention_reference import Rows
 from sfumato.ops.triton.planes import twin_name
 
 Arguments = tuple[Any, ...]
@@ -164,24 +165,12 @@ def route(sizes: Sizes, seed: int) -> Case:
     )
 
 
-def phase_attention(sizes: Sizes, seed: int, sliding: bool) -> Case:
-    """As `canvas_attention`; every second row commits."""
-    case, layer = canvas_attention(sizes, seed, sliding), sizes.layer(sliding)
-    q, k, v, keys, values, slots, held, widths = case.arguments
-    first = held if sliding else held.clamp(max=keys.shape[2])
-    commits = widths * (torch.arange(len(slots), device=sizes.device) % 2)
-    window = sizes.config.sliding_window if layer.sliding else None
-
-    def alone(row: int) -> Arguments:
-        at = slice(row, row + 1)
-        own = slots[at], first[at], widths[at], commits[at]
-        return q[at], k[at], v[at], keys, values, *own, window
-
-    arguments = q, k, v, keys, values, slots, first, widths, commits, window
-    return replace(case, operation="phase_attention", arguments=arguments, alone=alone)
+def commits(sizes: Sizes, seed: int, sliding: bool) -> Case:
+    """As `canvases`; every second row commits."""
+    return canvases(sizes, seed, sliding, commit=True)
 
 
-def canvas_attention(sizes: Sizes, seed: int, sliding: bool) -> Case:
+def canvases(sizes: Sizes, seed: int, sliding: bool, commit: bool = False) -> Case:
     """Rows whose slots stand in another order, and hold prefixes of different lengths."""
     layer, (rows, width) = sizes.layer(sliding), (sizes.shape.rows, sizes.shape.width)
     d, heads = layer.head_dim, sizes.config.num_heads
@@ -190,18 +179,20 @@ def canvas_attention(sizes: Sizes, seed: int, sliding: bool) -> Case:
     # Scale 1: larger queries would see one key each.
     q = sizes.random(rows, width, heads, d, deviation=d**-0.5, seed=seed)
     k, v = (sizes.random(rows, width, layer.kv_heads, d, seed=seed + n) for n in (1, 2))
-    keys, values = (sizes.random(rows + 1, layer.kv_heads, size, d, seed=seed + n) for n in (3, 4))
+    stored = [sizes.random(rows + 1, layer.kv_heads, size, d, seed=seed + n) for n in (3, 4)]
     slots = torch.arange(rows, 0, -1, device=sizes.device)
     held = (sizes.shape.prefix - 3 * torch.arange(rows, device=sizes.device)).clamp(0, size)
     widths = torch.full_like(slots, width)
+    counts = widths * (torch.arange(rows, device=sizes.device) % 2)
+    window = config.sliding_window if layer.sliding else None
 
-    def alone(row: int) -> Arguments:
-        at = slice(row, row + 1)
-        return q[at], k[at], v[at], keys, values, slots[at], held[at], widths[at]
+    def call(at: slice) -> Arguments:
+        numbers = slots[at], held[at], window, widths[at], counts[at] if commit else None
+        return q[at], k[at], v[at], Rows(*stored, *numbers)
 
-    arguments = q, k, v, keys, values, slots, held, widths
     return Case(
-        *("canvas_attention", arguments, sizes.cost(layer, "attention"), alone),
+        *("attend_padded", call(slice(None)), sizes.cost(layer, "attention")),
+        lambda row: call(slice(row, row + 1)),
         lambda out, row: out[row : row + 1],
     )
 
@@ -214,11 +205,11 @@ def attend(sizes: Sizes, seed: int, sliding: bool) -> Case:
     return Case("attend", arguments, cost, alone, lambda out, row: out[sizes.of_row(row)])
 
 
-def read_attention(sizes: Sizes, seed: int, sliding: bool) -> Case:
+def reads(sizes: Sizes, seed: int, sliding: bool) -> Case:
     """Canvases behind questions; see `gpu_read_cases`. The questions' keys are not in the cost."""
-    arguments, alone = gpu_read_cases.read_attention(sizes, seed, sliding)
+    arguments, alone = gpu_read_cases.reads(sizes, seed, sliding)
     cost = sizes.cost(sizes.layer(sliding), "attention")
-    return Case("read_attention", arguments, cost, alone, lambda out, row: out[row : row + 1])
+    return Case("attend_padded", arguments, cost, alone, lambda out, row: out[row : row + 1])
 
 
 def rms_norm(sizes: Sizes, seed: int) -> Case:
@@ -263,14 +254,14 @@ _CASES: dict[str, tuple[str, Callable[[Sizes, int], Case]]] = {
     "experts": ("experts", experts),
     "head": ("vocabulary_pass", vocabulary_pass),
     "linear": ("linear", linear),
-    "attention, sliding": ("canvas_attention", lambda s, seed: canvas_attention(s, seed, True)),
-    "attention, full": ("canvas_attention", lambda s, seed: canvas_attention(s, seed, False)),
-    "commit, sliding": ("phase_attention", lambda s, seed: phase_attention(s, seed, True)),
-    "commit, full": ("phase_attention", lambda s, seed: phase_attention(s, seed, False)),
+    "attention, sliding": ("attend_padded", lambda s, seed: canvases(s, seed, True)),
+    "attention, full": ("attend_padded", lambda s, seed: canvases(s, seed, False)),
+    "commit, sliding": ("attend_padded", lambda s, seed: commits(s, seed, True)),
+    "commit, full": ("attend_padded", lambda s, seed: commits(s, seed, False)),
     "prefill, sliding": ("attend", lambda s, seed: attend(s, seed, True)),
     "prefill, full": ("attend", lambda s, seed: attend(s, seed, False)),
-    "read, sliding": ("read_attention", lambda s, seed: read_attention(s, seed, True)),
-    "read, full": ("read_attention", lambda s, seed: read_attention(s, seed, False)),
+    "read, sliding": ("attend_padded", lambda s, seed: reads(s, seed, True)),
+    "read, full": ("attend_padded", lambda s, seed: reads(s, seed, False)),
     "router": ("route", route),
     "rms_norm": ("rms_norm", rms_norm),
     "geglu": ("geglu", geglu),

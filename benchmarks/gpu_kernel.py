@@ -16,11 +16,10 @@ from benchmarks.gpu_tiles import measured_tiles
 from benchmarks.gpu_timing import median_ms, poison
 from benchmarks.gpu_torch_codes import peer
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from sfumato.bench.step_cost import DeviceLimits, step_time
 from sfumato.ops import registry
-from sfumato.ops.attention_reference import Prefixes, Questions
+from sfumato.ops.device_check import mapped, tensors_of
 from sfumato.ops.triton import self_test, twins
 from sfumato.ops.triton.planes import LAYOUTS
 from sfumato.weights.formats import KINDS
@@ -50,7 +49,7 @@ def check_kernel(name: str, sizes: Sizes, limits: DeviceLimits, seconds: float) 
     with torch.no_grad():
         findings = _right(case, kernel, reference, sizes)
         cases = [case]
-        moved = sum(tensor.nbytes for tensor in _tensors(case.arguments))
+        moved = sum(tensor.nbytes for tensor in tensors_of(case.arguments))
         if moved < limits.cache:
             cases += [CASES[name](sizes, seed) for seed in range(1, SETS)]
         ours, torchs = (
@@ -129,7 +128,7 @@ def _right(case: Case, kernel: Function, reference: Function, sizes: Sizes) -> d
     exact = reference(*_widened(case.arguments))
     outs = []
     for _ in range(RUNS):
-        poison(sizes.device, _tensors(plain))
+        poison(sizes.device, tensors_of(plain))
         outs.append(kernel(*case.arguments))
     errors, torch_errors = (relative_errors(out, exact) for out in (outs[0], plain))
     rows = range(min(2, sizes.shape.rows))
@@ -155,7 +154,7 @@ def relative_errors(out: Any, exact: Any) -> list[float]:
     """Of each tensor: ‖out − exact‖ / ‖exact‖, infinity where a number is none; of integers, such
     as chosen tokens, the share of those that differ."""
     errors = []
-    for a, b in zip(_tensors(out), _tensors(exact), strict=True):
+    for a, b in zip(tensors_of(out), tensors_of(exact), strict=True):
         if not a.is_floating_point():
             errors.append(float((a != b).double().mean()))
             continue
@@ -168,22 +167,13 @@ def _slacks(exact: Any, dtype: torch.dtype) -> list[float]:
     """What an error may be where torch's is 0, because the reference has a part in float32 whatever
     its operands: a last place; of integers, a pair that a tie exchanges."""
     place = torch.finfo(dtype).eps
-    return [place if t.is_floating_point() else 2 / t.numel() for t in _tensors(exact)]
+    return [place if t.is_floating_point() else 2 / t.numel() for t in tensors_of(exact)]
 
 
 def _widened(arguments: Any) -> Any:
-    def wide(value: Any) -> Any:
-        if isinstance(value, Prefixes | Questions):
-            return replace(value, keys=value.keys.double(), values=value.values.double())
-        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-    return tree_map(wide, arguments)
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+    return mapped(arguments, lambda x: x.double() if x.is_floating_point() else x)
 
 
 def _equal(a: Any, b: Any) -> bool:
-    pairs = zip(_tensors(a), _tensors(b), strict=True)
+    pairs = zip(tensors_of(a), tensors_of(b), strict=True)
     return all(torch.equal(x, y) for x, y in pairs)

@@ -1,4 +1,4 @@
-"""Canvases behind questions, in `read_attention`, for `gpu_cases.py`."""
+"""Canvases behind questions, in `attend_padded`, for `gpu_cases.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sfumato.model.cache import slot_sizes
-from sfumato.ops.attention_reference import Prefixes, Questions
+from sfumato.ops.attention_reference import Questions, Rows
 
 if TYPE_CHECKING:
     from benchmarks.gpu_cases import Sizes
@@ -19,9 +19,7 @@ Arguments = tuple[Any, ...]
 LONGEST = 96  # tokens of a question
 
 
-def read_attention(
-    sizes: Sizes, seed: int, sliding: bool
-) -> tuple[Arguments, Callable[[int], Arguments]]:
+def reads(sizes: Sizes, seed: int, sliding: bool) -> tuple[Arguments, Callable[[int], Arguments]]:
     """The call for all rows, with questions of different lengths; and that for one row."""
     layer, (rows, width) = sizes.layer(sliding), (sizes.shape.rows, sizes.shape.width)
     d, heads, kv_heads = layer.head_dim, sizes.config.num_heads, layer.kv_heads
@@ -37,8 +35,8 @@ def read_attention(
     window = sizes.config.sliding_window if layer.sliding else None
 
     def call(at: slice) -> Arguments:
-        prefixes = Prefixes(*slots, (rows - number)[at], first[at], window)
         questions = Questions(*beside, (number * LONGEST)[at], counts[at], LONGEST)
-        return q[at], k[at], v[at], prefixes, questions
+        seen = Rows(*slots, (rows - number)[at], first[at], window, questions=questions)
+        return q[at], k[at], v[at], seen
 
     return call(slice(None)), lambda row: call(slice(row, row + 1))

@@ -23,7 +23,7 @@ def untried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_faster_form_of_this_machine_agrees_with_its_reference() -> None:
     calls = device_trial._calls(api.EMBEDDED)
-    assert {"attend", "attend_shared", "canvas_attention", "experts", "linear", "route"} < {
+    assert {"attend", "attend_padded", "experts", "linear", "route"} < {
         call.operation for call in calls
     }
     assert device_trial.try_device(CPU, api.EMBEDDED) == {}

@@ -180,6 +180,6 @@ def test_a_row_leaves(serve: Serve) -> None:
 def test_a_commit_beside_rows_that_are_denoised(serve: Serve) -> None:
     two = {"max_tokens": 2 * WIDTH, "ignore_eos": True}
     play = together(request_of(1, max_steps=1, **two), request_of(2, max_steps=3))
-    operations = SAMPLING | {"phase_attention", "write_cache"}
+    operations = SAMPLING | {"attend_padded", "write_cache"}
     steps = serve(play, operations, ("attention_256", "write_cache"))
     assert any(step.kind.commits and step.rows == 2 for step in steps)

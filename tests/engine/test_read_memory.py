@@ -57,7 +57,7 @@ def test_the_reference_of_reads_holds_what_is_predicted(
         )
         numbers = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
         before = live.now()
-        prefixes = ops.Prefixes(pool, pool, numbers, numbers, None)
-        ops.read_attention(*new, prefixes, ops.Questions(beside, beside, numbers, numbers, 256))
+        questions = ops.Questions(beside, beside, numbers, numbers, 256)
+        ops.attend_padded(*new, ops.Rows(pool, pool, numbers, numbers, questions=questions))
     predicted = _seen_of_reads(footprint, rows, capacity, 512)
     assert 0.9 < predicted / (live.most - before) < 1.1

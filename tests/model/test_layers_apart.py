@@ -101,7 +101,7 @@ def test_both_phases(network: Network, seen: list[tuple[str, torch.device]]) -> 
         assert devices_of(seen, "experts") == placement.experts
     network.denoise(canvases, slots)
     parts = [device for device in placement.layers for _ in range(2)]  # canvases of two widths
-    assert devices_of(seen, "canvas_attention") == tuple(parts)
+    assert devices_of(seen, "attend_padded") == tuple(parts)
 
 
 class Crossings(TorchDispatchMode):

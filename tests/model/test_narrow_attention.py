@@ -25,27 +25,27 @@ CPU = torch.device("cpu")
 @contextmanager
 def widening() -> Iterator[list[int]]:
     """Operations get keys and values that are widened; yields of how many tensors it was."""
-    attend, shared, canvas = ops.attend, ops.attend_shared, ops.canvas_attention
+    attend, padded = ops.attend, ops.attend_padded
     count: list[int] = []
 
     def wide(q: Tensor, parts: Any) -> list[Tensor]:
         count.append(sum(is_narrow(part.dtype) for part in parts))
         return widened(parts, q.dtype)
 
-    def wide_shared(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
-        keys, values, own, causal = rest
-        own = [replace(x, keys=wide(q, x.keys), values=wide(q, x.values)) for x in own]
-        return shared(q, k, v, wide(q, keys), wide(q, values), own, causal)
+    def both(q: Tensor, held: Any) -> dict[str, list[Tensor]]:
+        return {"keys": wide(q, held.keys), "values": wide(q, held.values)}
+
+    def wide_attend(q: Tensor, k: Any, v: Any, causal: Any, own: Any) -> Tensor:
+        own = [replace(row, **both(q, row)) for row in own]
+        return attend(q, wide(q, k), wide(q, v), causal, own)
+
+    def wide_padded(q: Tensor, k: Tensor, v: Tensor, rows: Any) -> Tensor:
+        keys, values = wide(q, (rows.keys, rows.values))
+        return padded(q, k, v, replace(rows, keys=keys, values=values))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            ops, "attend", lambda q, k, v, who=None: attend(q, wide(q, k), wide(q, v), who)
-        )
-        patch.setattr(ops, "attend_shared", wide_shared)
-        patch.setattr(
-            *(ops, "canvas_attention"),
-            lambda q, k, v, *held: canvas(q, k, v, *wide(q, held[:2]), *held[2:]),
-        )
+        patch.setattr(ops, "attend", wide_attend)
+        patch.setattr(ops, "attend_padded", wide_padded)
         yield count
 
 

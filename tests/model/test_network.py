@@ -112,8 +112,8 @@ def test_rows_of_several_widths_and_pools_are_one_forward(network: Network) -> N
         with counted_calls() as one:
             alone.append(network.denoise(*([part] for part in row)))
     assert torch.equal(both, torch.cat(alone))
-    attention = counts.pop("canvas_attention")
-    assert attention == 5 * one.pop("canvas_attention") and counts == one
+    attention = counts.pop("attend_padded")
+    assert attention == 5 * one.pop("attend_padded") and counts == one
 
 
 def test_a_canvas_in_a_wider_row_is_what_it_is_alone(network: Network) -> None:

@@ -199,7 +199,7 @@ def test_on_a_fake_card_nothing_is_computed_elsewhere(monkeypatch: pytest.Monkey
         (streams,) = network.transformer.streams
         assert [buffer.device for buffer in streams.buffers] == [DEVICE] * 2
     assert ("experts", CPU) in devices and ("experts", DEVICE) in devices
-    assert ("canvas_attention", CPU) not in devices
+    assert ("attend_padded", CPU) not in devices
 
 
 def test_the_option_of_a_placement() -> None:

@@ -29,7 +29,8 @@ def floats(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
 def canvas_attention(rows: int) -> Tensor:
     new = (floats(rows, 24, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
     stored = (floats(9, KV_HEADS, SIZE, DIM) for _ in range(2))
-    return ops.canvas_attention(*new, *stored, *(integers(3, rows) for _ in range(3)))
+    numbers = [integers(3, rows) for _ in range(3)]
+    return ops.attend_padded(*new, ops.Rows(*stored, *numbers[:2], None, numbers[2]))
 
 
 def read_attention(rows: int) -> Tensor:
@@ -37,8 +38,8 @@ def read_attention(rows: int) -> Tensor:
     stored = (floats(9, KV_HEADS, SIZE, DIM) for _ in range(2))
     beside = (floats(KV_HEADS, 50, DIM) for _ in range(2))
     numbers = [integers(3, rows) for _ in range(4)]
-    prefixes = ops.Prefixes(*stored, *numbers[:2], SIZE + 1)
-    return ops.read_attention(*new, prefixes, ops.Questions(*beside, *numbers[2:], 10))
+    questions = ops.Questions(*beside, *numbers[2:], 10)
+    return ops.attend_padded(*new, ops.Rows(*stored, *numbers[:2], SIZE + 1, questions=questions))
 
 
 def experts(rows: int) -> Tensor:
@@ -107,13 +108,14 @@ def test_canvas_attention_is_that_of_each_row_alone() -> None:
     q, k, v = (torch.randn(3, 24, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
     keys, values = (torch.randn(5, KV_HEADS, SIZE, DIM) for _ in range(2))
     slots, held, width = (torch.tensor(x) for x in ([4, 0, 2], [40, 0, 17], [24, 7, 20]))
-    arguments = (q, k, v, keys, values, slots, held, width)
+    rows = ops.Rows(keys, values, slots, held, None, width)
     with registry.reference_only():
-        plain = ops.canvas_attention(*arguments)
-        nothing = ops.canvas_attention(*arguments[:6], held * 0, width * 0)
-    twin = ops.canvas_attention(*arguments)
+        plain = ops.attend_padded(q, k, v, rows)
+        empty = ops.Rows(keys, values, slots, held * 0, None, width * 0)
+        nothing = ops.attend_padded(q, k, v, empty)
+    twin = ops.attend_padded(q, k, v, rows)
     assert not nothing.any() and plain.isfinite().all()
-    for row, (slot, count, n) in enumerate(zip(*arguments[5:], strict=True)):
+    for row, (slot, count, n) in enumerate(zip(slots, held, width, strict=True)):
         parts = [(old[slot, :, :count], new[row, :n].transpose(0, 1))
                  for old, new in ((keys, k), (values, v))]  # fmt: skip
         alone = ops.attend(q[row, :n], *parts)
@@ -132,7 +134,7 @@ def test_what_a_canvas_does_not_see_may_hold_anything(value: float, reference: b
 
     def run() -> Tensor:
         with registry.reference_only() if reference else nullcontext():
-            return ops.canvas_attention(q, k, v, keys, values, slots, held, width)
+            return ops.attend_padded(q, k, v, ops.Rows(keys, values, slots, held, None, width))
 
     clean = run()
     for stored in (keys, values):
@@ -151,7 +153,7 @@ def test_canvas_attention_has_gradients() -> None:
     slots, held, width = (torch.tensor([x]) for x in (1, 3, 2))
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return ops.canvas_attention(q, k, v, keys, values, slots, held, width)
+        return ops.attend_padded(q, k, v, ops.Rows(keys, values, slots, held, None, width))
 
     with registry.reference_only():
         assert torch.autograd.gradcheck(run, (q, k, v))

@@ -92,6 +92,6 @@ def test_a_narrow_cache_is_read_as_what_it_holds(stored: torch.dtype) -> None:
     outs = []
     with registry.reference_only():
         for stores in (narrow, widened(narrow, torch.float32)):
-            out = ops.canvas_attention(q, k, v, *stores, slots, held, width)
+            out = ops.attend_padded(q, k, v, ops.Rows(*stores, slots, held, None, width))
             outs.append(out[torch.arange(5) < width[:, None]])
     assert torch.equal(*outs) and outs[0].isfinite().all()

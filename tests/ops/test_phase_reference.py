@@ -35,8 +35,8 @@ def test_each_row_sees_what_it_sees_alone(window: int | None, firsts: tuple[int,
         for place, position in enumerate(positions_in(size, first)):
             if position < 0:
                 keys[slot, :, place] = values[slot, :, place] = float("nan")
-    rows = (torch.tensor(x) for x in ([2, 0, 3], firsts, widths, commits))
-    out = ops.phase_attention(q, k, v, keys, values, *rows, window)
+    slots, first, width, commit = (torch.tensor(x) for x in ([2, 0, 3], firsts, widths, commits))
+    out = ops.attend_padded(q, k, v, ops.Rows(keys, values, slots, first, window, width, commit))
     assert out.isfinite().all()
     for row, slot in enumerate((2, 0, 3)):
         first, width = firsts[row], widths[row]

@@ -30,11 +30,11 @@ def read_call(size: int, firsts: tuple[int, ...]) -> tuple[Tensor, ...]:
 
 def arguments(
     tensors: tuple[Tensor, ...], firsts: tuple[int, ...], window: int | None
-) -> tuple[Tensor, Tensor, Tensor, ops.Prefixes, ops.Questions]:
+) -> tuple[Tensor, Tensor, Tensor, ops.Rows]:
     q, k, v, keys, values, own_keys, own_values = tensors
     slots, first, starts, counts = (torch.tensor(x) for x in (ROWS, firsts, STARTS, COUNTS))
-    prefixes = ops.Prefixes(keys, values, slots, first, window)
-    return q, k, v, prefixes, ops.Questions(own_keys, own_values, starts, counts, LONGEST)
+    questions = ops.Questions(own_keys, own_values, starts, counts, LONGEST)
+    return q, k, v, ops.Rows(keys, values, slots, first, window, questions=questions)
 
 
 def alone(tensors: tuple[Tensor, ...], row: int, first: int, window: int | None) -> Tensor:
@@ -55,7 +55,7 @@ def alone(tensors: tuple[Tensor, ...], row: int, first: int, window: int | None)
 @pytest.mark.parametrize("firsts", [(3, 0, 3, 5), (30, 6, 30, 0), (15, 40, 15, 2)])
 def test_each_row_sees_what_it_sees_alone(window: int | None, firsts: tuple[int, ...]) -> None:
     tensors = read_call(64 if window is None else window - 1, firsts)
-    out = ops.read_attention(*arguments(tensors, firsts, window))
+    out = ops.attend_padded(*arguments(tensors, firsts, window))
     assert out.isfinite().all()
     for row, first in enumerate(firsts):
         torch.testing.assert_close(out[row], alone(tensors, row, first, window))

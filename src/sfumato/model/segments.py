@@ -88,13 +88,14 @@ class PartRows:
     def __init__(self, parts: Sequence[RowPart]) -> None:
         self.parts = tuple(parts)
         self._sizes = [part.tokens for part in parts]
-        self._first = [_first(part) for part in parts]
-        self._held = [_held(part, first) for part, first in zip(parts, self._first, strict=True)]
-        self._elsewhere: dict[torch.device, list[tuple[RowPart, dict[int, Tensor]]]] = {}
+        # Each part, and how many positions the prefixes of its rows have; by device.
+        here = [(part, _first(part)) for part in parts]
+        self._seen = {part.slots.device: here for part in parts}
 
     def positions(self) -> Tensor:
         """int64 [tokens]: each token's position in its row."""
-        return _joined([_positions(*each) for each in zip(self.parts, self._first, strict=True)])
+        (here,) = self._seen.values()
+        return _joined([_positions(*each) for each in here])
 
     @property
     def encodes(self) -> Tensor | None:
@@ -108,52 +109,35 @@ class PartRows:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         split = zip(*(x.split(self._sizes) for x in (q, k, v)), strict=True)
         outs = []
-        each = zip(self._on(q.device), self._first, split, strict=True)
-        for (part, held), first, tensors in each:
-            padded = (_padded(part, x) for x in tensors)
-            out = _attend(layer, part, first, held, *padded).flatten(0, 1)
+        for (part, first), tensors in zip(self._on(q.device), split, strict=True):
+            out = _attend(layer, part, first, *(_padded(part, x) for x in tensors)).flatten(0, 1)
             outs.append(out if part.index is None else out.index_select(0, part.index))
         return _joined(outs)
 
-    def _on(self, device: torch.device) -> list[tuple[RowPart, dict[int, Tensor]]]:
-        """Each part, and what layers hold of its rows, with their tensors on a layer's device."""
-        if all(part.slots.device == device for part in self.parts):
-            return list(zip(self.parts, self._held, strict=True))
-        if device not in self._elsewhere:
-            self._elsewhere[device] = [
-                (part.on(device), {size: x.to(device) for size, x in held.items()})
-                for part, held in zip(self.parts, self._held, strict=True)
-            ]
-        return self._elsewhere[device]
+    def _on(self, device: torch.device) -> list[tuple[RowPart, Tensor]]:
+        """The parts with their tensors on a layer's device."""
+        if device not in self._seen:
+            here = next(iter(self._seen.values()))
+            self._seen[device] = [(part.on(device), first.to(device)) for part, first in here]
+        return self._seen[device]
 
 
-def _attend(
-    layer: int,
-    part: RowPart,
-    first: Tensor,
-    held: dict[int, Tensor],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-) -> Tensor:
+def _attend(layer: int, part: RowPart, first: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention of one layer: q, k, v [rows, width, heads, d] → like q; first int64 [rows]: how
-    many positions each prefix has, held: how many of them a layer of a size holds."""
-    pool, slots, beside = part.pool, part.slots, part.beside
+    many positions each prefix has."""
+    pool, beside = part.pool, part.beside
     stored = pool.keys[layer], pool.values[layer]
     window = pool.sliding_window if pool.layers[layer].sliding else None
+    questions = None
     if beside is not None:
         own = beside.pool.keys[layer], beside.pool.values[layer], beside.starts, beside.counts
-        prefixes = ops.Prefixes(*stored, slots, first, window)
-        return ops.read_attention(q, k, v, prefixes, ops.Questions(*own, beside.pool.longest))
-    assert part.lengths is not None
-    if part.commits is None:
-        here = held[stored[0].shape[2]]
-        return ops.canvas_attention(q, k, v, *stored, slots, here, part.lengths)
-    rows = slots, first, part.lengths, part.commits
-    out = ops.phase_attention(q, k, v, *stored, *rows, window)
-    # A full layer has no place for positions past its capacity; who commits has asked for room.
-    for kept, new in zip(stored, (k, v), strict=True):
-        ops.write_cache(kept, new, slots, first, part.commits)
+        questions = ops.Questions(*own, beside.pool.longest)
+    rows = ops.Rows(*stored, part.slots, first, window, part.lengths, part.commits, questions)
+    out = ops.attend_padded(q, k, v, rows)
+    if part.commits is not None:
+        # A full layer has no place for positions past its capacity; who commits has asked for room.
+        for kept, new in zip(stored, (k, v), strict=True):
+            ops.write_cache(kept, new, part.slots, first, part.commits)
     return out
 
 
@@ -164,14 +148,6 @@ def _first(part: RowPart) -> Tensor:
         return lengths
     unused = torch.arange(len(lengths), device=lengths.device) >= part.beside.used
     return lengths.masked_fill(unused, 0)
-
-
-def _held(part: RowPart, first: Tensor) -> dict[int, Tensor]:
-    """How many positions of each row's prefix a layer holds, int64 [rows], by the layer's size,
-    where the operation of the part asks for it."""
-    if part.commits is not None or part.beside is not None:
-        return {}
-    return {size: first.clamp(max=size) for size in {keys.shape[2] for keys in part.pool.keys}}
 
 
 def _positions(part: RowPart, first: Tensor) -> Tensor:
@@ -280,7 +256,7 @@ class PackedRows:
         self._keeps, self._queries = keeps, list(queries)
         slots = groupby(range(len(self.suffixes)), lambda row: id(self.suffixes[row].slot))
         self._groups = [list(rows) for _, rows in slots]  # neighbours that share a slot
-        self._causal: dict[tuple[int, bool, bool, torch.device], ops.SharedCausal] = {}
+        self._causal: dict[tuple[int, bool, bool, torch.device], ops.Causal] = {}
         self._parts: list[tuple[Tensor, Tensor]] = []  # of each layer, of all rows
 
     def positions(self, device: torch.device) -> Tensor:
@@ -328,34 +304,41 @@ class PackedRows:
         slot = self.suffixes[rows[0]].slot
         keys, values, positions = slot.history(layer)
         causal = self._seen(layer, rows, everywhere, positions)
-        if self._keeps != "slots":
-            suffixes = ((self.suffixes[row], self.counts[row]) for row in rows)
-            own = [ops.OwnKeys(s.keys[layer], s.values[layer], count) for s, count in suffixes]
-            return ops.attend_shared(q, k, v, keys, values, own, causal)
-        # Where the cache is narrow, as later chunks will read them.
-        new_k, new_v = (slot.narrowed(layer, x.transpose(0, 1)) for x in (k, v))
-        out = ops.attend(q, (*keys, new_k), (*values, new_v), causal.rows[0])
-        slot.write(layer, new_k, new_v)
+        suffixes = [self.suffixes[row] for row in rows]
+        if self._keeps == "slots":  # where the cache is narrow, as later chunks will read them
+            k, v = (slot.narrowed(layer, x.transpose(0, 1)).transpose(0, 1) for x in (k, v))
+        counts = [self.counts[row] for row in rows]
+        split = zip(suffixes, k.split(counts), v.split(counts), strict=True)
+        own = [
+            ops.Own((*s.keys[layer], rk.transpose(0, 1)), (*s.values[layer], rv.transpose(0, 1)))
+            for s, rk, rv in split
+        ]
+        if len(own) == 1:
+            keys, values, own = [*keys, *own[0].keys], [*values, *own[0].values], []
+        out = ops.attend(q, keys, values, causal, own)
+        if self._keeps == "slots":
+            slot.write(layer, k, v)
         return out
 
-    def _seen(
-        self, layer: int, rows: list[int], everywhere: bool, shared: Tensor
-    ) -> ops.SharedCausal:
+    def _seen(self, layer: int, rows: list[int], everywhere: bool, shared: Tensor) -> ops.Causal:
         """Which keys they see; alike on all layers of a kind and a device."""
         window = self.suffixes[rows[0]].slot.window(layer)
         name = rows[0], window is None, everywhere, shared.device
         if name not in self._causal:
-            queries, own = [], []
+            queries, own, counts = list[int](), list[int](), list[tuple[int, int]]()
             for row in rows:
-                suffix, kept = self.suffixes[row], self.suffixes[row].kept(layer)
-                end = suffix.end + self.counts[row]
-                positions = torch.arange(suffix.end - kept, end, device=shared.device)
-                new = positions[kept:]
-                if self._keeps == "nothing":
-                    new.fill_(suffix.end)
-                queries.append(new if everywhere else new[: self._queries[row]])
-                own.append(positions)
-            self._causal[name] = ops.SharedCausal(queries, shared, own, window)
+                suffix, count = self.suffixes[row], self.counts[row]
+                end, kept = suffix.end, suffix.kept(layer)
+                new = [end] * count if self._keeps == "nothing" else range(end, end + count)
+                asked = new if everywhere else new[: self._queries[row]]
+                queries += asked
+                own += (*range(end - kept, end), *new)
+                counts.append((len(asked), kept + count))
+            numbers = to_device(torch.tensor([*queries, *own]), shared.device)
+            of_queries, of_keys = numbers.split([len(queries), len(own)])
+            several = counts if len(rows) > 1 else ()
+            keys = torch.cat((shared, of_keys))
+            self._causal[name] = ops.Causal(of_queries, keys, window, several)
         return self._causal[name]
 
     def _write(self, pool: QuestionPool) -> None:

@@ -14,16 +14,12 @@ import logging
 from sfumato.ops import torch_device
 from sfumato.ops.attention_reference import (
     Causal,
-    OwnKeys,
-    Prefixes,
+    Own,
     Questions,
-    SharedCausal,
+    Rows,
     attend,
-    attend_shared,
+    attend_padded,
     attention,
-    canvas_attention,
-    phase_attention,
-    read_attention,
     write_cache,
 )
 from sfumato.ops.cpu import kernels, library, torch_steady
@@ -56,13 +52,12 @@ from sfumato.ops.triton import prepare
 from sfumato.ops.triton import serving as kernels_on
 
 __all__ = [
-    "ACTIVATIONS", "Bans", "Causal", "OwnKeys", "Prefixes", "Questions", "SharedCausal",
-    "SoftmaxState", "Weight", "after_attention", "after_layer", "attend", "attend_shared",
-    "attention", "backend", "canvas_attention", "column_bytes", "dense", "embed", "experts",
-    "geglu", "kernels_on", "linear", "multiplies_bf16", "own_scores", "pack", "pack_columns",
-    "packed_bytes", "packs", "packs_columns", "phase_attention", "prepare", "prepare_heads",
-    "read_attention", "reason", "rms_norm", "rotate", "rounding", "route", "update_softmax",
-    "write_cache",
+    "ACTIVATIONS", "Bans", "Causal", "Own", "Questions", "Rows", "SoftmaxState", "Weight",
+    "after_attention", "after_layer", "attend", "attend_padded", "attention", "backend",
+    "column_bytes", "dense", "embed", "experts", "geglu", "kernels_on", "linear",
+    "multiplies_bf16", "own_scores", "pack", "pack_columns", "packed_bytes", "packs",
+    "packs_columns", "prepare", "prepare_heads", "reason", "rms_norm", "rotate", "rounding",
+    "route", "update_softmax", "write_cache",
 ]  # fmt: skip
 
 TWINS = (torch_steady, kernels, torch_device)

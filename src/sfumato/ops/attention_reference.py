@@ -2,11 +2,14 @@
 
 Every function works on any torch device, and treats rows independently up to rounding.  None reads
 a number on the host, copies to the device or has a shape that depends on data, and, but for
-`attend_shared`, the number of tensor operations does not depend on the number of rows.
+`attend`, the number of tensor operations does not depend on the number of rows.
 
-A row of a step either denoises its canvas or commits tokens.  Which of the two is a number on the
-device, so that one call serves all rows.  A read's canvas follows a question, whose keys stand
-beside the slots in tensors of fixed address.  Knows no slots but their numbers, and no layers.
+Attention is one operation for each layout of rows.  `attend` takes packed rows, which may have any
+number of tokens: prompts, questions and their canvases.  `attend_padded` takes rows of one width: a
+row either denoises its canvas or commits tokens, which is a number on the device, so that one call
+serves all rows; a read's canvas follows a question, whose keys stand beside the slots in tensors of
+fixed address.  In both a token sees the keys of its row's segments that lie in an interval of
+positions.  Knows no slots but their numbers, and no layers.
 """
 
 from __future__ import annotations
@@ -56,11 +59,29 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
 
 @dataclass(frozen=True)
 class Causal:
-    """Which keys a token sees: those at its own position and before, at most `window` of them."""
+    """Which keys tokens see: those at their own position and before, at most `window` of them.
 
-    queries: Tensor  # int64 [tokens]: their positions
-    keys: Tensor  # int64 [m]
+    Of several rows that follow one prefix a token sees keys of the prefix and of its own row.
+    """
+
+    queries: Tensor  # int64 [tokens]: their positions, one row after another
+    keys: Tensor  # int64 [m]: the prefix's, then those of each row's own
     window: int | None = None
+    counts: Sequence[tuple[int, int]] = ()
+    """Of each row how many queries and how many keys of its own; (): one row sees all keys."""
+
+    @cached_property
+    def rows(self) -> list[Causal]:
+        """Each row by itself."""
+        queries, own = zip(*self.counts, strict=True)
+        prefix, *each = self.keys.split([len(self.keys) - sum(own), *own])
+        rows = zip(self.queries.split(queries), each, strict=True)
+        return [Causal(q, torch.cat((prefix, keys)), self.window) for q, keys in rows]
+
+    @cached_property
+    def numbers(self) -> tuple[Tensor, Tensor]:
+        """The positions of queries and keys, int32."""
+        return self.queries.int(), self.keys.int()
 
     def mask(self) -> Tensor:
         """bool [tokens, m]: True where a token sees a key."""
@@ -70,84 +91,44 @@ class Causal:
         return seen
 
 
+@dataclass(frozen=True)
+class Own:
+    """Keys and values that the tokens of one row see and no other row's do, in parts."""
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+
+
 @operation
 def attend(
-    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal | None = None
+    q: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    causal: Causal | None = None,
+    own: Sequence[Own] = (),
 ) -> Tensor:
-    """Softmax attention of one row's tokens, scale 1, grouped heads.
+    """Softmax attention of packed rows that follow one prefix, scale 1, grouped heads.
 
-    q [tokens, heads, d]; keys and values in parts, one after another, each [kv_heads, n, d], whose
-    dtypes may differ, or as a narrow cache stores them, [kv_heads, n, stored width]; causal None:
-    every token sees every key → like q.  A compiled twin that multiplies bfloat16 serves where a
-    part is stored in it, or narrow with queries in it.
+    q [tokens, heads, d], rows one after another; keys and values: the prefix's, in parts, one after
+    another, each [kv_heads, n, d], whose dtypes may differ, or as a narrow cache stores them,
+    [kv_heads, n, stored width]; own: of each row what comes after the prefix, (): there is one row
+    and nothing; causal None: every token of a row sees every key → like q.  Each row has, to the
+    bit, what it has by itself.  A compiled twin that multiplies bfloat16 serves where a part is
+    stored in it, or narrow with queries in it.
     """
+    if own:
+        assert causal is not None
+        # What all rows see is widened once for all of them.
+        keys, values = widened(keys, q.dtype), widened(values, q.dtype)
+        outs = []
+        split = q.split([count for count, _ in causal.counts])
+        for rq, row, seen in zip(split, own, causal.rows, strict=True):
+            alone = rq, (*keys, *row.keys), (*values, *row.values), seen, ()
+            outs.append(choose("attend", q.device, ANY, *alone)(*alone))
+        return torch.cat(outs)
     k, v = joined(keys, q.dtype), joined(values, q.dtype)
     mask = None if causal is None else causal.mask()
     return attention.reference(q.transpose(0, 1), k, v, mask).transpose(0, 1)
-
-
-@dataclass(frozen=True)
-class SharedCausal:
-    """Which keys the tokens of rows see that follow one prefix: as `Causal` has it, those of the
-    prefix and those of their own row."""
-
-    queries: Sequence[Tensor]  # of each row int64 [tokens]: their positions
-    shared: Tensor  # int64 [m]: of the prefix's keys
-    own: Sequence[Tensor]  # of each row int64 [keys]
-    window: int | None = None
-
-    @cached_property
-    def rows(self) -> list[Causal]:
-        """The segments of each row by itself."""
-        both = zip(self.queries, self.own, strict=True)
-        return [Causal(q, torch.cat((self.shared, own)), self.window) for q, own in both]
-
-    @cached_property
-    def all_queries(self) -> Tensor:
-        """int32: of all rows, one after another."""
-        return torch.cat(list(self.queries)).int()
-
-    @cached_property
-    def all_keys(self) -> Tensor:
-        """int32: the prefix's, then those of all rows."""
-        return torch.cat((self.shared, *self.own)).int()
-
-
-@dataclass(frozen=True)
-class OwnKeys:
-    """Keys and values that the tokens of one row see and no other row's do."""
-
-    keys: Sequence[Tensor]  # parts as `attend` takes them, which come before the new ones
-    values: Sequence[Tensor]
-    new: int  # how many new ones
-
-
-@operation
-def attend_shared(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    own: Sequence[OwnKeys],
-    causal: SharedCausal,
-) -> Tensor:
-    """Softmax attention of rows that follow one prefix: to the bit what `attend` makes of each.
-
-    q [all queries, heads, d]; k and v [all new tokens, kv_heads, d], rows one after another; keys
-    and values: the prefix's, in parts as `attend` takes them → like q.  A row sees the
-    prefix's keys, its own, and its new ones, in this order.
-    """
-    counts, outs = [row.new for row in own], []
-    keys, values = widened(keys, q.dtype), widened(values, q.dtype)  # once for all rows
-    rows = zip(q.split([len(each) for each in causal.queries]), k.split(counts), v.split(counts),
-               own, causal.rows, strict=True)  # fmt: skip
-    for rq, rk, rv, row, seen in rows:
-        all_keys = *keys, *row.keys, rk.transpose(0, 1)
-        all_values = *values, *row.values, rv.transpose(0, 1)
-        serve = choose("attend", q.device, ANY, rq, all_keys, all_values, seen)
-        outs.append(serve(rq, all_keys, all_values, seen))
-    return torch.cat(outs)
 
 
 def joined(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -155,45 +136,117 @@ def joined(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     return torch.cat([part.to(dtype) for part in widened(parts, dtype)], dim=1)
 
 
+@dataclass(frozen=True)
+class Questions:
+    """Keys of one layer that follow the prefixes of rows and stand beside their slots."""
+
+    keys: Tensor  # [kv_heads, places, d], of all questions
+    values: Tensor
+    starts: Tensor  # int64 [rows]: the first place of each row's question
+    counts: Tensor  # int64 [rows]: how many it has; 0 for none
+    longest: int  # no count is higher
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What padded rows see in one layer: first what their slots hold, then the questions beside the
+    slots, if there are any, then their own tokens."""
+
+    keys: Tensor  # [slots, kv_heads, size, stored width], position p at p mod size
+    values: Tensor
+    slots: Tensor  # int64 [rows]
+    first: Tensor  # int64 [rows]: how many positions the prefix in each slot has
+    window: int | None = None
+    """Positions that a token of a row that commits sees at most, its own included; None: all. All
+    tokens of a canvas see what its first one sees of what comes before it. A slot stores fewer
+    positions than a window has."""
+    width: Tensor | None = None
+    """int64 [rows]: how many tokens of each row, the first ones, take part; None: all."""
+    commits: Tensor | None = None
+    """int64 [rows]: above 0 where tokens see none after them. Elsewhere, and where it is None, a
+    row is a canvas, whose tokens see one another. Never beside questions."""
+    questions: Questions | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether all rows are canvases without questions, which see all that their slots store."""
+        return self.commits is None and self.questions is None
+
+    def widths(self, length: int) -> Tensor:
+        """int64 [rows]: how many of `length` tokens of each row take part."""
+        return torch.full_like(self.first, length) if self.width is None else self.width
+
+
 @operation
-def canvas_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    slots: Tensor,
-    held: Tensor,
-    width: Tensor,
-) -> Tensor:
-    """Softmax attention of canvases, one a row, scale 1, grouped heads.
+def attend_padded(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
+    """Softmax attention of padded rows, which denoise or commit, scale 1, grouped heads.
 
-    q [rows, n, heads, d]; k and v [rows, n, kv_heads, d]; keys and values [slots, kv_heads, size,
-    d], stored; slots, held and width int64 [rows] → like q.  Each position sees the `held` first
-    stored positions of its row's slot and the `width` first positions of its own canvas; the
-    results at the positions after the width are finite and otherwise undefined.
+    q [rows, n, heads, d]; k and v, of the rows' own tokens, [rows, n, kv_heads, d] → like q.  The
+    results at the tokens after a row's width are finite and otherwise undefined.
     """
-    rows, length, _, d = q.shape
-    kv_heads, size = keys.shape[1:3]
-    more_keys = -(size + length) % KEYS
+    length, size, beside = q.shape[1], rows.keys.shape[2], rows.questions
+    width = rows.widths(length)
+    counts, sizes = [rows.first, width], [size, length]
+    if beside is not None:
+        counts, sizes = [rows.first, beside.counts, width], [size, beside.longest, length]
+    padding = -sum(sizes) % KEYS
+    sizes[-1] += padding
+    places = [torch.arange(n, device=q.device) for n in sizes]
+    exist = [at < count[:, None] for at, count in zip(places, counts, strict=True)]
+    exists = torch.cat(exist, dim=1)  # [rows, keys]
+    missing = ~exists[:, None, :, None]
 
-    place = torch.arange(size + length + more_keys, device=q.device)
-    in_canvas = (place >= size) & (place < size + width[:, None])
-    seen = ((place < size) & (place < held[:, None])) | in_canvas  # [rows, keys]
+    def all_of(stored: Tensor, asked: Tensor | None, new: Tensor) -> Tensor:
+        parts = [gathered(stored, rows.slots, q.dtype)]
+        if asked is not None and beside is not None:
+            at = (beside.starts[:, None] + places[1]).clamp(max=asked.shape[1] - 1)
+            own = asked.index_select(1, at.flatten()).unflatten(1, at.shape)
+            parts.append(own.transpose(0, 1).to(q.dtype))
+        zeros = new.new_zeros(1, 1, 1, 1).expand(*parts[0].shape[:2], padding, q.shape[-1])
+        # What earlier requests left may be NaN or infinite, and 0 · NaN is NaN.
+        joined_rows = torch.cat((*parts, new.transpose(1, 2), zeros), dim=2)
+        return joined_rows.masked_fill_(missing, 0.0)
 
-    def all_of(stored: Tensor, new: Tensor) -> Tensor:
-        padding = new.new_zeros(1, 1, 1, 1).expand(rows, kv_heads, more_keys, d)
-        parts = gathered(stored, slots, q.dtype), new.transpose(1, 2), padding
-        # What an earlier request left in the slot may be NaN or infinite, and 0 · NaN is NaN.
-        return torch.cat(parts, dim=2).masked_fill_(~seen[:, None, :, None], 0.0)
+    keys = all_of(rows.keys, None if beside is None else beside.keys, k)
+    values = all_of(rows.values, None if beside is None else beside.values, v)
+    if rows.commits is not None:
+        seen = exists[:, None] & _seen(rows, places, width, length)
+        return attention.reference(q.transpose(1, 2), keys, values, seen).transpose(1, 2)
+    if not rows.plain and rows.window is not None:
+        exists = exists & _seen(rows, places, width, length)[:, 0]
+    out = _seeing_alike(q, keys, values, exists)
+    if rows.width is None:
+        return out
+    nothing = ~exists.any(dim=1)  # of a row
+    return out.masked_fill(nothing[:, None, None, None], 0.0)
 
-    out = over_seen(q, all_of(keys, k), all_of(values, v), seen)
-    return out.masked_fill((held + width == 0)[:, None, None, None], 0.0)  # of no key
+
+def _seen(rows: Rows, places: Sequence[Tensor], width: Tensor, length: int) -> Tensor:
+    """bool [rows, n, keys], or [rows, 1, keys] for all tokens of canvases: which keys lie in the
+    interval of positions that a token sees.
+
+    places: int64 of each segment, 0 and up.  Positions count from the first token of each row.
+    """
+    *_, own = places
+    before = -1 - torch.remainder(rows.first[:, None] - 1 - places[0], rows.keys.shape[2])
+    positions = [before, own.expand(len(width), -1)]
+    if rows.questions is not None:
+        count = rows.questions.counts[:, None]
+        positions = [before - count, places[1] - count, positions[1]]
+    position = torch.cat(positions, dim=1)[:, None]
+    window = NOWHERE if rows.window is None else rows.window
+    if rows.commits is None:
+        return position > -window
+    # Tokens after the width see what the last one of it sees.
+    token = torch.minimum(own[:length], width[:, None] - 1)[..., None]
+    causal = (rows.commits > 0)[:, None, None]
+    lowest, highest = token.where(causal, 0) - window, token.where(causal, NOWHERE)
+    return (position > lowest) & (position <= highest)
 
 
-def over_seen(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-    """Attention of canvases q [rows, n, heads, d] over keys and values [rows, kv_heads, m, d] of
-    which all positions of a row see those that are `seen` bool [rows, m] → like q."""
+def _seeing_alike(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    """Attention of canvases q [rows, n, heads, d] over keys and values [rows, kv_heads, m, d], of
+    which all tokens of a row see those that are `seen` bool [rows, m] → like q."""
     _, length, heads, d = q.shape
     rows, kv_heads = keys.shape[:2]
     # The heads that share a key head become more queries of that head.
@@ -202,66 +255,6 @@ def over_seen(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
     mask = seen[:, None, None]
     out = F.scaled_dot_product_attention(folded, keys, values, mask, scale=1.0)
     return out.view(rows, heads, -1, d)[:, :, :length].transpose(1, 2)
-
-
-@operation
-def phase_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    slots: Tensor,
-    first: Tensor,
-    width: Tensor,
-    commits: Tensor,
-    window: int | None,
-) -> Tensor:
-    """Softmax attention of rows that denoise and rows that commit, scale 1, grouped heads.
-
-    q [rows, n, heads, d]; k and v [rows, n, kv_heads, d]; keys and values [slots, kv_heads, size,
-    d], stored, position p at p mod size; slots, first (positions that the slot holds), width (those
-    of the row that take part, 1 at least) and commits int64 [rows] → like q.  Where `commits` is 0,
-    each position sees what `canvas_attention` has it see; elsewhere its own and earlier positions,
-    at most `window` of them (None: all).  The results at the positions after the width are finite
-    and otherwise undefined.
-    """
-    rows, length = q.shape[:2]
-    kv_heads, size = keys.shape[1:3]
-    old = _in_ring(first, size)
-    own = torch.arange(length, device=q.device)
-    in_row = own < width[:, None]  # [rows, length]
-    query = torch.minimum(own, width[:, None] - 1)  # those after the width see what the last sees
-    position = first[:, None] + query
-    causal = (commits > 0)[:, None, None]
-    sees_old = old[:, None] >= 0
-    sees_own = own <= query[..., None]
-    if window is not None:
-        near = old[:, None] > position[..., None] - window
-        sees_old = sees_old & (near | ~causal)
-        sees_own = sees_own & (own > query[..., None] - window)
-    sees_own = in_row[:, None] & (sees_own | ~causal)
-    padding = -(size + length) % KEYS
-    nothing = sees_own.new_zeros(1, 1, 1).expand(rows, length, padding)
-    seen = torch.cat((sees_old.expand(-1, length, -1), sees_own, nothing), dim=2)
-
-    def all_of(held: Tensor, new: Tensor) -> Tensor:
-        old_part = gathered(held, slots, q.dtype)
-        # What an earlier request left in the slot may be NaN or infinite, and 0 · NaN is NaN.
-        old_part = old_part.masked_fill((old < 0)[:, None, :, None], 0.0)
-        new_part = new.transpose(1, 2).masked_fill(~in_row[:, None, :, None], 0.0)
-        zeros = new.new_zeros(1, 1, 1, 1).expand(rows, kv_heads, padding, q.shape[-1])
-        return torch.cat((old_part, new_part, zeros), dim=2)
-
-    out = attention.reference(q.transpose(1, 2), all_of(keys, k), all_of(values, v), seen)
-    return out.transpose(1, 2)
-
-
-def _in_ring(first: Tensor, size: int) -> Tensor:
-    """int64 [rows, size]: the position that each place of a ring holds, of a slot that holds the
-    `first` positions [rows]: place i the last p < first with p mod size = i; negative for none."""
-    last = first[:, None] - 1
-    return last - torch.remainder(last - torch.arange(size, device=first.device), size)
 
 
 @operation
@@ -287,67 +280,3 @@ def write_cache(stored: Tensor, new: Tensor, slots: Tensor, first: Tensor, count
     at = slots[:, None].expand(rows, length), place
     held = stored.transpose(1, 2)  # [slots, size, kv_heads, d]
     held[at] = torch.where((count > 0)[:, None, None, None], entries, held[at])
-
-
-@dataclass(frozen=True)
-class Prefixes:
-    """What the slots of rows hold of one layer."""
-
-    keys: Tensor  # [slots, kv_heads, size, d], position p at p mod size
-    values: Tensor
-    slots: Tensor  # int64 [rows]
-    first: Tensor  # int64 [rows]: how many positions each slot holds
-    window: int | None
-    """A canvas sees the last `window - 1` positions of what comes before it; None: all."""
-
-
-@dataclass(frozen=True)
-class Questions:
-    """Keys of one layer that follow the prefixes of rows and stand beside their slots."""
-
-    keys: Tensor  # [kv_heads, places, d], of all questions
-    values: Tensor
-    starts: Tensor  # int64 [rows]: the first place of each row's question
-    counts: Tensor  # int64 [rows]: how many it has; 0 for none
-    longest: int  # no count is higher
-
-
-@operation
-def read_attention(
-    q: Tensor, k: Tensor, v: Tensor, prefixes: Prefixes, questions: Questions
-) -> Tensor:
-    """Softmax attention of canvases that follow questions, one a row, scale 1, grouped heads.
-
-    q [rows, n, heads, d]; k and v [rows, n, kv_heads, d] → like q.  Each position sees all of its
-    own canvas, and of what comes before the canvas what the window shows: first the slot's
-    positions and then the question's.
-    """
-    rows, length, _, d = q.shape
-    kv_heads, size = prefixes.keys.shape[1:3]
-    longest, window = questions.longest, prefixes.window
-    first, counts = prefixes.first[:, None], questions.counts[:, None]
-    old = _in_ring(prefixes.first, size)
-    own = torch.arange(longest, device=q.device)
-    sees_old, sees_own = old >= 0, own < counts
-    if window is not None:
-        # All positions of a canvas count as its first, which stands at first + counts.
-        sees_old = sees_old & (old > first + counts - window)
-        sees_own = sees_own & (own > counts - window)
-    in_canvas = sees_own.new_ones(1, 1).expand(rows, length)
-    padding = -(size + longest + length) % KEYS
-    nothing = sees_own.new_zeros(1, 1).expand(rows, padding)
-    seen = torch.cat((sees_old, sees_own, in_canvas, nothing), dim=1)  # [rows, keys]
-    places = questions.starts[:, None] + own
-    places = places.clamp(max=questions.keys.shape[1] - 1).flatten()
-
-    def all_of(held: Tensor, beside: Tensor, new: Tensor) -> Tensor:
-        own_part = beside.index_select(1, places).unflatten(1, (rows, longest)).transpose(0, 1)
-        old_part = gathered(held, prefixes.slots, q.dtype)
-        zeros = new.new_zeros(1, 1, 1, 1).expand(rows, kv_heads, padding, d)
-        parts = old_part, own_part.to(q.dtype), new.transpose(1, 2), zeros
-        # What earlier requests left may be NaN or infinite, and 0 · NaN is NaN.
-        return torch.cat(parts, dim=2).masked_fill_(~seen[:, None, :, None], 0.0)
-
-    keys = all_of(prefixes.keys, questions.keys, k)
-    values = all_of(prefixes.values, questions.values, v)
-    return over_seen(q, keys, values, seen)

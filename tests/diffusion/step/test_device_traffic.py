@@ -165,7 +165,7 @@ def test_calls_of_ops_do_not_depend_on_the_rows() -> None:
         with counted_calls() as calls:
             traced([{}] * rows)
         counts.append(dict(calls))
-    assert counts[0] == counts[1] and counts[0]["canvas_attention"] == len(CONFIG.layers)
+    assert counts[0] == counts[1] and counts[0]["attend_padded"] == len(CONFIG.layers)
 
 
 PLANTED: dict[str, Callable[[Tensor], object]] = {

@@ -192,7 +192,7 @@ def test_torch_gathers_no_more_slots_than_a_step_does(
         run(forward)
 
     monkeypatch.setattr(Forward, "run", noted)
-    monkeypatch.setattr(ops, "kernels_on", lambda device: frozenset(["read_attention"]))
+    monkeypatch.setattr(ops, "kernels_on", lambda device: frozenset(["attend_padded"]))
     reads = Reads(network)
     reads.same([0, 1, 2, 3, 0], 8, [[1]] * 5)
     assert sizes[:2] == [4, 1]

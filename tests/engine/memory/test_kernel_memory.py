@@ -11,7 +11,6 @@ from sfumato import ops
 from sfumato.bench.subject import random_config
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.memory.estimate import (
-    ATTENTION,
     ModelFootprint,
     Prediction,
     _expert_kernels,
@@ -43,16 +42,15 @@ def predicted(
 
 def test_kernels_read_slots_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long prefix has eight parts of 4,096 keys in float32; torch copies all slots three times
-    instead. A step that may call either operation needs the larger one."""
+    instead."""
     parts = 4 * 8 * 256 * 16 * (512 + 2) * 4
-    assert workspaces.attention_bytes(4, 256, 16, 512, 32768, GPU) == parts
-    assert workspaces.attention_bytes(4, 256, 16, 512, 4096, GPU) == 0
+    assert workspaces.attention_bytes(4 * 256, 16, 512, 32768, GPU) == parts
+    assert workspaces.attention_bytes(4 * 256, 16, 512, 4096, GPU) == 0
     none = predicted(monkeypatch, frozenset())
-    one = predicted(monkeypatch, frozenset(("canvas_attention",)))
-    both = predicted(monkeypatch, ATTENTION)
-    assert one.step == none.step > both.step + 10**8
-    longer = predicted(monkeypatch, ATTENTION, context=65536)
-    assert longer.step - both.step == parts
+    kernel = predicted(monkeypatch, frozenset(("attend_padded",)))
+    assert none.step > kernel.step + 10**8
+    longer = predicted(monkeypatch, frozenset(("attend_padded",)), context=65536)
+    assert longer.step - kernel.step == parts
 
 
 def test_a_chunk_of_a_prompt_needs_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:

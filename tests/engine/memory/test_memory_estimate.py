@@ -269,7 +269,7 @@ def test_the_reference_holds_what_is_predicted(monkeypatch: pytest.MonkeyPatch) 
         )
         numbers = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
         before = live.now()
-        ops.canvas_attention(*new, pool, pool, numbers, numbers, numbers)
+        ops.attend_padded(*new, ops.Rows(pool, pool, numbers, numbers, None, numbers))
     predicted = _seen_of_pool(footprint, rows, capacity)
     assert 0.9 < predicted / (live.most - before) < 1.1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.ops import attention_reference, online_softmax, registry
-from sfumato.ops.attention_reference import Causal
+from sfumato.ops.attention_reference import Causal, Own, Rows
 from sfumato.ops.cpu import attention as compiled_attention
 from sfumato.ops.cpu import kernels, library
 from sfumato.ops.online_softmax import SoftmaxState
@@ -95,7 +96,7 @@ def test_who_attends() -> None:
     def served(kernels: library.Kernels, *parts: Tensor) -> bool:
         before, library.kernels = library.kernels, kernels
         try:
-            arguments = q, parts, parts, None
+            arguments = q, parts, parts, None, ()
             serves = registry.choose("attend", q.device, registry.ANY, *arguments)
         finally:
             library.kernels = before
@@ -158,15 +159,16 @@ def test_what_is_no_number_stays_so(bits: int, where: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_canvas_attention_is_that_of_each_row_alone(dtype: torch.dtype, error: float) -> None:
+def test_attend_padded_is_attend_of_each_row(dtype: torch.dtype, error: float) -> None:
     q, k, v = (normal(seed, 4, 48, heads, 32).to(dtype) for seed, heads in ((0, 4), (1, 2), (2, 2)))
     keys, values = (normal(seed, 5, 2, 300, 32).bfloat16() for seed in (3, 4))
     slots, held, width = (torch.tensor(x) for x in ([4, 0, 2, 2], [300, 0, 17, 9], [48, 7, 0, 33]))
-    got = compiled_attention.canvas_attention(q * 0.1, k, v, keys, values, slots, held, width)
+    rows = Rows(keys, values, slots, held, None, width)
+    got = compiled_attention.attend_padded(q * 0.1, k, v, rows)
     assert got.dtype == dtype
     most = error if dtype == torch.float32 else 1e-2
     with registry.reference_only():
-        plain = ops.canvas_attention(q * 0.1, k, v, keys, values, slots, held, width)
+        plain = ops.attend_padded(q * 0.1, k, v, rows)
     for row, (slot, count, n) in enumerate(zip(slots, held, width, strict=True)):
         parts = [[old[slot, :, :count], new[row, :n].transpose(0, 1)]
                  for old, new in ((keys, k), (values, v))]  # fmt: skip
@@ -174,15 +176,14 @@ def test_canvas_attention_is_that_of_each_row_alone(dtype: torch.dtype, error: f
         assert torch.equal(got[row, :n], alone) and not got[row, n:].any()
         gap = (alone.float() - plain[row, :n].float()).norm()
         assert gap <= most * plain[row, :n].float().norm()
-    assert ops.canvas_attention(q, k, v, keys, values, slots, held, width).shape == q.shape
-    for wrong in (slots + 1, slots - 1):
+    assert torch.equal(ops.attend_padded(q * 0.1, k, v, rows), got)
+    past = replace(rows, first=held + 1)  # a full slot stores the first of them no more
+    assert torch.equal(compiled_attention.attend_padded(q * 0.1, k, v, past)[0], got[0])
+    for wrong in (
+        {"slots": slots + 1}, {"slots": slots - 1}, {"first": held - 1}, {"width": width + 1},
+    ):  # fmt: skip
         with pytest.raises(ValueError, match="refuses"):
-            compiled_attention.canvas_attention(q, k, v, keys, values, wrong, held, width)
-    for wrong_held, wrong_width in ((held + 1, width), (held, width + 1), (held - 1, width)):
-        with pytest.raises(ValueError, match="refuses"):
-            compiled_attention.canvas_attention(
-                q, k, v, keys, values, slots, wrong_held, wrong_width
-            )
+            compiled_attention.attend_padded(q, k, v, replace(rows, **wrong))
 
 
 @contextmanager
@@ -206,56 +207,46 @@ def shared_inputs(held: int, counts: tuple[int, ...], window: int | None) -> tup
         [x[:, :3], x[:, 3:]] for x in (normal(seed, 2, held, 32).bfloat16() for seed in (3, 4))
     ]
     before = [normal(9 + row, 2, 5 * (row % 2), 32).bfloat16() for row in range(rows)]
+    new = zip(before, k.split(counts), v.split(counts), strict=True)
     own = [
-        ops.OwnKeys((b, b[:, :0]), (b + 1, b[:, :0]), n)
-        for b, n in zip(before, counts, strict=True)
+        Own((b, b[:, :0], rk.transpose(0, 1)), (b + 1, b[:, :0], rv.transpose(0, 1)))
+        for b, rk, rv in new
     ]
     starts = [held + b.shape[1] for b in before]
     places = [torch.arange(held, start + n) for start, n in zip(starts, counts, strict=True)]
     query_positions = [each[-n:][:m] for each, n, m in zip(places, counts, queries, strict=True)]
-    return (
-        q,
-        k,
-        v,
-        *parts,
-        own,
-        ops.SharedCausal(query_positions, torch.arange(held), places, window),
-    )
+    sizes = [(m, len(each)) for m, each in zip(queries, places, strict=True)]
+    keys = torch.cat((torch.arange(held), *places))
+    return q, *parts, Causal(torch.cat(query_positions), keys, window, sizes), own
 
 
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize(
     ("held", "counts"), [(3, (4, 1)), (32, (9,)), (263, (30, 7, 16, 3)), (600, (200, 2, 40))]
 )
-def test_attend_shared_is_attend_of_each_row(
+def test_rows_after_one_prefix_have_what_they_have_alone(
     held: int, counts: tuple[int, ...], window: int | None, error: float
 ) -> None:
     inputs = shared_inputs(held, counts, window)
-    q, k, v, keys, values, own, causal = inputs
+    q, keys, values, causal, own = inputs
     with forced_threads(2):
-        got = compiled_attention.attend_shared(*inputs)
-    sizes = [len(each) for each in causal.queries]
-    rows = zip(q.split(sizes), k.split(counts), v.split(counts), strict=True)
+        got = compiled_attention.attend(*inputs)
+    rows = zip(q.split([n for n, _ in causal.counts]), own, causal.rows, strict=True)
     alone = [
-        compiled_attention.attend(
-            rq,
-            (*keys, *row.keys, rk.transpose(0, 1)),
-            (*values, *row.values, rv.transpose(0, 1)),
-            causal.rows[number],
-        )
-        for number, ((rq, rk, rv), row) in enumerate(zip(rows, own, strict=True))
+        compiled_attention.attend(rq, (*keys, *row.keys), (*values, *row.values), seen)
+        for rq, row, seen in rows
     ]
     assert torch.equal(got, torch.cat(alone))
-    assert torch.equal(got, ops.attend_shared(*inputs))
+    assert torch.equal(got, ops.attend(*inputs))
     with registry.reference_only():
-        plain = ops.attend_shared(*inputs)
+        plain = ops.attend(*inputs)
     assert (got - plain).norm() <= error * plain.norm()
 
 
 def test_keys_of_several_windows(error: float) -> None:
     """More than are packed at a time: the state of each query is kept in between. One row ends in
     an earlier window than the other."""
-    test_attend_shared_is_attend_of_each_row(8100, (7, 200, 4), None, error)
+    test_rows_after_one_prefix_have_what_they_have_alone(8100, (7, 200, 4), None, error)
     q, keys, values = (
         normal(0, 3, 4, 32) * 0.3,
         *([normal(seed, 2, 8500, 32).bfloat16(), normal(seed + 1, 2, 3, 32)] for seed in (1, 3)),
@@ -268,21 +259,20 @@ def test_keys_of_several_windows(error: float) -> None:
 
 
 @pytest.mark.usefixtures("error")
-def test_attend_shared_asks_for_fitting_rows() -> None:
-    q, k, v, keys, values, own, causal = shared_inputs(7, (3, 2), None)
-    short = ops.SharedCausal(causal.queries, causal.shared[:5], causal.own)
+def test_attend_asks_for_fitting_rows() -> None:
+    q, keys, values, causal, own = shared_inputs(7, (3, 2), None)
+    short = replace(causal, keys=causal.keys[2:])
+    lacking = Own(own[1].keys, own[1].values[1:])
     for wrong in (
-        (q[:-1], k, v, keys, values, own, causal),
-        (q, k[:-1], v[:-1], keys, values, own, causal),
-        (q, k, v[:-1], keys, values, own, causal),
-        (q, k, v, keys, [values[0]], own, causal),
-        (q, k, v, keys, values, own[:1], causal),
-        (q, k, v, keys, values, own, short),
-        (q, k, v, keys, values, [own[0], ops.OwnKeys(own[1].keys, own[1].values[::-1], 2)], causal),
-        (q, k, v, keys, [part[:1] for part in values], own, causal),
+        (q[:-1], keys, values, causal, own),
+        (q, keys, [values[0]], causal, own),
+        (q, keys, values, causal, own[:1]),
+        (q, keys, values, short, own),
+        (q, keys, values, causal, [own[0], lacking]),
+        (q, keys, [part[:1] for part in values], causal, own),
     ):
         with pytest.raises((AssertionError, ValueError)):
-            compiled_attention.attend_shared(*wrong)
+            compiled_attention.attend(*wrong)
 
 
 @pytest.mark.usefixtures("error")

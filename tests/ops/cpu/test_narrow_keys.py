@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.ops import registry
-from sfumato.ops.attention_reference import Causal, OwnKeys, SharedCausal
+from sfumato.ops.attention_reference import Causal, Own, Rows
 from sfumato.ops.cpu import attention, library
 from sfumato.ops.narrow_cache import FP8, Q8_0, stored_as, stored_width, widened
 
@@ -104,7 +104,7 @@ def test_attend_has_the_bits_of_widened_keys(
 
 
 @NARROW
-def test_canvas_attention_has_the_bits_of_a_widened_cache(
+def test_attend_padded_has_the_bits_of_a_widened_cache(
     stored: torch.dtype, activations: torch.dtype
 ) -> None:
     """Slots of different lengths, one of them empty and one row without a canvas."""
@@ -113,20 +113,22 @@ def test_canvas_attention_has_the_bits_of_a_widened_cache(
     keys, values = (stored_as(normal(seed, 5, 2, 300, 64), stored) for seed in (3, 4))
     places = [torch.tensor(x) for x in ([4, 0, 2, 2], [300, 0, 17, 9], [48, 7, 0, 33])]
     arguments = q * 0.1, k, v
-    inputs = *arguments, keys, values, *places
-    serves = registry.choose("canvas_attention", q.device, registry.ANY, *inputs)
-    assert serves is attention.canvas_attention
-    got = serves(*inputs)
-    plain = (wide([each], activations)[0] for each in (keys, values))
-    assert torch.equal(got, ops.canvas_attention(*arguments, *plain, *places))
+    slots, held, width = places
+    rows = Rows(keys, values, slots, held, None, width)
+    serves = registry.choose("attend_padded", q.device, registry.ANY, *arguments, rows)
+    assert serves is attention.attend_padded
+    got = serves(*arguments, rows)
+    plain = [wide([each], activations)[0] for each in (keys, values)]
+    widened_rows = replace(rows, keys=plain[0], values=plain[1])
+    assert torch.equal(got, ops.attend_padded(*arguments, widened_rows))
     for wrong in ((keys[..., :-1], values[..., :-1]), (keys, values[:, :1])):
         with pytest.raises(AssertionError):
-            attention.canvas_attention(*arguments, *wrong, *places)
+            attention.attend_padded(*arguments, replace(rows, keys=wrong[0], values=wrong[1]))
 
 
 @NARROW
 @pytest.mark.parametrize("window", [None, 40])
-def test_attend_shared_has_the_bits_of_widened_keys(
+def test_rows_after_one_prefix_have_the_bits_of_widened_keys(
     stored: torch.dtype, window: int | None, activations: torch.dtype
 ) -> None:
     counts, held, kept = (30, 7, 16), 263, 5
@@ -136,22 +138,22 @@ def test_attend_shared_has_the_bits_of_widened_keys(
     )
     parts = [stored_as(normal(seed, 2, held, 32), stored) for seed in (3, 4)]
     keys, values = ([x[:, :3], x[:, 3:]] for x in parts)
-    own = [
-        OwnKeys(*([stored_as(normal(9 + row + s, 2, kept, 32), stored)] for s in (0, 50)), n)
-        for row, n in enumerate(counts)
-    ]
+
+    def parts_of(row: int, new: Tensor, seed: int) -> list[Tensor]:
+        return [stored_as(normal(9 + row + seed, 2, kept, 32), stored), new.transpose(0, 1)]
+
+    new = zip(k.split(counts), v.split(counts), strict=True)
+    own = [Own(parts_of(row, rk, 0), parts_of(row, rv, 50)) for row, (rk, rv) in enumerate(new)]
     places = [torch.arange(held, held + kept + n) for n in counts]
-    queries = [each[-n:] for each, n in zip(places, counts, strict=True)]
-    causal = SharedCausal(queries, torch.arange(held), places, window)
-    plain = [
-        replace(row, keys=wide(row.keys, activations), values=wide(row.values, activations))
-        for row in own
-    ]
-    got = attention.attend_shared(q, k, v, keys, values, own, causal)
+    queries = torch.cat([each[-n:] for each, n in zip(places, counts, strict=True)])
+    sizes = [(n, kept + n) for n in counts]
+    causal = Causal(queries, torch.cat((torch.arange(held), *places)), window, sizes)
+    plain = [Own(wide(row.keys, activations), wide(row.values, activations)) for row in own]
+    got = attention.attend(q, keys, values, causal, own)
     both = wide(keys, activations), wide(values, activations)
-    assert torch.equal(got, attention.attend_shared(q, k, v, *both, plain, causal))
+    assert torch.equal(got, attention.attend(q, *both, causal, plain))
     with registry.reference_only():
-        torchs = ops.attend_shared(q, k, v, keys, values, own, causal)
+        torchs = ops.attend(q, keys, values, causal, own)
     assert (got - torchs).norm() <= 2e-2 * torchs.norm()
 
 
@@ -165,10 +167,10 @@ def test_who_attends_to_a_narrow_cache(numbers: torch.dtype) -> None:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             part = stored_as(normal(0, 2, 4, 32), stored)
             q: Any = normal(1, 3, 4, 32).to(dtype)
-            serves = registry.choose("attend", q.device, registry.ANY, q, [part], [part], None)
+            serves = registry.choose("attend", q.device, registry.ANY, q, [part], [part], None, ())
             taken = attention.packs(stored, dtype) is not None
             assert (serves is attention.attend) == taken
-            assert serves(q, [part], [part], None).dtype == dtype
+            assert serves(q, [part], [part], None, ()).dtype == dtype
 
 
 @NARROW

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tests.support.kernels import close, counted_launches, interpreted
 from torch import Tensor
 
 from sfumato.ops import attention_reference
+from sfumato.ops.attention_reference import Rows
 
 pytestmark = interpreted
 
@@ -24,9 +26,9 @@ class Case:
     heads: int = 4
     kv_heads: int = 2
     d: int = 16
-    size: int = 80
+    size: int = 29
     slots: tuple[int, ...] = (2, 0, 3)
-    first: tuple[int, ...] = (70, 0, 200)
+    first: tuple[int, ...] = (20, 0, 200)
     width: tuple[int, ...] = (24, 7, 20)
     commits: tuple[int, ...] = (0, 1, 1)
     window: int | None = 30
@@ -39,8 +41,9 @@ class Case:
         return [q, torch.randn(rows, *new), torch.randn(rows, *new),
                 torch.randn(stored), torch.randn(stored)]  # fmt: skip
 
-    def numbers(self) -> list[Tensor]:
-        return [torch.tensor(x) for x in (self.slots, self.first, self.width)]
+    def rows(self, keys: Tensor, values: Tensor) -> Rows:
+        numbers = [torch.tensor(x) for x in (self.slots, self.first, self.width, self.commits)]
+        return Rows(keys, values, *numbers[:2], self.window, *numbers[2:])
 
     def seen(self, out: Tensor) -> Tensor:
         """The results at positions inside of their rows' widths."""
@@ -48,46 +51,49 @@ class Case:
 
 
 def phases(case: Case, floats: list[Tensor]) -> Tensor:
-    from sfumato.ops.triton.attention import phase_attention
+    from sfumato.ops.triton.attention import attend_padded
 
-    return phase_attention(*floats, *case.numbers(), torch.tensor(case.commits), case.window)
+    return attend_padded(*floats[:3], case.rows(*floats[3:]))
+
+
+def expected(case: Case, floats: list[Tensor], **changed: Any) -> Tensor:
+    """The results of the reference in float64."""
+    *new, keys, values = (x.double() for x in floats)
+    rows = replace(case.rows(keys, values), **changed)
+    return attention_reference.attend_padded.reference(*new, rows)
 
 
 CASES = [
     Case(),
-    Case(window=None),
-    Case(n=70, heads=2, size=300, width=(70, 65, 1), first=(300, 301, 150), window=100),
-    Case(heads=6, d=32, commits=(1, 1, 0), window=7),
+    Case(window=None, size=80, first=(70, 0, 80)),
+    Case(n=70, heads=2, size=300, width=(70, 65, 1), first=(300, 301, 150), window=301),
+    Case(heads=6, d=32, commits=(1, 1, 0), size=6, window=7),
+    Case(commits=(1, 1, 1), size=80, first=(70, 0, 200)),
 ]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_both_phases_are_those_of_the_reference(case: Case) -> None:
     floats = case.floats()
-    rest = *case.numbers(), torch.tensor(case.commits), case.window
-    expected = attention_reference.phase_attention.reference(*(x.double() for x in floats), *rest)
-    close(case.seen(phases(case, floats)), case.seen(expected))
+    close(case.seen(phases(case, floats)), case.seen(expected(case, floats)))
 
 
 def test_canvases_are_those_of_the_reference() -> None:
-    from sfumato.ops.triton.attention import canvas_attention
+    from sfumato.ops.triton.attention import attend_padded
 
-    case = Case(width=(24, 7, 0), first=(70, 0, 0))
-    slots, held, width = case.numbers()
+    case = Case(width=(24, 7, 0), first=(20, 0, 0))
     floats = case.floats()
-    expected = attention_reference.canvas_attention.reference(
-        *(x.double() for x in floats), slots, held, width
-    )
-    out = canvas_attention(*floats, slots, held, width)
-    close(case.seen(out), case.seen(expected))
+    rows = replace(case.rows(*floats[3:]), commits=None)
+    out = attend_padded(*floats[:3], rows)
+    close(case.seen(out), case.seen(expected(case, floats, commits=None)))
     assert not out[2].any(), "what sees no key is zero"
-    no_rows = [x[:0] for x in (*floats[:3], slots, held, width)]
-    assert not canvas_attention(*no_rows[:3], *floats[3:], *no_rows[3:]).numel()
+    none = replace(rows, slots=rows.slots[:0], first=rows.first[:0], width=None)
+    assert not attend_padded(*(x[:0] for x in floats[:3]), none).numel()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_no_position_sees_may_hold_anything(value: float) -> None:
-    case = Case(first=(70, 0, 80))
+    case = Case(window=None, size=80, first=(70, 0, 80))
     floats = case.floats()
     clean = case.seen(phases(case, floats))
     for stored in floats[3:]:
@@ -117,9 +123,7 @@ def test_pieces_of_a_long_prefix_are_merged(monkeypatch: pytest.MonkeyPatch) -> 
     with counted_launches() as launches:
         out = phases(case, floats)
     assert launches["attention_merge"] == 1
-    rest = *case.numbers(), torch.tensor(case.commits), None
-    expected = attention_reference.phase_attention.reference(*(x.double() for x in floats), *rest)
-    close(case.seen(out), case.seen(expected))
+    close(case.seen(out), case.seen(expected(case, floats)))
     assert torch.equal(out[0], alone[0])
 
 
@@ -139,8 +143,9 @@ def test_what_it_does_not_take_is_left_to_torch() -> None:
 
     case = Case()
     q, k, v, keys, values = case.floats()
-    serves, rest = TWINS["canvas_attention"].serves, case.numbers()
-    assert serves(q, k, v, keys, values, *rest)
-    assert not serves(q, k, v, keys.bfloat16(), values.bfloat16(), *rest)
-    assert not serves(*(x[..., :12].contiguous() for x in (q, k, v, keys, values)), *rest)
-    assert not serves(q, k, v, keys, values, *(x.int() for x in rest))
+    serves, rows = TWINS["attend_padded"].serves, case.rows(keys, values)
+    assert serves(q, k, v, rows) and serves(q, k, v, replace(rows, commits=None))
+    assert not serves(q, k, v, case.rows(keys.bfloat16(), values.bfloat16()))
+    q, k, v, keys, values = (x[..., :12].contiguous() for x in (q, k, v, keys, values))
+    assert not serves(q, k, v, case.rows(keys, values))
+    assert not serves(*case.floats()[:3], replace(rows, first=rows.first.int()))

@@ -53,7 +53,7 @@ def test_a_step_of_both_phases(network: Network, monkeypatch: pytest.MonkeyPatch
 
     with registry.reference_only():
         expected = step([0, 1])
-    operations = frozenset(("linear", "experts", "phase_attention", "write_cache"))
+    operations = frozenset(("linear", "experts", "attend_padded", "write_cache"))
     monkeypatch.setattr(self_test, "_passed", {torch.device("cpu"): operations})
     with seen_as("cpu", "cuda"), counted_launches() as launches:
         both = step([0, 1])

@@ -10,7 +10,7 @@ from tests.support.kernels import close, counted_launches, interpreted, seen_as
 from torch import Tensor
 
 from sfumato.ops import attention_reference
-from sfumato.ops.attention_reference import NOWHERE, Causal, OwnKeys, SharedCausal
+from sfumato.ops.attention_reference import NOWHERE, Causal, Own
 
 pytestmark = interpreted
 
@@ -82,19 +82,18 @@ def test_a_token_has_the_same_result_beside_others() -> None:
 
 
 def test_rows_after_one_prefix_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`attend_shared` goes to the kernel row by row, and each row is as it is alone."""
+    """Each by the kernel, as it is alone."""
     from sfumato import ops
     from sfumato.ops.triton import self_test
 
     chunk = Chunk(tokens=12)
     q, keys, values = chunk.floats()
     shared, new = torch.arange(90), torch.arange(90, 96)
-    k, v = (x[-1].transpose(0, 1) for x in (keys, values))
-    own = [OwnKeys((), (), 6), OwnKeys((), (), 6)]
-    seen = SharedCausal([new, new], shared, [new, new], None)
+    own = [Own([keys[-1][:, at]], [values[-1][:, at]]) for at in (slice(0, 6), slice(6, 12))]
+    seen = Causal(torch.cat((new, new)), torch.cat((shared, new, new)), None, [(6, 6), (6, 6)])
     monkeypatch.setattr(self_test, "_passed", {torch.device("cpu"): frozenset(("attend",))})
     with seen_as("cpu", "cuda"), counted_launches() as launches:
-        out = ops.attend_shared(q, k, v, keys[:-1], values[:-1], own, seen)
+        out = ops.attend(q, keys[:-1], values[:-1], seen, own)
     assert launches["prefill_256"] == 2
     second = [[*x[:-1], x[-1][:, 6:]] for x in (keys, values)]
     alone = attend(q[6:], *second, Causal(new, torch.cat((shared, new))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from tests.support.live_bytes import LiveBytes
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from sfumato.ops.attention_reference import Causal, Prefixes, Questions
+from sfumato.ops.attention_reference import Causal, Questions, Rows
+from sfumato.ops.device_check import tensors_of
 from sfumato.ops.triton import twins, workspaces
 
 pytestmark = interpreted
@@ -23,10 +25,7 @@ FLOAT = torch.float32.itemsize
 
 def workspace(operation: str, *arguments: Any) -> int:
     """The most bytes that live at a time in a call, but for the arguments and the result."""
-    kinds = Causal, Prefixes, Questions
-    masks = [vars(each) for each in arguments if isinstance(each, kinds)]
-    given = [leaf for leaf in tree_leaves((arguments, masks)) if isinstance(leaf, Tensor)]
-    with torch.no_grad(), LiveBytes(*given) as live:
+    with torch.no_grad(), LiveBytes(*tensors_of(arguments)) as live:
         out = twins()[operation].function(*arguments)
     results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
     return live.most - sum(each.nbytes for each in results)
@@ -38,13 +37,14 @@ def test_attention() -> None:
     rows, n, heads, d, size = 2, 5, 4, 16, 2100  # three pieces of 1,024
     q, k, v = (torch.randn(rows, n, count, d) for count in (heads, 2, 2))
     stored = torch.randn(2, 2, size, d)
-    numbers = torch.tensor([[0, 1], [2100, 0], [5, 5]])
-    taken = workspace("canvas_attention", q, k, v, stored, stored, *numbers)
-    assert taken == workspaces.attention_bytes(rows, n, heads, d, size, CPU)
+    slots, first, width = torch.tensor([[0, 1], [2100, 0], [5, 5]])
+    seen = Rows(stored, stored, slots, first, None, width)
+    taken = workspace("attend_padded", q, k, v, seen)
+    assert taken == workspaces.attention_bytes(rows * n, heads, d, size, CPU)
     assert taken == rows * 3 * n * heads * (d + 2) * 4
     small = stored[:, :, :1024].contiguous()
-    assert workspace("canvas_attention", q, k, v, small, small, *numbers) == 0
-    assert workspaces.attention_bytes(rows, n, heads, d, 1024, CPU) == 0
+    assert workspace("attend_padded", q, k, v, replace(seen, keys=small, values=small)) == 0
+    assert workspaces.attention_bytes(rows * n, heads, d, 1024, CPU) == 0
     assert workspaces.kernel_of("attention", d) == attention.CANVASES[0].name
     assert workspaces.kernel_of("attention", 512) == attention.CANVASES[1].name
 
@@ -55,11 +55,10 @@ def test_reads() -> None:
     stored, beside = torch.randn(2, 2, size, d), torch.randn(2, 40, d)
     slots, first, starts, counts = torch.tensor([[0, 1], [2100, 0], [0, 9], [9, 3]])
     questions = Questions(beside, beside, starts, counts, 10)
-    taken = workspace(
-        "read_attention", q, k, v, Prefixes(stored, stored, slots, first, 9), questions
-    )
-    assert taken == workspaces.read_bytes(rows * n, heads, d, size, CPU)
-    assert taken == workspaces.attention_bytes(rows, n, heads, d, size, CPU)
+    seen = Rows(stored, stored, slots, first, 9, questions=questions)
+    taken = workspace("attend_padded", q, k, v, seen)
+    assert taken == workspaces.attention_bytes(rows * n, heads, d, size, CPU, "read")
+    assert taken == workspaces.attention_bytes(rows * n, heads, d, size, CPU)
 
 
 def test_prefill() -> None:
@@ -108,10 +107,8 @@ def test_every_operation_that_allocates_is_counted() -> None:
     """The others allocate their results alone."""
     counted: dict[str, Callable[..., int]] = {
         "attend": workspaces.prefill_bytes,
-        "canvas_attention": workspaces.attention_bytes,
+        "attend_padded": workspaces.attention_bytes,
         "experts": workspaces.expert_bytes,
-        "phase_attention": workspaces.attention_bytes,
-        "read_attention": workspaces.read_bytes,
         "route": workspaces.route_bytes,
         "vocabulary_mass": workspaces.head_bytes,
         "vocabulary_pass": workspaces.head_bytes,

@@ -466,4 +466,4 @@ def most_rows(tokens: int, width: int, slots: int, kernels: frozenset[str]) -> i
     the operations that they serve. Torch gathers the slot of each row, and no step, whose memory is
     counted, has more of them than the pool has slots."""
     rows = max(1, tokens // width)
-    return rows if "read_attention" in kernels else min(rows, slots)
+    return rows if "attend_padded" in kernels else min(rows, slots)

@@ -227,9 +227,6 @@ TORCH = 48 << 20  # what torch's own matrix products keep besides, where no comp
 MARKS = 8  # snapshots that are worth keeping for each slot
 _FLOAT = torch.float32.itemsize
 
-ATTENTION = frozenset(("canvas_attention", "phase_attention"))
-"""The operations of a step's attention: which of them a step calls depends on its rows."""
-
 
 @dataclass(frozen=True)
 class Prediction:
@@ -328,10 +325,12 @@ def _reads(
     if not footprint.captures:
         return 0, 0
     tokens = room_tokens(model.canvas_length)
-    if "read_attention" in footprint.kernels:
+    if "attend_padded" in footprint.kernels:
         longest = max(capacity for _, capacity in pools)
         seen = max(
-            workspaces.read_bytes(tokens, model.num_heads, layer.head_dim, size, device)
+            workspaces.attention_bytes(
+                tokens, model.num_heads, layer.head_dim, size, device, "read"
+            )
             for layer, size in footprint.in_slots(longest)
         )
     else:
@@ -441,15 +440,15 @@ def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -
 def _seen_of_pool(footprint: ModelFootprint, rows: int, capacity: int) -> int:
     """What kernels take of all rows of a pool, which read its slots where they are: the parts of
     long prefixes. Else keys and values of one layer and all rows, as the reference's
-    `canvas_attention` copies them: those of whole slots are gathered, in the dtype of the cache and
+    `attend_padded` copies them: those of whole slots are gathered, in the dtype of the cache and
     then in that of the step, and joined with the canvas's; the joined keys stay while the values
     are joined.
 
     Scores are not counted: torch's fused attention holds none. Measured on no device."""
     model = footprint.config
-    if not footprint.kernels >= ATTENTION:
+    if "attend_padded" not in footprint.kernels:
         return _gathered(footprint, rows, capacity, model.canvas_length, 0)
-    queries = rows, model.canvas_length, model.num_heads
+    queries = rows * model.canvas_length, model.num_heads
     return max(
         workspaces.attention_bytes(*queries, layer.head_dim, size, footprint.device)
         for layer, size in footprint.in_slots(capacity)
@@ -458,7 +457,7 @@ def _seen_of_pool(footprint: ModelFootprint, rows: int, capacity: int) -> int:
 
 def _seen_of_reads(footprint: ModelFootprint, slots: int, capacity: int, tokens: int) -> int:
     """Keys and values of reads of so many tokens over a pool of slots, as the reference's
-    `read_attention` copies them: with the keys of each row's question."""
+    `attend_padded` copies them: with the keys of each row's question."""
     rows = most_rows(tokens, WIDTHS[0], slots, frozenset())
     return _gathered(footprint, rows, capacity, tokens // rows, PIECE)
 

@@ -6,16 +6,16 @@ A token's result depends neither on the other tokens of a call nor on the number
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from sfumato.ops.attention_reference import Causal, OwnKeys, SharedCausal
+from sfumato.ops.attention_reference import Causal, Own, Rows
 from sfumato.ops.cpu import library
 from sfumato.ops.cpu.kernels import DTYPES, contiguous
 from sfumato.ops.narrow_cache import FP8, Q8_0, is_narrow, stored_width, widened
-from sfumato.ops.registry import is_off, twin
+from sfumato.ops.registry import twin
 
 _CPU = torch.device("cpu")
 EVERYTHING = 2**63 - 1  # a window that no two positions are apart
@@ -77,40 +77,19 @@ def _serves(
     keys: Sequence[Tensor],
     values: Sequence[Tensor],
     causal: Causal | None = None,
+    own: Sequence[Own] = (),
 ) -> bool:
-    if q.shape[-1] % 32:
+    """Rows that follow a prefix are served where each of them is when it is alone."""
+    if q.shape[-1] % 32 or (causal and not all(queries for queries, _ in causal.counts)):
         return False
+    return all(_attends(q, (*keys, *row.keys)) for row in own) if own else _attends(q, keys)
+
+
+def _attends(q: Tensor, keys: Sequence[Tensor]) -> bool:
+    """Whether the library attends to keys in parts."""
     if multiplies_bf16():
         return any(_wide(part.dtype, q.dtype) == torch.bfloat16 for part in keys)
     return q.dtype in DTYPES and all(packs(part.dtype, q.dtype) is not None for part in keys)
-
-
-@twin("attend", "cpu", serves=_serves, refusal=_refusal, note=_SERVED)
-def attend(
-    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal | None = None
-) -> Tensor:
-    """See `ops.attend`. Sums and softmax are in float32, products of what `packs` says."""
-    tokens, heads, d = q.shape
-    kv_heads, held = keys[0].shape[0], sum(part.shape[1] for part in keys)
-    _check_parts(keys, values, kv_heads, d)
-    assert causal is None or (causal.queries.shape, causal.keys.shape) == ((tokens,), (held,))
-    given = contiguous(q)
-    out = torch.empty_like(given)
-    if tokens == 0:
-        return out.to(q.dtype)
-    # Named, so that they outlive the call.
-    seen = (causal.queries.int(), causal.keys.int()) if causal else ()
-    pointers: list[int | None]
-    pointers = [positions.data_ptr() for positions in seen] if seen else [None, None]
-    keys, values = ([_side_by_side(part, q.dtype) for part in parts] for parts in (keys, values))
-    rows = _rows(keys, q.dtype), _rows(values, q.dtype)
-    window = EVERYTHING if causal is None or causal.window is None else causal.window
-    library.run(
-        *("sf_attention", given.data_ptr(), DTYPES[given.dtype], tokens, heads),
-        *(kv_heads, d, ctypes.addressof(rows[0]), ctypes.addressof(rows[1])),
-        *(len(keys), *pointers, window, out.data_ptr(), DTYPES[out.dtype]),
-    )
-    return out.to(q.dtype)
 
 
 class SharedCall(ctypes.Structure):
@@ -130,64 +109,47 @@ class SharedCall(ctypes.Structure):
     )
 
 
-def _serves_shared(
+@twin("attend", "cpu", serves=_serves, refusal=_refusal, note=_SERVED)
+def attend(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
     keys: Sequence[Tensor],
     values: Sequence[Tensor],
-    own: Sequence[OwnKeys],
-    causal: SharedCausal,
-) -> bool:
-    """Where the compiled `attend` serves each row, as it must to give the same bits."""
-    if is_off("attend"):
-        return False
-    return len(own) > 0 and all(map(len, causal.queries)) and _serves(q, keys, values)
-
-
-@twin("attend_shared", "cpu", serves=_serves_shared, refusal=_refusal, note=_SERVED)
-def attend_shared(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    own: Sequence[OwnKeys],
-    causal: SharedCausal,
+    causal: Causal | None = None,
+    own: Sequence[Own] = (),
 ) -> Tensor:
-    """See `ops.attend_shared`. The prefix is packed once for all rows."""
-    heads, d = q.shape[1:]
-    kv_heads = k.shape[1]
-    given, new_keys, new_values = contiguous(q), contiguous(k), contiguous(v)
+    """See `ops.attend`. Sums and softmax are in float32, products of what `packs` says. A prefix
+    that several rows follow is packed once for all of them."""
+    tokens, heads, d = q.shape
+    kv_heads = keys[0].shape[0]
+    prefix = [Own(keys, values)]
+    shared, rows = (prefix, own) if own else ([], prefix)
+    for each in (*shared, *rows):
+        _check_parts(each.keys, each.values, kv_heads, d)
+    given = contiguous(q)
     out = torch.empty_like(given)
-    assert k.shape == v.shape == (len(k), kv_heads, d), f"{k.shape} and {v.shape} for {q.shape}"
-    for parts in ((keys, values), *((row.keys, row.values) for row in own)):
-        _check_parts(*parts, kv_heads, d)
+    if tokens == 0:
+        return out.to(q.dtype)
     # Named, so that they outlive the call.
-    stored = [[_side_by_side(part, q.dtype) for part in parts] for parts in (keys, values)]
-    beside = [
-        [[_side_by_side(part, q.dtype) for part in parts] for parts in (row.keys, row.values)]
-        for row in own
-    ]
-    key_rows, value_rows = (list(_entries(parts, q.dtype)) for parts in stored)
-    first = 0
-    for row, (row_keys, row_values) in zip(own, beside, strict=True):
-        key_rows += [*_entries(row_keys, q.dtype), _packed(new_keys, first, row.new)]
-        value_rows += [*_entries(row_values, q.dtype), _packed(new_values, first, row.new)]
-        first += row.new
-    assert first == len(k) and sum(entry.count for entry in key_rows) == len(causal.all_keys)
-    arrays = (KeyRows * len(key_rows))(*key_rows), (KeyRows * len(value_rows))(*value_rows)
-    counts = ctypes.c_int64 * len(own)
-    segments = counts(*(len(row.keys) + 1 for row in own))
-    queries = counts(*map(len, causal.queries))
-    assert sum(queries) == len(q)
+    all_keys, all_values = (
+        [_side_by_side(part, q.dtype) for each in (*shared, *rows) for part in parts(each)]
+        for parts in (lambda each: each.keys, lambda each: each.values)
+    )
+    arrays = _rows(all_keys, q.dtype), _rows(all_values, q.dtype)
+    counts = ctypes.c_int64 * len(rows)
+    segments = counts(*(len(row.keys) for row in rows))
+    held = sum(part.shape[1] for part in all_keys)
+    sizes = causal.counts if own and causal else [(tokens, held)]
+    assert len(sizes) == len(rows), f"{len(sizes)} for {len(rows)} rows"
+    queries = counts(*(count for count, _ in sizes))
+    positions = causal.numbers if causal else ()
+    assert not causal or [len(each) for each in positions] == [sum(queries), held] == [tokens, held]
     call = SharedCall(
-        *(given.data_ptr(), DTYPES[given.dtype], len(own), heads, kv_heads, d),
-        *(ctypes.addressof(arrays[0]), ctypes.addressof(arrays[1]), len(keys)),
+        *(given.data_ptr(), DTYPES[given.dtype], len(rows), heads, kv_heads, d),
+        *(ctypes.addressof(arrays[0]), ctypes.addressof(arrays[1]), len(keys) if own else 0),
         *(ctypes.addressof(segments), ctypes.addressof(queries)),
-        *(causal.all_queries.data_ptr(), causal.all_keys.data_ptr()),
-        *(EVERYTHING if causal.window is None else causal.window, out.data_ptr()),
-        DTYPES[out.dtype],
+        *([each.data_ptr() for each in positions] or (None, None)),
+        EVERYTHING if causal is None or causal.window is None else causal.window,
+        *(out.data_ptr(), DTYPES[out.dtype]),
     )
     library.run("sf_shared_attention", ctypes.addressof(call))
     return out.to(q.dtype)
@@ -205,42 +167,34 @@ class CanvasCall(ctypes.Structure):
     )
 
 
-def _serves_canvas(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, *rest: Tensor) -> bool:
-    stored = is_narrow(keys.dtype) or keys.dtype in DTYPES
-    known = q.dtype in DTYPES and stored and keys.is_contiguous()
-    known = known and k.dtype == v.dtype == q.dtype
-    return known and rest[0].is_contiguous() and _serves(q, [keys, k], [])
+def _serves_padded(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> bool:
+    known = is_narrow(rows.keys.dtype) or rows.keys.dtype in DTYPES
+    known = known and q.dtype in DTYPES and k.dtype == v.dtype == q.dtype and rows.plain
+    contiguous = rows.keys.is_contiguous() and rows.values.is_contiguous()
+    return known and contiguous and _serves(q, [rows.keys, k], [])
 
 
-@twin("canvas_attention", "cpu", serves=_serves_canvas, refusal=_refusal, note=_SERVED)
-def canvas_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    slots: Tensor,
-    held: Tensor,
-    width: Tensor,
-) -> Tensor:
-    """See `ops.canvas_attention`. Each row as `attend` has it; zeros after its width."""
-    rows, length, heads, d = q.shape
+@twin("attend_padded", "cpu", serves=_serves_padded, refusal=_refusal, note=_SERVED)
+def attend_padded(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
+    """See `ops.attend_padded`. Each canvas as `attend` has it; zeros after its width."""
+    count, length, heads, d = q.shape
+    keys, values = rows.keys, rows.values
     stored, kv_heads, size, _ = keys.shape
     assert keys.shape == values.shape and keys.dtype == values.dtype
-    assert k.shape == v.shape == (rows, length, kv_heads, d)
+    assert k.shape == v.shape == (count, length, kv_heads, d)
     assert keys.shape[3] == stored_width(d, keys.dtype)
-    numbers = [each.to(torch.int64).contiguous() for each in (slots, held, width)]
-    assert all(each.shape == (rows,) for each in numbers)
+    numbers = rows.slots, rows.first.clamp(max=size), rows.widths(length)
+    assert all(each.shape == (count,) and each.dtype == torch.int64 for each in numbers)
     out = torch.zeros(q.shape, dtype=q.dtype)
     if out.numel() == 0:
         return out
     # Named, so that they outlive the call.
-    new = [x.contiguous() for x in (q, k, v)]
+    given = [x.contiguous() for x in (q, k, v, keys, values, *numbers)]
     call = CanvasCall(
-        *(x.data_ptr() for x in (*new, keys, values)),
-        *(DTYPES[q.dtype], _number(keys.dtype, q.dtype), rows, length, heads, kv_heads, d),
+        *(x.data_ptr() for x in given[:5]),
+        *(DTYPES[q.dtype], _number(keys.dtype, q.dtype), count, length, heads, kv_heads, d),
         *(stored, size),
-        *(x.data_ptr() for x in (*numbers, out)),
+        *(x.data_ptr() for x in (*given[5:], out)),
     )
     library.run("sf_canvas_attention", ctypes.addressof(call))
     return out
@@ -263,16 +217,11 @@ def _side_by_side(part: Tensor, activations: torch.dtype) -> Tensor:
 
 
 def _rows(parts: Sequence[Tensor], activations: torch.dtype) -> ctypes.Array[KeyRows]:
-    return (KeyRows * len(parts))(*_entries(parts, activations))
-
-
-def _entries(parts: Sequence[Tensor], activations: torch.dtype) -> Iterator[KeyRows]:
-    for part in parts:
-        number = _number(part.dtype, activations)
-        yield KeyRows(part.data_ptr(), number, part.shape[1], *part.stride()[:2])
-
-
-def _packed(new: Tensor, first: int, count: int) -> KeyRows:
-    """Tokens first..first + count - 1 of [tokens, kv_heads, d], contiguous."""
-    at = new.data_ptr() + first * new.stride(0) * new.element_size()
-    return KeyRows(at, DTYPES[new.dtype], count, new.stride(1), new.stride(0))
+    return (KeyRows * len(parts))(
+        *(
+            KeyRows(
+                part.data_ptr(), _number(part.dtype, activations), part.shape[1], *part.stride()[:2]
+            )
+            for part in parts
+        )
+    )

@@ -83,10 +83,6 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "sf_attends": (_LEVEL,),
     "sf_canvas_attention": (_LEVEL, c_void_p, _THREADS),
     "sf_shared_attention": (_LEVEL, c_void_p, _THREADS),
-    "sf_attention": (
-        *(_LEVEL, c_void_p, _TYPE, *[c_int64] * 4, c_void_p, c_void_p, c_int64),
-        *(c_void_p, c_void_p, c_int64, c_void_p, _TYPE, _THREADS),
-    ),
 }
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.ops import reference
-from sfumato.ops.attention_reference import KEYS, Causal, attention, joined
+from sfumato.ops.attention_reference import KEYS, Causal, Own, Rows, attention, joined
 from sfumato.ops.online_softmax import Bans, SoftmaxState, scored, take
 from sfumato.ops.reference import ROWS
 from sfumato.ops.registry import TORCH, choose, form_of, twin
@@ -85,16 +85,24 @@ def embed(ids: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
 
 
 def _more_keys_than_queries(
-    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal | None
+    q: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    causal: Causal | None,
+    own: object = (),
 ) -> bool:
-    return causal is not None and sum(part.shape[1] for part in keys) >= len(q)
+    return not own and causal is not None and sum(part.shape[1] for part in keys) >= len(q)
 
 
 @twin("attend", "cpu", serves=_more_keys_than_queries, backend=TORCH)
 def attend_causally(
-    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal | None = None
+    q: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    causal: Causal | None = None,
+    own: Sequence[Own] = (),
 ) -> Tensor:
-    """Attention of which a token's result does not depend on the other tokens of a call.
+    """Attention of one row of which a token's result does not depend on the other tokens of a call.
 
     The queries' own keys are the last ones.  Torch rounds by the number of queries, by a query's
     place among them, and by where its blocks of 512 keys begin and end.  So tokens go in aligned
@@ -119,27 +127,20 @@ def attend_causally(
     return torch.cat(parts, dim=1)[:, front : front + n].transpose(0, 1)
 
 
-@twin("canvas_attention", "cpu", backend=TORCH)
-def canvas_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    slots: Tensor,
-    held: Tensor,
-    width: Tensor,
-) -> Tensor:
-    """See `ops.canvas_attention`. One row after another, each in the shape that it has alone."""
+@twin("attend_padded", "cpu", serves=lambda q, k, v, rows: rows.plain, backend=TORCH)
+def attend_padded(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
+    """See `ops.attend_padded`. One canvas after another, each in the shape that it has alone."""
     out = torch.zeros_like(q)
-    rows = zip(slots.tolist(), held.tolist(), width.tolist(), strict=True)
-    for row, (slot, count, length) in enumerate(rows):
-        if length:
-            old_k, old_v = (x[slot, :, :count] for x in (keys, values))
-            all_keys = old_k, k[row, :length].transpose(0, 1)
-            all_values = old_v, v[row, :length].transpose(0, 1)
-            serve = choose("attend", q.device, "any", q[row], all_keys, all_values, None)
-            out[row, :length] = serve(q[row, :length], all_keys, all_values, None)
+    numbers = rows.slots, rows.first.clamp(max=rows.keys.shape[2]), rows.widths(q.shape[1])
+    each = zip(*(x.tolist() for x in numbers), strict=True)
+    for row, (slot, held, width) in enumerate(each):
+        if width:
+            pairs = (rows.keys, k), (rows.values, v)
+            keys, values = (
+                (old[slot, :, :held], new[row, :width].transpose(0, 1)) for old, new in pairs
+            )
+            alone = q[row, :width], keys, values, None, ()
+            out[row, :width] = choose("attend", q.device, "any", *alone)(*alone)
     return out
 
 

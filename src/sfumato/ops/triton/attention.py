@@ -1,9 +1,9 @@
 """Attention over segments of keys, all rows in one launch: what slots hold, questions beside them,
 and the rows' own canvases.
 
-`canvas_attention` serves rows that denoise, `phase_attention` rows that denoise beside rows that
-commit, which see causally, and `read_attention` canvases that follow questions.  Lengths, slots,
-places and phases are read on the device, so that a captured graph serves whatever they become.
+One kernel serves rows that denoise, rows that denoise beside rows that commit, which see causally,
+and canvases that follow questions.  Lengths, slots, places and phases are read on the device, so
+that a captured graph serves whatever they become.
 
 Rows of a tile are pairs of a position and a query head that share one key head: `GROUP` heads of a
 position, then the next position.  Softmax is in powers of two and float32; the weights of the
@@ -12,8 +12,8 @@ values are rounded to the dtype of the values, as all flash kernels round them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -22,7 +22,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sfumato.ops import attention_reference
-from sfumato.ops.attention_reference import Prefixes, Questions
+from sfumato.ops.attention_reference import Questions, Rows
+from sfumato.ops.device_check import tensors_of
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.operands import EVERYTHING, matrix, multiplied
 from sfumato.ops.triton.self_test import (
@@ -287,6 +288,7 @@ def _merge(
 
 
 _QUESTIONS = ("own_keys", "own_values", "starts", "counts", "places", "beside")
+_OF_ROWS = ("width", "commits")
 _MATRICES = ("new_keys", "new_values", "keys", "values", "own_keys", "own_values")
 _TYPES = {
     **dict.fromkeys(("q", "out"), "*bf16:16"),
@@ -312,7 +314,7 @@ def _kernels(name: str, absent: tuple[str, ...], phases: bool) -> tuple[Kernel, 
 
 
 CANVASES = _kernels("attention", _QUESTIONS, True)
-READS = _kernels("read", ("width", "commits"), False)
+READS = _kernels("read", _OF_ROWS, False)
 MERGE = register(
     Kernel(
         "attention_merge",
@@ -328,104 +330,59 @@ MERGE = register(
 )
 
 
-def canvas_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    slots: Tensor,
-    held: Tensor,
-    width: Tensor,
-) -> Tensor:
-    """See `ops.canvas_attention`; floats are bfloat16. Positions after a row's width see what the
-    others of the row see. A width is at least 1, or `held` at most 0 beside a width of 0."""
-    prefixes = Prefixes(keys, values, slots, held, None)
-    # Without PHASES `commits` is any memory of its kind.
-    return _attention(CANVASES, q, k, v, prefixes, None, False, width=width, commits=held)
-
-
-def phase_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    slots: Tensor,
-    first: Tensor,
-    width: Tensor,
-    commits: Tensor,
-    window: int | None,
-) -> Tensor:
-    """See `ops.phase_attention`; floats are bfloat16. Positions after a row's width see what the
-    last position of the width sees."""
-    prefixes = Prefixes(keys, values, slots, first, window)
-    return _attention(CANVASES, q, k, v, prefixes, None, True, width=width, commits=commits)
-
-
-def read_attention(
-    q: Tensor, k: Tensor, v: Tensor, prefixes: Prefixes, questions: Questions
-) -> Tensor:
-    """See `ops.read_attention`; floats are bfloat16."""
-    rows = {"starts": questions.starts, "counts": questions.counts}
-    return _attention(READS, q, k, v, prefixes, questions, False, **rows)
-
-
-def _attention(
-    kernels: tuple[Kernel, Kernel],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    prefixes: Prefixes,
-    questions: Questions | None,
-    phases: bool,
-    **of_rows: Tensor,
-) -> Tensor:
-    """The attention of rows; of_rows: further numbers of each row, by the kernel's name for them;
-    those that a kernel lacks are None."""
-    rows, length, heads, d = q.shape
-    keys, first = prefixes.keys, prefixes.first.contiguous()
+def attend_padded(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
+    """See `ops.attend_padded`; floats are bfloat16. Tokens after a width see what its last one
+    sees. A width is at least 1, or the row's prefix has no positions."""
+    count, length, heads, d = q.shape
+    keys, questions, first = rows.keys, rows.questions, rows.first.contiguous()
     kv_heads, size = keys.shape[1:3]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if out.numel() == 0:
         return out
-    kernel = kernels[d > NARROW]
+    kernel = (CANVASES if questions is None else READS)[d > NARROW]
     tile = tile_for(kernel.name, q.device)
     pieces = triton.cdiv(size, tile["SPLIT"])
     # One piece stores its result at once; no program touches these, whose dtype decides the code.
-    shape = (rows, pieces, length * heads) if pieces > 1 else (0, 0, 0)
+    shape = (count, pieces, length * heads) if pieces > 1 else (0, 0, 0)
     wide: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
     partial, extremes = torch.empty(*shape, d, **wide), torch.empty(*shape, 2, **wide)
-    matrices = [k.contiguous().flatten(-2), v.contiguous().flatten(-2), keys, prefixes.values]
-    given: dict[str, Any] = dict.fromkeys((*_QUESTIONS, "width", "commits"))
+    matrices = {"new_keys": k.contiguous().flatten(-2), "new_values": v.contiguous().flatten(-2)}
+    matrices |= {"keys": keys, "values": rows.values}
+    given: dict[str, Any] = dict.fromkeys((*_QUESTIONS, *_OF_ROWS))
     if questions is not None:
-        matrices += [questions.keys, questions.values]
+        matrices |= {"own_keys": questions.keys, "own_values": questions.values}
         beside = questions.keys.shape[1]
+        numbers = {"starts": questions.starts, "counts": questions.counts}
         given |= {"places": beside, "beside": kv_heads * beside}
-    named = zip(_MATRICES, matrices, strict=False)
-    given |= {name: matrix(x, tile["KEYS"], d) for name, x in named}
-    given |= {name: numbers.contiguous() for name, numbers in of_rows.items()}
+    else:
+        # Without PHASES `commits` is any memory of its kind.
+        numbers = {"width": rows.widths(length), "commits": first}
+        if rows.commits is not None:
+            numbers["commits"] = rows.commits
+    given |= {name: matrix(x, tile["KEYS"], d) for name, x in matrices.items()}
+    given |= {name: x.contiguous() for name, x in numbers.items()}
+    windowed = rows.window is not None and not rows.plain
     launch(
         kernel,
-        (triton.cdiv(length * (heads // kv_heads), tile["ROWS"]), kv_heads * pieces, rows),
+        (triton.cdiv(length * (heads // kv_heads), tile["ROWS"]), kv_heads * pieces, count),
         tile,
         q.device,
         q=q.contiguous(),
         out=out,
         partial=partial,
         extremes=extremes,
-        slots=prefixes.slots.contiguous(),
+        slots=rows.slots.contiguous(),
         first=first,
         length=length,
         size=size,
-        tokens=rows * length,
+        tokens=count * length,
         stored=keys[..., 0].numel(),
-        window=EVERYTHING if prefixes.window is None else prefixes.window,
+        window=rows.window if windowed else EVERYTHING,
         HEADS=heads,
         KV_HEADS=kv_heads,
         D=d,
-        PHASES=phases,
-        WINDOWED=prefixes.window is not None,
+        PHASES=rows.commits is not None,
+        WINDOWED=windowed,
         **given,
     )
     if pieces > 1:
@@ -456,33 +413,28 @@ def _merge_pieces(
     )
 
 
-def _serves(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> bool:
-    d, held = q.shape[-1], [keys, values]
-    held += [x for x in rest if isinstance(x, Tensor) and x.dtype != torch.int64]
+def _serves(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> bool:
+    d, every = q.shape[-1], tensors_of(rows)
+    held = [x for x in every if x.is_floating_point()]
     stored = all(x.is_contiguous() and x[..., 0].numel() < 2**31 for x in held)
-    return 16 <= d <= 512 and d & (d - 1) == 0 and stored and multiplied(q, k, v, *held)
+    numbers = all(x.dtype == torch.int64 for x in every if not x.is_floating_point())
+    shaped = 16 <= d <= 512 and d & (d - 1) == 0
+    return shaped and stored and numbers and multiplied(q, k, v, *held)
 
 
-def _serves_reads(
-    q: Tensor, k: Tensor, v: Tensor, prefixes: Prefixes, questions: Questions
-) -> bool:
-    return _serves(q, k, v, *vars(prefixes).values(), *vars(questions).values())
-
-
-def _check(operation: str, device: torch.device) -> None:
+def _check(device: torch.device) -> None:
     """Narrow heads, and those of the 26B-A4B over prefixes of two pieces."""
     wide = [
         (heads, kv_heads, d, tile_for(kernel_of("attention", d), device)["SPLIT"] + 404, window)
-        for heads, kv_heads, d, window in ((16, 8, 256, 300), (16, 2, 512, None))
+        for heads, kv_heads, d, window in ((16, 8, 256, True), (16, 2, 512, False))
     ]
-    for sizes in sizes_for(device, [(4, 2, 64, 150, 140)], wide):
-        _check_heads(operation, device, *sizes)
+    for sizes in sizes_for(device, [(4, 2, 64, 150, True)], wide):
+        _check_heads(device, *sizes)
 
 
 def _check_heads(
-    operation: str, device: torch.device, heads: int, kv_heads: int, d: int, size: int,
-    window: int | None,
-) -> None:  # fmt: skip
+    device: torch.device, heads: int, kv_heads: int, d: int, size: int, windowed: bool
+) -> None:
     """Rows of all lengths, of which one has no prefix and one a full ring, and with and without a
     question, beside what earlier requests left: NaN."""
     n, places, before = 24, 200, size - 20
@@ -502,30 +454,18 @@ def _check_heads(
         ],
         device=device,
     )
-    prefixes = Prefixes(keys, values, slots, first, window)
-    numbers: dict[str, tuple[Any, ...]] = {
-        "canvas_attention": (keys, values, slots, first.clamp(max=size), width),
-        "phase_attention": (keys, values, slots, first, width, commits, window),
-        "read_attention": (prefixes, Questions(own_keys, own_values, starts, counts, 130)),
-    }
+    canvases = Rows(keys, values, slots, first, size + 1 if windowed else None, width)
+    questions = Questions(own_keys, own_values, starts, counts, 130)
     inside = torch.arange(n, device=device) < width[:, None]
-    seen = slice(None) if operation == "read_attention" else inside
-    given = (q * d**-0.5, k, v, *numbers[operation])
-    right = getattr(attention_reference, operation).reference
-    compare(FUNCTIONS[operation], right, given, 2 * error_bound(q.dtype), lambda out: out[seen])
-
-
-FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    "canvas_attention": canvas_attention,
-    "phase_attention": phase_attention,
-    "read_attention": read_attention,
-}
-TWINS = {
-    name: KernelTwin(
-        name,
-        function,
-        _serves_reads if name == "read_attention" else _serves,
-        partial(_check, name),
+    kinds = (
+        (canvases, inside),
+        (replace(canvases, commits=commits), inside),
+        (replace(canvases, width=None, questions=questions), slice(None)),
     )
-    for name, function in FUNCTIONS.items()
-}
+    for rows, seen in kinds:
+        given, right = (q * d**-0.5, k, v, rows), attention_reference.attend_padded.reference
+        bound = 2 * error_bound(q.dtype)
+        compare(attend_padded, right, given, bound, itemgetter(seen))
+
+
+TWINS = {"attend_padded": KernelTwin("attend_padded", attend_padded, _serves, _check)}

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sfumato.ops import attention_reference
-from sfumato.ops.attention_reference import NOWHERE, Causal
+from sfumato.ops.attention_reference import NOWHERE, Causal, Own
 from sfumato.ops.triton.attention import add_keys, empty_state
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.operands import EVERYTHING, matrix, multiplied
@@ -119,10 +119,16 @@ FULL = register(
 
 
 def attend(
-    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal | None = None
+    q: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    causal: Causal | None = None,
+    own: Sequence[Own] = (),
 ) -> Tensor:
     """See `ops.attend`; floats are bfloat16, and positions below 2³¹ - 1. A token that sees no key
-    gets zeros."""
+    gets zeros. Rows that follow a prefix are served one by one."""
+    if own:
+        return attention_reference.attend.reference(q, keys, values, causal, own)
     assert causal is not None
     q = q.contiguous()
     tokens, heads, d = q.shape
@@ -158,7 +164,11 @@ def attend(
 
 
 def _serves(
-    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal | None = None
+    q: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    causal: Causal | None = None,
+    own: Sequence[Own] = (),
 ) -> bool:
     d = q.shape[-1]
     shaped = 16 <= d <= 512 and d & (d - 1) == 0

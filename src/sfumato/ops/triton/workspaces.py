@@ -21,18 +21,11 @@ _FLOAT, _INT, _LONG = 4, 4, 8  # bytes of float32, int32 and int64
 
 
 def attention_bytes(
-    rows: int, length: int, heads: int, d: int, size: int, device: torch.device
+    tokens: int, heads: int, d: int, size: int, device: torch.device, kernel: str = "attention"
 ) -> int:
-    """Bytes of `canvas_attention` and `phase_attention` of queries [rows, length, heads, d] over
-    slots of `size` positions: the parts of a long prefix, in float32."""
-    split = tile_for(kernel_of("attention", d), device)["SPLIT"]
-    pieces = rounded_up(size, split) // split
-    return 0 if pieces <= 1 else rows * pieces * length * heads * (d + 2) * _FLOAT
-
-
-def read_bytes(tokens: int, heads: int, d: int, size: int, device: torch.device) -> int:
-    """Bytes, as `attention_bytes`, of `read_attention` of so many tokens in rows of any length."""
-    split = tile_for(kernel_of("read", d), device)["SPLIT"]
+    """Bytes of `attend_padded` of so many tokens in rows of any length, over slots of `size`
+    positions: the parts of a long prefix, in float32. kernel: "read" for rows with questions."""
+    split = tile_for(kernel_of(kernel, d), device)["SPLIT"]
     pieces = rounded_up(size, split) // split
     return 0 if pieces <= 1 else pieces * tokens * heads * (d + 2) * _FLOAT
 
