@@ -304,15 +304,12 @@ class PackedRows:
         slot = self.suffixes[rows[0]].slot
         keys, values, positions = slot.history(layer)
         causal = self._seen(layer, rows, everywhere, positions)
-        suffixes = [self.suffixes[row] for row in rows]
+        k, v = k.transpose(0, 1), v.transpose(0, 1)
         if self._keeps == "slots":  # where the cache is narrow, as later chunks will read them
-            k, v = (slot.narrowed(layer, x.transpose(0, 1)).transpose(0, 1) for x in (k, v))
-        counts = [self.counts[row] for row in rows]
-        split = zip(suffixes, k.split(counts), v.split(counts), strict=True)
-        own = [
-            ops.Own((*s.keys[layer], rk.transpose(0, 1)), (*s.values[layer], rv.transpose(0, 1)))
-            for s, rk, rv in split
-        ]
+            k, v = slot.narrowed(layer, k), slot.narrowed(layer, v)
+        counts, suffixes = [self.counts[row] for row in rows], [self.suffixes[row] for row in rows]
+        split = zip(suffixes, k.split(counts, 1), v.split(counts, 1), strict=True)
+        own = [ops.Own((*s.keys[layer], rk), (*s.values[layer], rv)) for s, rk, rv in split]
         if len(own) == 1:
             keys, values, own = [*keys, *own[0].keys], [*values, *own[0].values], []
         out = ops.attend(q, keys, values, causal, own)
