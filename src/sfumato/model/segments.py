@@ -135,7 +135,7 @@ def _attend(layer: int, part: RowPart, first: Tensor, q: Tensor, k: Tensor, v: T
     rows = ops.Rows(*stored, part.slots, first, window, part.lengths, part.commits, questions)
     out = ops.attend_padded(q, k, v, rows)
     if part.commits is not None:
-        # A full layer has no place for positions past its capacity; who commits has asked for room.
+        # A full layer has no place for positions past its capacity; who commits has wanted for room.
         for kept, new in zip(stored, (k, v), strict=True):
             ops.write_cache(kept, new, part.slots, first, part.commits)
     return out
@@ -327,10 +327,10 @@ class PackedRows:
                 suffix, count = self.suffixes[row], self.counts[row]
                 end, kept = suffix.end, suffix.kept(layer)
                 new = [end] * count if self._keeps == "nothing" else range(end, end + count)
-                asked = new if everywhere else new[: self._queries[row]]
-                queries += asked
+                wanted = new if everywhere else new[: self._queries[row]]
+                queries += wanted
                 own += (*range(end - kept, end), *new)
-                counts.append((len(asked), kept + count))
+                counts.append((len(wanted), kept + count))
             numbers = to_device(torch.tensor([*queries, *own]), shared.device)
             of_queries, of_keys = numbers.split([len(queries), len(own)])
             several = counts if len(rows) > 1 else ()

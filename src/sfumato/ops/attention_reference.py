@@ -196,11 +196,11 @@ def attend_padded(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
     exists = torch.cat(exist, dim=1)  # [rows, keys]
     missing = ~exists[:, None, :, None]
 
-    def all_of(stored: Tensor, asked: Tensor | None, new: Tensor) -> Tensor:
+    def all_of(stored: Tensor, of_questions: Tensor | None, new: Tensor) -> Tensor:
         parts = [gathered(stored, rows.slots, q.dtype)]
-        if asked is not None and beside is not None:
-            at = (beside.starts[:, None] + places[1]).clamp(max=asked.shape[1] - 1)
-            own = asked.index_select(1, at.flatten()).unflatten(1, at.shape)
+        if of_questions is not None and beside is not None:
+            at = (beside.starts[:, None] + places[1]).clamp(max=of_questions.shape[1] - 1)
+            own = of_questions.index_select(1, at.flatten()).unflatten(1, at.shape)
             parts.append(own.transpose(0, 1).to(q.dtype))
         zeros = new.new_zeros(1, 1, 1, 1).expand(*parts[0].shape[:2], padding, q.shape[-1])
         # What earlier requests left may be NaN or infinite, and 0 · NaN is NaN.

@@ -76,8 +76,10 @@ def test_a_row_has_the_same_result_beside_others_and_wherever_its_question_stand
         one = slice(row, row + 1)
         for moved, own in ((keys, questions.keys), (values, questions.values)):
             moved[:, 9 : 9 + count] = own[:, start : start + count]
-        asked = Questions(keys, values, torch.tensor([9]), questions.counts[one], 70)
-        alone = replace(rows, slots=rows.slots[one], first=rows.first[one], questions=asked)
+        moved_questions = Questions(keys, values, torch.tensor([9]), questions.counts[one], 70)
+        alone = replace(
+            rows, slots=rows.slots[one], first=rows.first[one], questions=moved_questions
+        )
         assert torch.equal(attend_padded(q[one], k[one], v[one], alone)[0], many[row])
 
 
