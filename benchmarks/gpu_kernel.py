@@ -15,7 +15,6 @@ from benchmarks.gpu_cases import CASES, Case, Sizes
 from benchmarks.gpu_tiles import measured_tiles
 from benchmarks.gpu_timing import median_ms, poison
 from benchmarks.gpu_torch_codes import peer
-from torch import Tensor
 
 from sfumato.bench.step_cost import DeviceLimits, step_time
 from sfumato.ops import registry

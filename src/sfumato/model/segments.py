@@ -135,7 +135,7 @@ def _attend(layer: int, part: RowPart, first: Tensor, q: Tensor, k: Tensor, v: T
     rows = ops.Rows(*stored, part.slots, first, window, part.lengths, part.commits, questions)
     out = ops.attend_padded(q, k, v, rows)
     if part.commits is not None:
-        # A full layer has no place for positions past its capacity; who commits has wanted for room.
+        # A full layer has no place for positions past its capacity; who commits has asked for room.
         for kept, new in zip(stored, (k, v), strict=True):
             ops.write_cache(kept, new, part.slots, first, part.commits)
     return out

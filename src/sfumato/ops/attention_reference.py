@@ -68,7 +68,7 @@ class Causal:
     keys: Tensor  # int64 [m]: the prefix's, then those of each row's own
     window: int | None = None
     counts: Sequence[tuple[int, int]] = ()
-    """Of each row how many queries and how many keys of its own; (): one row sees all keys."""
+    """How many queries, and how many keys of its own, each row has; (): one row sees all keys."""
 
     @cached_property
     def rows(self) -> list[Causal]:
