@@ -112,7 +112,7 @@ def of_batch(model: Model, rounds: int) -> Figures:
     slot = encoded(model, plan.prefix)
 
     def opened() -> list[OpenRead]:
-        return [OpenRead(read, slot, plan.key, plan.settings) for read in plan.reads]
+        return [OpenRead(read, slot) for read in plan.reads]
 
     def apart() -> None:
         for read in opened():
@@ -146,16 +146,18 @@ def of_step(model: Model, rounds: int) -> Figures:
     text = f"{BETWEEN}Question: Is it true?\nyes\nno\nAnswer yes or no."
     question_ids = [*reads.encode(text), *reads.tail]
     pinned = ReadCanvas(template, (0,), (labels,))
-    read = Read(array("i", question_ids), (pinned,), (Target("q", 0, 0, ((0, None), (1, None))),))
+    target = Target("q", 0, 0, ((0, None), (1, None)))
+    key = NoiseKey(0, [*ids, *question_ids])
+    read = Read(array("i", question_ids), (pinned,), (target,), key, DecisionSettings())
 
     def opened() -> OpenRead:
-        return OpenRead(read, slot, NoiseKey(0, ids), DecisionSettings())
+        return OpenRead(read, slot)
 
     ready = opened()
     network.encode_beside([ready.ids], [ready.suffix])
 
     def row(label_mass: bool) -> list[CanvasRow]:
-        return [CanvasRow(ready.suffix, pinned, ready.key, 0, label_mass)]
+        return [CanvasRow(ready.suffix, pinned, read.key, 0, label_mass)]
 
     def step() -> None:
         if not canvases or canvases[-1].done:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sfumato.diffusion.constraints.decision_plan import DecisionPlan
 from sfumato.diffusion.constraints.questions import Answer
-from sfumato.tasks.works import Claim, Encode, Figures, Prompt, Read, Score, Unfinished
+from sfumato.tasks.works import Claim, Encode, Figures, Prompt, Score, Unfinished
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,7 @@ class DecideTask:
         plan = self.plan
         if plan.reads:
             yield Encode(plan.prefix)
-        reads = (Read(reading, plan.key, plan.settings) for reading in plan.reads)
-        samples = yield Score(tuple(reads))
+        samples = yield Score(plan.reads)
         counts = (len(s) * len(r.canvases) for s, r in zip(samples, plan.reads, strict=True))
         return Answers(plan.answers(samples), sum(counts))
 

@@ -14,7 +14,7 @@ from sfumato.diffusion.causal import row_log_likelihoods
 from sfumato.diffusion.constraints.read import PIECE, OpenRead, ReadChunk, next_chunk
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
-from sfumato.tasks.works import Likelihood, Read, Score
+from sfumato.tasks.works import Likelihood, Score
 
 
 class ScoreProgress:
@@ -36,7 +36,7 @@ class ScoreProgress:
     def begins_long(self) -> bool:
         """Whether such a read is next."""
         following = self._items[self._begun : self._begun + 1]
-        return not self._open and any(_tokens(item) > PIECE for item in following)
+        return not self._open and any(len(item.ids) > PIECE for item in following)
 
     @property
     def done(self) -> bool:
@@ -58,17 +58,16 @@ class ScoreProgress:
                 left -= chunks[-1].tokens
         while self._begun < len(self._items) and (not (chunks or self._lines) or left > 0):
             number, item = self._begun, self._items[self._begun]
-            size = _tokens(item)
+            size = len(item.ids)
             is_first = not (chunks or self._lines)
             if isinstance(item, Likelihood):
                 if not is_first and size > left:
                     break
                 self._lines[number], left = item, left - size
             else:
-                if not is_first and (size > PIECE or size + item.reading.canvas_tokens > left):
+                if not is_first and (size > PIECE or size + item.canvas_tokens > left):
                     break
-                read = OpenRead(item.reading, slot, item.key, item.settings)
-                self._open[number] = read
+                read = self._open[number] = OpenRead(item, slot)
                 chunks.append(next_chunk(read, left))
                 left -= chunks[-1].tokens
             self._begun += 1
@@ -77,7 +76,7 @@ class ScoreProgress:
     @property
     def line_tokens(self) -> int:
         """Tokens of the likelihoods that belong to the last chunks."""
-        return sum(map(_tokens, self._lines.values()))
+        return sum(len(line.ids) for line in self._lines.values())
 
     def score_lines(self, network: Network, slot: Slot, prefix: Sequence[int]) -> None:
         """Scores the likelihoods that belong to the last chunks; prefix: what the slot holds.
@@ -107,8 +106,3 @@ class ScoreProgress:
             else:
                 read.suffix.own()
         return canvases
-
-
-def _tokens(item: Read | Likelihood) -> int:
-    """Tokens of an item behind the prefix, without canvases."""
-    return len(item.ids) if isinstance(item, Likelihood) else len(item.reading.ids)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sfumato.diffusion.canvas import Canvas, CanvasPlan, Convergence
-from sfumato.diffusion.constraints.decision_plan import DecisionSettings, NoiseKey
-from sfumato.diffusion.constraints.decision_plan import Read as Reading
+from sfumato.diffusion.constraints.decision_plan import Read
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,18 +77,6 @@ class Denoise:
 
     canvases: tuple[Canvas, ...]
     ahead: bool = True
-
-
-@dataclass(frozen=True, eq=False)
-class Read:
-    """A question behind the prefix, and canvases behind the question. The result: of each sample a
-    `Sample` for each target of the reading.
-
-    key: the noise of the prefix."""
-
-    reading: Reading
-    key: NoiseKey
-    settings: DecisionSettings
 
 
 @dataclass(frozen=True, eq=False)

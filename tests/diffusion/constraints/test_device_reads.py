@@ -47,11 +47,11 @@ class ReadChunks:
         self.chunks = []
         with torch.device("cpu"):
             target = Target("q", 0, 0, ((0, None), (1, None), (2, None)))
-            read = Read(array("i", [4] * 9), CANVASES, (target,))
+            question, key = array("i", [4] * 9), NoiseKey(0, [*[1] * 20, *[4] * 9])
             for steps in (1, 3):
                 settings = DecisionSettings(steps=steps, label_mass=True)
-                open_read = OpenRead(read, slot, NoiseKey(0, [1] * 20), settings)
-                self.chunks.append(ReadChunk(open_read, 9, 2, 100))
+                read = Read(question, CANVASES, (target,), key, settings)
+                self.chunks.append(ReadChunk(OpenRead(read, slot), 9, 2, 100))
 
     def _to_device(self, values: Tensor, device: torch.device) -> Tensor:
         if values.device == DEVICE:

@@ -31,21 +31,22 @@ from sfumato.model.network import Network
 LABELS = (5, 9, 31, 44)
 
 
-def read_of(question: Sequence[int], width: int) -> Read:
+def read_of(
+    prefix: Sequence[int], question: Sequence[int], width: int, settings: DecisionSettings
+) -> Read:
     """Two slots, of which the second has the labels in another order."""
     ids = (3, NOISE, 7, NOISE, 90, *[0] * (width - 5))
     canvas = ReadCanvas(ids, (1, 3), (LABELS, LABELS[::-1]))
     options = tuple((number, None) for number in range(len(LABELS)))
     targets = tuple(Target(f"q{slot}", 0, slot, options) for slot in (0, 1))
-    return Read(array("i", question), (canvas,), targets)
+    key = NoiseKey(settings.seed, prefix).extended(question)
+    return Read(array("i", question), (canvas,), targets, key, settings)
 
 
-def opened(
-    network: Network, prefix: Sequence[int], read: Read, settings: DecisionSettings
-) -> OpenRead:
+def opened(network: Network, prefix: Sequence[int], read: Read) -> OpenRead:
     slot = network.new_slot(len(prefix))
     network.encode([torch.tensor(prefix)], [slot])
-    open_read = OpenRead(read, slot, NoiseKey(settings.seed, prefix), settings)
+    open_read = OpenRead(read, slot)
     while not open_read.done:
         run_chunks(network, [next_chunk(open_read, 10_000)])
     return open_read
@@ -53,7 +54,7 @@ def opened(
 
 def noise_of(open_read: OpenRead, vocabulary: int, canvas: int = 0) -> CanvasRow:
     template = open_read.read.canvases[canvas]
-    return CanvasRow(open_read.suffix, template, open_read.key.extended(template.ids), 0, True)
+    return CanvasRow(open_read.suffix, template, open_read.read.key.extended(template.ids), 0, True)
 
 
 def check(open_read: OpenRead, logits: Tensor, tolerance: float) -> None:
@@ -94,7 +95,7 @@ def test_probabilities_are_the_references(
     network = network_of(model)
     ids = torch.randint(0, 97, (prefix + question,), generator=torch.Generator().manual_seed(seed))
     before, after = ids[:prefix].tolist(), ids[prefix:].tolist()
-    open_read = opened(network, before, read_of(after, 8), DecisionSettings(seed=seed))
+    open_read = opened(network, before, read_of(before, after, 8, DecisionSettings(seed=seed)))
     row = noise_of(open_read, 97)
     canvas = row.filled(row.first_tokens(97))
     logits = oracle_logits(model, canvas, oracle_encode(model, ids))
@@ -106,7 +107,7 @@ def test_the_second_step_reads_what_the_first_drew() -> None:
     network = network_of(model)
     ids = torch.randint(0, 97, (25,), generator=torch.Generator().manual_seed(3))
     prefix, question = ids[:15].tolist(), ids[15:].tolist()
-    open_read = opened(network, prefix, read_of(question, 8), DecisionSettings(steps=2))
+    open_read = opened(network, prefix, read_of(prefix, question, 8, DecisionSettings(steps=2)))
     row, cache = noise_of(open_read, 97), oracle_encode(model, ids)
     first = oracle_logits(model, row.filled(row.first_tokens(97)), cache)
     slots = list(row.canvas.open)
@@ -137,7 +138,7 @@ def test_the_embedded_model_and_the_whole_way_from_text() -> None:
     for read, (name, answer) in zip(plan.reads, answers.items(), strict=True):
         assert read.targets[0].question == name
         slot = model.network.new_slot(1)
-        open_read = OpenRead(read, slot, plan.key, settings)
+        open_read = OpenRead(read, slot)
         row = noise_of(open_read, model.config.vocab_size)
         canvas = row.filled(row.first_tokens(model.config.vocab_size))
         cache = oracle_encode(oracle, torch.tensor([*plan.prefix, *read.ids]))

@@ -217,11 +217,10 @@ def label_sample(
 
 Options = tuple[tuple[int, int | None], ...]
 """Where each option is on the canvases, see `Target.options`."""
+_Canvases = tuple[tuple[ReadCanvas, ...], Options]
 
 
-def _canvases(
-    template: ReadTemplate, labels: Sequence[Label]
-) -> tuple[tuple[ReadCanvas, ...], Options]:
+def _canvases(template: ReadTemplate, labels: Sequence[Label]) -> _Canvases:
     """The canvases of a question that is read by itself, and where its options are on them. Raises
     ValueError where the model's canvas is too short."""
     tokens = len(labels[0].ids)  # of every label
@@ -283,14 +282,16 @@ class Target:
         return Sample(chosen, first.label_mass * sum(masses), is_label)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Read:
     """A prompt that follows a prefix, and the canvases that are read behind it, all of them once
-    for each sample."""
+    for each sample. The result: of each sample a `Sample` for each target."""
 
     ids: array[int]  # int32
     canvases: tuple[ReadCanvas, ...]
     targets: tuple[Target, ...]
+    key: NoiseKey  # of the prefix and the prompt
+    settings: DecisionSettings
 
     @property
     def width(self) -> int:
@@ -303,68 +304,79 @@ class Read:
         return sum(len(canvas.ids) for canvas in self.canvases)
 
 
-def _reads(
-    template: ReadTemplate,
-    questions: Mapping[str, Question],
-    settings: DecisionSettings,
-    state: Sequence[int] | None,
-) -> Iterator[Read]:
-    """A read for each question and order of its options; jointly, reads of as many questions at a
-    time as a canvas holds, in even parts, but for those whose labels have two tokens. state: its
-    ids where it follows the question; None where it comes before."""
-    # Each order of options, and its canvases, is made once for all questions that share it.
-    listings: dict[tuple[type[Question], int, bool], list[Listing]] = {}
-    made: dict[Listing, tuple[tuple[ReadCanvas, ...], Options]] = {}
-    joint: dict[str, Question] = {}
-    for name, question in questions.items():
-        labels = _labels(question, template.line(), name)
-        if settings.joint and all(len(label.ids) == 1 for label in labels):
-            joint[name] = question
-            continue
-        key = type(question), len(labels), means_itself(question, labels)
-        if key not in listings:
-            listings[key] = listing_orders(question, labels, settings.orders)
-        for number, order in enumerate(listings[key]):
-            text = question_text(question, order.texts, order.listed)
-            ids = _prompt(template, text, state, where_of(name))
-            if order not in made:
-                made[order] = _canvases(template, order.labels)
-            canvases, options = made[order]
-            yield Read(ids, canvases, (Target(name, number, 0, options),))
-    for part in _even_parts(template, joint):
-        yield from _joint_orders(template, part, settings, state)
+class _Reads:
+    """The reads of one decision. Makes each order of options, and its canvases, once for all
+    questions that share it."""
 
+    def __init__(self, template: ReadTemplate, state: str, settings: DecisionSettings) -> None:
+        self._template, self._settings = template, settings
+        self.prefix = [*template.head]  # what is encoded once
+        self._after: list[int] = []  # what follows each question
+        with naming("state"):
+            if settings.order == "schema":
+                self._after = template.encode(BETWEEN + state)
+            else:
+                self.prefix += template.encode(state)
+        self._key = NoiseKey(settings.seed, self.prefix)
 
-def _joint_orders(
-    template: ReadTemplate,
-    questions: Mapping[str, Question],
-    settings: DecisionSettings,
-    state: Sequence[int] | None,
-) -> Iterator[Read]:
-    """A read for each order; a question that has fewer orders than others has each several times
-    less often or more, of which `DecisionPlan.answers` takes the mean."""
-    lines = _lines(template, len(questions))
-    orders = [
-        listing_orders(question, _labels(question, line, name), settings.orders)
-        for line, (name, question) in zip(lines, questions.items(), strict=True)
-    ]
-    for number in range(max(map(len, orders))):
-        chosen = [own[number % len(own)] for own in orders]
-        texts = [
-            question_text(question, order.texts, order.listed)
-            for question, order in zip(questions.values(), chosen, strict=True)
+    def of(self, questions: Mapping[str, Question]) -> Iterator[Read]:
+        """A read for each question and order of its options; jointly, reads of as many questions at
+        a time as a canvas holds, in even parts, but for those whose labels have two tokens."""
+        template, settings = self._template, self._settings
+        made: dict[tuple[type[Question], int, bool], list[tuple[Listing, _Canvases]]] = {}
+        joint: dict[str, Question] = {}
+        for name, question in questions.items():
+            labels = _labels(question, template.line(), name)
+            if settings.joint and all(len(label.ids) == 1 for label in labels):
+                joint[name] = question
+                continue
+            key = type(question), len(labels), means_itself(question, labels)
+            if key not in made:
+                orders = listing_orders(question, labels, settings.orders)
+                made[key] = [(order, _canvases(template, order.labels)) for order in orders]
+            for number, (order, (canvases, options)) in enumerate(made[key]):
+                text = question_text(question, order.texts, order.listed)
+                target = Target(name, number, 0, options)
+                yield self._read(text, canvases, (target,), where_of(name))
+        for part in _even_parts(template, joint):
+            yield from self._joint(part)
+
+    def _read(
+        self, text: str, canvases: tuple[ReadCanvas, ...], targets: tuple[Target, ...], where: str
+    ) -> Read:
+        begin = BETWEEN if self._settings.order == "state" else ""
+        with naming(where):
+            ids = array("i", self._template.encode(begin + text))
+        ids.extend((*self._after, *self._template.tail))
+        return Read(ids, canvases, targets, self._key.extended(ids), self._settings)
+
+    def _joint(self, questions: Mapping[str, Question]) -> Iterator[Read]:
+        """A read for each order; a question that has fewer orders than others has each several
+        times less often or more, of which `DecisionPlan.answers` takes the mean."""
+        template = self._template
+        lines = _lines(template, len(questions))
+        orders = [
+            listing_orders(question, _labels(question, line, name), self._settings.orders)
+            for line, (name, question) in zip(lines, questions.items(), strict=True)
         ]
-        labels = [[label.ids[0] for label in order.labels] for order in chosen]
-        ids = _prompt(template, joint_text(texts), state, "questions")
-        canvas = _joint_canvas(template, lines, labels)
-        assert canvas
-        targets = tuple(
-            Target(name, number % len(own), slot, tuple((i, None) for i in range(len(labelled))))
-            for slot, (name, own, labelled) in enumerate(
-                zip(questions, orders, labels, strict=True)
+        for number in range(max(map(len, orders))):
+            chosen = [own[number % len(own)] for own in orders]
+            texts = [
+                question_text(question, order.texts, order.listed)
+                for question, order in zip(questions.values(), chosen, strict=True)
+            ]
+            labels = [[label.ids[0] for label in order.labels] for order in chosen]
+            canvas = _joint_canvas(template, lines, labels)
+            assert canvas
+            targets = tuple(
+                Target(
+                    name, number % len(own), slot, tuple((i, None) for i in range(len(labelled)))
+                )
+                for slot, (name, own, labelled) in enumerate(
+                    zip(questions, orders, labels, strict=True)
+                )
             )
-        )
-        yield Read(ids, (canvas,), targets)
+            yield self._read(joint_text(texts), (canvas,), targets, "questions")
 
 
 def _even_parts(
@@ -417,16 +429,6 @@ def _labels(question: Question, line: Line, name: str) -> tuple[Label, ...]:
         return line.labels(question)
 
 
-def _prompt(
-    template: ReadTemplate, text: str, state: Sequence[int] | None, where: str
-) -> array[int]:
-    """The ids of a question that follows its state; state: where the question comes first."""
-    with naming(where):
-        if state is None:
-            return array("i", [*template.encode(BETWEEN + text), *template.tail])
-        return array("i", [*template.encode(text), *state, *template.tail])
-
-
 @dataclass(frozen=True)
 class DecisionPlan:
     """A decision that can be done."""
@@ -435,7 +437,6 @@ class DecisionPlan:
     reads: tuple[Read, ...]
     questions: Mapping[str, Question]
     settings: DecisionSettings
-    key: NoiseKey  # of the prefix
 
     @property
     def question_tokens(self) -> int:
@@ -475,11 +476,11 @@ def plan_decision(
     _check_questions(template, state, questions, settings, longest)
     check_reads(len(questions), settings.samples, settings.orders)
     unsure = {name: each for name, each in questions.items() if len(each.options) > 1}
-    prefix, after = _state(template, state.strip() if unsure else "", settings)
+    making = _Reads(template, state.strip() if unsure else "", settings)
     reads: list[Read] = []
     tokens = 0
-    for read in _reads(template, unsure, settings, after):
-        _check_room(len(prefix), read, longest)
+    for read in making.of(unsure):
+        _check_room(len(making.prefix), read, longest)
         tokens += len(read.ids)
         if tokens > MOST_TOKENS:
             raise TooLarge(
@@ -489,18 +490,7 @@ def plan_decision(
                 "ask for fewer questions or orders",
             )
         reads.append(read)
-    key = NoiseKey(settings.seed, prefix)
-    return DecisionPlan(prefix, tuple(reads), questions, settings, key)
-
-
-def _state(
-    template: ReadTemplate, state: str, settings: DecisionSettings
-) -> tuple[list[int], list[int] | None]:
-    """The ids that are encoded once, and the state's where it follows each question."""
-    with naming("state"):
-        if settings.order == "schema":
-            return [*template.head], template.encode(BETWEEN + state)
-        return [*template.head, *template.encode(state)], None
+    return DecisionPlan(making.prefix, tuple(reads), questions, settings)
 
 
 def _check_room(prefix: int, read: Read, longest: int) -> None:

@@ -17,12 +17,7 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.causal import packed
-from sfumato.diffusion.constraints.decision_plan import (
-    DecisionSettings,
-    NoiseKey,
-    Read,
-    label_sample,
-)
+from sfumato.diffusion.constraints.decision_plan import NoiseKey, Read, label_sample
 from sfumato.diffusion.constraints.questions import UNSURE, Sample
 from sfumato.diffusion.constraints.read_template import NOISE, ReadCanvas
 from sfumato.diffusion.scoring import Scoring, score
@@ -144,19 +139,17 @@ PIECE = 256
 class OpenRead:
     """A read under way: what of its question is encoded, and which samples have been read."""
 
-    def __init__(self, read: Read, slot: Slot, key: NoiseKey, settings: DecisionSettings) -> None:
-        """key: the noise of the prefix that the slot holds."""
-        self.read, self.settings = read, settings
-        self.suffix = Suffix(slot)
+    def __init__(self, read: Read, slot: Slot) -> None:
+        """slot: holds the prefix."""
+        self.read, self.suffix = read, Suffix(slot)
         self.ids = torch.tensor(read.ids, dtype=torch.int64)
-        self.key = key.extended(read.ids)
         self.samples: list[tuple[Sample, ...]] = []  # of each a sample for each target
 
     @property
     def wanted(self) -> int:
         """How many samples there are to be, as far as is known."""
-        if self.settings.samples != "auto":
-            return self.settings.samples
+        if self.read.settings.samples != "auto":
+            return self.read.settings.samples
         is_unsure = any(sample.entropy > UNSURE for first in self.samples[:1] for sample in first)
         return AUTO_SAMPLES if is_unsure else 1
 
@@ -210,7 +203,7 @@ def run_chunks(
     for chunk, own in zip(chunks, rows, strict=True):
         for row in own:
             width = 0 if forwards is None else len(row.canvas.ids)
-            kinds.setdefault((chunk.read.settings.steps, width), []).append(row)
+            kinds.setdefault((chunk.read.read.settings.steps, width), []).append(row)
     groups = [
         (steps, part)
         for (steps, _), alike in sorted(kinds.items(), key=lambda kind: kind[0])
@@ -243,9 +236,8 @@ def _encode(network: Network, chunks: Sequence[ReadChunk]) -> None:
 
 
 def _rows(chunk: ReadChunk) -> Iterator[CanvasRow]:
-    open_read, done = chunk.read, len(chunk.read.samples)
+    read, done = chunk.read.read, len(chunk.read.samples)
     for sample in range(done, done + chunk.samples):
-        for canvas in open_read.read.canvases:
-            key = open_read.key.extended(canvas.ids)
-            wanted = open_read.settings.label_mass
-            yield CanvasRow(open_read.suffix, canvas, key, sample, wanted)
+        for canvas in read.canvases:
+            key = read.key.extended(canvas.ids)
+            yield CanvasRow(chunk.read.suffix, canvas, key, sample, read.settings.label_mass)
