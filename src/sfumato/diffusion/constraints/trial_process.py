@@ -1,8 +1,9 @@
-"""The process that tries grammars: a child of it compiles each one, within limits.
+"""The process that tries grammars: a fork of it compiles each one, within limits.
 
-`trials` starts this module as a program and speaks with it over pipes.  The vocabulary is built
-once; then each grammar gets a fork, with limits of processor time, memory and stack.  Whatever a
-grammar does to its child reaches neither another grammar nor the server.  Loads no torch.
+`trials` starts this module as a program and sends it sockets.  The vocabulary is built once; then
+each socket gets a fork, which reads a source from it, has a fork of its own compile the source,
+with limits of processor time, memory and stack, and writes what came of that.  Whatever a grammar
+does to its fork reaches neither another grammar nor the server.  Loads no torch.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import json
 import os
 import pickle
 import resource
-import selectors
 import signal
+import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from multiprocessing.connection import wait
+from socket import recv_fds, socket
 from typing import Any, NoReturn
 
 from sfumato.diffusion.constraints.call_grammar import Source
@@ -25,113 +26,60 @@ from sfumato.diffusion.constraints.grammar import GrammarTokens
 from sfumato.diffusion.constraints.trials import (
     DIED,
     DONE,
-    END,
     LONGEST_ANSWER,
     MEMORY,
     NICENESS,
-    RUN_ON,
     TOO_LATE,
     TOO_LONG,
     TRIAL_STACK,
     WAIT_S,
-    Frame,
+    Answer,
+    Request,
     on_a_stack_of,
 )
 from sfumato.refused import Refused
 
-_MORE_NICENESS = 2  # of what takes longer than its first turn
 _PART = 1 << 20  # bytes that are read at once
 
 
-@dataclass
-class _Child:
-    """The process of one trial."""
-
-    number: int
-    pid: int
-    pipe: int
-    until: float
-    answer: bytearray = field(default_factory=bytearray)
-    is_late: bool = False
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-
-
-class _Children:
-    """All children, and the pipes from and to the server."""
-
-    def __init__(self, requests: Connection, answers: Connection, tokens: GrammarTokens) -> None:
-        self._requests, self._answers, self._tokens = requests, answers, tokens
-        self._children: dict[int, _Child] = {}  # by the number of the trial
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(requests, selectors.EVENT_READ)
-
-    def serve(self) -> None:
-        """Until the server closes its pipe."""
-        is_open = True
-        while is_open:
-            for key, _ in self._selector.select(1.0 if self._children else None):
-                if key.fileobj is not self._requests:
-                    self._take(key.data)
-                    continue
-                try:
-                    frame = Frame.receive(self._requests)
-                except (EOFError, OSError):  # in the middle of a frame, too
-                    is_open = False
-                    break
-                if frame.kind != END:
-                    self._start(frame)
-                elif frame.number in self._children:  # else it has ended meanwhile
-                    self._children[frame.number].kill()
-            now = time.monotonic()
-            for child in self._children.values():
-                if now > child.until or not is_open:
-                    child.is_late = True
-                    child.kill()
-
-    def _start(self, frame: Frame) -> None:
-        pipe, end = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            # Held open here, these would hide the end of the server, or of this process.
-            self._requests.close()
-            self._answers.close()
-            _run(frame, self._tokens, end)
-        os.close(end)
-        child = _Child(frame.number, pid, pipe, time.monotonic() + WAIT_S)
-        self._children[child.number] = child
-        self._selector.register(pipe, selectors.EVENT_READ, child)
-
-    def _take(self, child: _Child) -> None:
-        """What a child writes; at its end, tells the server what came of it."""
-        part = os.read(child.pipe, _PART)
-        child.answer += part
-        if len(child.answer) > LONGEST_ANSWER:
-            child.kill()
-        elif part:
-            return
-        self._selector.unregister(child.pipe)
-        os.close(child.pipe)
-        _, status = os.waitpid(child.pid, 0)
-        del self._children[child.number]
-        outcome = DONE if status == 0 and child.answer else DIED
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGXCPU):
-            outcome = TOO_LONG
-        elif child.is_late:
-            outcome = TOO_LATE
-        body = bytes(child.answer) if outcome == DONE else b""
-        Frame(child.number, outcome, body=body).send(self._answers)
+def _watch(server: socket, tokens: GrammarTokens) -> None:
+    """In a fork: has another one compile what the server asks, and answers."""
+    stream = server.makefile("rwb")
+    request: Request = pickle.load(stream)
+    pipe, end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(server.fileno())  # held open here, it would hide the end of the fork that watches
+        _run(request, tokens, end)
+    os.close(end)
+    answer, until, part = bytearray(), time.monotonic() + WAIT_S, b"."
+    while part and len(answer) <= LONGEST_ANSWER:
+        # Where the server's end is closed, no one waits any longer.
+        ready = wait([pipe, server], until - time.monotonic())
+        if ready != [pipe]:
+            break
+        part = os.read(pipe, _PART)
+        answer += part
+    if part:
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    outcome: Answer = (DONE, bytes(answer)) if status == 0 and answer else (DIED, b"")
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGXCPU):
+        outcome = TOO_LONG, b""
+    elif part and time.monotonic() > until:
+        outcome = TOO_LATE, b""
+    pickle.dump(outcome, stream)
+    stream.flush()
 
 
-def _run(frame: Frame, tokens: GrammarTokens, end: int) -> NoReturn:
-    """In a child: compiles a source, and writes what came of it. Any failure ends the child."""
+def _run(request: Request, tokens: GrammarTokens, end: int) -> NoReturn:
+    """Compiles a source, and writes what came of it. Any failure ends the fork."""
     status = 1
     try:
-        _limit(frame.seconds)
-        if frame.kind == RUN_ON:
-            os.nice(_MORE_NICENESS)
-        made = on_a_stack_of(TRIAL_STACK, lambda: _tried(pickle.loads(frame.body), tokens))
+        seconds, niceness, source = request
+        _limit(seconds)
+        os.nice(niceness)
+        made = on_a_stack_of(TRIAL_STACK, lambda: _tried(pickle.loads(source), tokens))
         with open(end, "wb") as pipe:
             pipe.write(json.dumps(made).encode())
         status = 0
@@ -176,22 +124,22 @@ def _grammar_tokens(
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the server's end ends this too
     os.nice(NICENESS)
-    requests = Connection(os.dup(0), writable=False)
-    answers = Connection(os.dup(1), readable=False)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)  # what a library prints is no answer
-    try:
-        tokens = _grammar_tokens(*pickle.loads(Frame.receive(requests).body))
-    except EOFError:
-        return
+    control = socket(fileno=int(sys.argv[1]))
+    tokens = _grammar_tokens(*pickle.load(sys.stdin.buffer))
     _ = tokens.tokenizer, tokens.alphabet
     gc.collect()
-    gc.freeze()  # so that the children leave the pages of all this alone
-    with suppress(BrokenPipeError):  # the server has gone
-        _Children(requests, answers, tokens).serve()
+    gc.freeze()  # so that the forks leave the pages of all this alone
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that none of them stays as a zombie
+    while fds := recv_fds(control, 1, 1)[1]:
+        if os.fork() == 0:
+            try:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                control.close()
+                _watch(socket(fileno=fds[0]), tokens)
+            finally:
+                os._exit(0)
+        os.close(fds[0])
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@ compiled or refused is kept, for requests that ask for the same one again.
 
 A trial has a short turn first, so that what compiles in milliseconds passes what does not; what
 takes longer runs on by itself and yields to the others.  Clients take turns in both.  Any thread
-may call.  `trial_process` compiles: here are the limits of a trial, and what the two processes say
-to each other.
+may call.  Each turn is a thread here, which waits, and a fork of `trial_process`, which compiles;
+the socket between the two carries the source and the answer, and to shut it ends the turn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import pickle
-import struct
 import subprocess
 import sys
 import threading
@@ -25,9 +24,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from queue import SimpleQueue
+from socket import SHUT_RDWR, send_fds, socket, socketpair
 from threading import Lock, Thread
 from typing import Any, TypeVar
 
@@ -62,6 +59,7 @@ SERVER_STACK = 16 << 20
 NICENESS = 5
 """By which compiling what clients send yields to the model's steps: it has a quarter of a core that
 both want. More would starve it on a machine that is busy with other programs."""
+_MORE_NICENESS = 2  # of what takes longer than its first turn
 _starting = threading.Lock()
 
 
@@ -98,31 +96,11 @@ WAIT_S = 60.0
 LONGEST_ANSWER = 32 << 20
 """Bytes; the rules of a grammar are some megabytes at most."""
 
-_HEAD = struct.Struct("<IBf")
-TRY, RUN_ON, END = range(3)
-"""Asked for: a trial; one that yields to others, since a first one has taken its time; its end."""
 DONE, TOO_LONG, TOO_LATE, DIED = range(4)
-"""What came of a trial: an answer, or how its child was ended."""
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One message, either way."""
-
-    number: int  # of the trial
-    kind: int
-    seconds: float = 0.0  # of the processor's time, that a trial may take
-    body: bytes = b""
-
-    def send(self, to: Connection) -> None:
-        to.send_bytes(_HEAD.pack(self.number, self.kind, self.seconds) + self.body)
-
-    @classmethod
-    def receive(cls, pipe: Connection) -> Frame:
-        """Waits for the next one. Raises EOFError where the other end is closed."""
-        data = pipe.recv_bytes()
-        number, kind, seconds = _HEAD.unpack_from(data)
-        return cls(number, kind, seconds, data[_HEAD.size :])
+"""What came of a turn: an answer, or how its fork was ended."""
+Request = tuple[float, int, bytes]
+"""Asked of a fork: seconds of the processor's time, niceness, and a pickled source."""
+Answer = tuple[int, bytes]
 
 
 class TrialFailed(RuntimeError):
@@ -142,12 +120,11 @@ class Tried:
 class _Trial:
     """One source, and those who wait for it."""
 
-    number: int
     source: Source
     client: str
     since: int  # when it began to wait, or when its client had a turn last
-    kind: int = TRY  # of the turn that it waits for or has
-    starts: int = 0  # of this kind
+    is_long: bool = False  # whether a first turn has been too short
+    deaths: int = 0  # of the process, in its turns
     waiting: list[Future[Tried]] = field(default_factory=list)
 
 
@@ -164,11 +141,10 @@ class Trials:
         what comes of each trial, before those who wait for it hear."""
         self._tokens, self._busy, self._ended = tokens, busy, ended
         self._open: dict[Source, _Trial] = {}
-        self._running: dict[int, _Trial] = {}  # by the kind of their turns
+        self._running: dict[bool, tuple[_Trial, socket]] = {}  # by whether the trials are long
         self._clock = 0  # counts trials and turns
-        self.process: TrialProcess | None = None  # the one that runs now
-        self._dead_in_a_row = 0
-        self._lock = Lock()
+        self.process: TrialProcess | None = None  # the one that was started last
+        self._lock, self._starting = Lock(), Lock()
 
     def start(self, source: Source, client: str = "") -> Future[Tried]:
         """Begins a trial, which ends early where all its futures are cancelled. client: takes turns
@@ -180,8 +156,7 @@ class Trials:
             if trial is None:
                 self._check_room(client)
                 self._clock += 1
-                trial = _Trial(self._clock % 2**32, source, client, self._clock)
-                self._open[source] = trial
+                trial = self._open[source] = _Trial(source, client, self._clock)
             trial.waiting.append(future)
             self._dispatch()
         future.add_done_callback(lambda done: self._left(trial, done))
@@ -193,9 +168,11 @@ class Trials:
             process, self.process = self.process, None
             trials = [*self._open.values()]
             self._open.clear()
-            self._running.clear()
+            for _, pipe in self._running.values():
+                _shut(pipe)
         if process is not None:
-            process.close()
+            process.control.close()
+            Thread(target=process.wait, name="sfumato-trials", daemon=True).start()
         for trial in trials:
             self._conclude(trial, error)
 
@@ -210,25 +187,25 @@ class Trials:
             )
 
     def _waiting(self) -> list[_Trial]:
-        running = self._running.values()
+        running = [trial for trial, _ in self._running.values()]
         return [trial for trial in self._open.values() if trial not in running]
 
     def _dispatch(self) -> None:
         """Gives turns to those that wait, of the clients that have waited longest. The lock is
         held."""
-        for kind, seconds in ((TRY, FIRST_S), (RUN_ON, MOST_S)):
-            waiting = [trial for trial in self._waiting() if trial.kind == kind]
-            if kind in self._running or not waiting:
+        for is_long in (False, True):
+            waiting = [trial for trial in self._waiting() if trial.is_long == is_long]
+            if is_long in self._running or not waiting:
                 continue
-            trial = self._running[kind] = min(waiting, key=lambda each: each.since)
+            trial = min(waiting, key=lambda each: each.since)
             self._clock += 1
             for other in waiting:
                 if other.client == trial.client:
                     other.since = self._clock
-            trial.starts += 1
-            if self.process is None:
-                self.process = TrialProcess(self._tokens, self._answered, self._died)
-            self.process.send(Frame(trial.number, kind, seconds, pickle.dumps(trial.source)))
+            ours, theirs = socketpair()
+            self._running[is_long] = trial, ours
+            turn = Thread(target=self._turn, args=(trial, ours, theirs), daemon=True)
+            turn.start()
 
     def _left(self, trial: _Trial, future: Future[Tried]) -> None:
         """Ends a trial for which no one waits any longer."""
@@ -240,37 +217,72 @@ class Trials:
             if trial.waiting or self._open.get(trial.source) is not trial:
                 return
             del self._open[trial.source]
-            if trial in self._running.values() and self.process is not None:
-                self.process.send(Frame(trial.number, END))
+            running, pipe = self._running.get(trial.is_long, (None, None))
+            if running is trial and pipe is not None:
+                _shut(pipe)
 
-    def _answered(self, process: TrialProcess, frame: Frame) -> None:
-        """What came of a trial; in a thread of the process."""
+    def _turn(self, trial: _Trial, ours: socket, theirs: socket) -> None:
+        """One turn of a trial, in a thread."""
+        answer: Answer | None = None
+        with ours:
+            try:
+                answer = self._asked(trial, ours, theirs)
+            except Exception as error:  # also where the trial was ended meanwhile
+                self._died(trial, error)
         with self._lock:
-            if process is not self.process:
-                return
-            self._dead_in_a_row = 0
-            kind = next(k for k, trial in self._running.items() if trial.number == frame.number)
-            trial = self._running.pop(kind)
+            del self._running[trial.is_long]
             is_open = self._open.get(trial.source) is trial  # else its client has left
-            goes_on = is_open and kind == TRY and frame.kind == TOO_LONG
-            if goes_on:
-                trial.kind, trial.starts = RUN_ON, 0
-            elif is_open:
+            if answer is None:
+                goes_on = trial.deaths < _MOST_STARTS
+            else:
+                goes_on = answer[0] == TOO_LONG and not trial.is_long
+                trial.is_long = True
+            if is_open and not goes_on:
                 del self._open[trial.source]
             self._dispatch()
         if is_open and not goes_on:
-            self._conclude(trial, self._outcome(trial.source, frame))
+            failed = TrialFailed("the process that tries grammars has ended twice")
+            self._conclude(trial, self._outcome(trial.source, *answer) if answer else failed)
 
-    def _outcome(self, source: Source, frame: Frame) -> Tried | Exception:
+    def _asked(self, trial: _Trial, ours: socket, theirs: socket) -> Answer:
+        """What comes of a turn. Raises where the process ends, or cannot be started."""
+        with self._starting, theirs:
+            if self.process is None or self.process.poll() is not None:
+                self.process = TrialProcess()
+                self.process.learn(self._tokens)
+            send_fds(self.process.control, [b"."], [theirs.fileno()])
+        seconds, niceness = (MOST_S, _MORE_NICENESS) if trial.is_long else (FIRST_S, 0)
+        with ours.makefile("rwb") as stream:
+            request: Request = seconds, niceness, pickle.dumps(trial.source)
+            pickle.dump(request, stream)
+            stream.flush()
+            answer: Answer = pickle.load(stream)
+        return answer
+
+    def _died(self, trial: _Trial, error: Exception) -> None:
+        """Counts a turn that had no answer, and ends what is left of the process, unless the trial
+        was ended."""
+        with self._lock:
+            if self._open.get(trial.source) is not trial:
+                return
+            trial.deaths += 1
+        log.warning("a process that tries grammars has ended; another one follows", exc_info=error)
+        with self._starting:
+            if self.process is not None:
+                self.process.control.close()
+                self.process.kill()
+                self.process.wait()
+
+    def _outcome(self, source: Source, how: int, body: bytes) -> Tried | Exception:
         name = source.field if isinstance(source, GrammarSource) else "tools"
-        if frame.kind == TOO_LONG:
+        if how == TOO_LONG:
             most = f"takes more than {MOST_S:g} s of the processor's time to compile"
             return Refused(name, f"{most}, which is the limit", "make it smaller")
-        if frame.kind == TOO_LATE:
+        if how == TOO_LATE:
             return self._busy("the machine is too busy to compile grammars; try again later")
-        if frame.kind == DONE:
+        if how == DONE:
             with suppress(ValueError, KeyError, TypeError):  # a damaged child wrote it
-                answer = json.loads(frame.body)
+                answer = json.loads(body)
                 if "why" in answer:
                     return Refused(tuple(answer["fields"]), answer["why"], answer["advice"])
                 return Tried(answer["field"], answer["text"], tuple(answer["notes"]))
@@ -290,96 +302,36 @@ class Trials:
             else:
                 future.set_exception(type(outcome)(*outcome.args))  # threads do not share one
 
-    def _died(self, process: TrialProcess) -> None:
-        """The process has ended by itself, or could not be started; in a thread of it."""
-        with self._lock:
-            if process is not self.process:
-                return
-            self.process = None
-            self._dead_in_a_row += 1
-            failed = [t for t in self._running.values() if t.starts >= _MOST_STARTS]
-            if self._dead_in_a_row >= _MOST_STARTS:
-                failed = [*self._open.values()]
-                self._dead_in_a_row = 0
-            failed = [trial for trial in failed if self._open.get(trial.source) is trial]
-            for trial in failed:
-                del self._open[trial.source]
-            self._running.clear()
-            self._dispatch()
-        log.warning("the process that tries grammars has ended; another one takes its place")
-        for trial in failed:
-            self._conclude(trial, TrialFailed("the process that tries grammars has ended twice"))
+
+class TrialProcess(subprocess.Popen[bytes]):
+    """The process, which forks for each socket that it is sent, and ends when `control` closes."""
+
+    def __init__(self) -> None:
+        own = {name: value for name, value in os.environ.items() if not name.startswith("SFUMATO_")}
+        # Address space that threads reserve would count against the limit of memory.
+        own |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "MALLOC_ARENA_MAX": "1"}
+        self.control, theirs = socketpair()
+        with theirs:
+            super().__init__(
+                [sys.executable, "-P", "-m", _PROGRAM, str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # what a grammar makes llguidance say
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a terminal's interrupt is for the server
+                env=own,
+            )
+
+    def learn(self, tokens: GrammarTokens) -> None:
+        """Writes the vocabulary, once."""
+        assert self.stdin
+        with self.stdin as stdin:
+            pickle.dump((tokens.tokens, tokens.special_ids, tokens.end_ids), stdin)
 
 
-class TrialProcess:
-    """The process, as this one sees it: frames to it, and its answers in a thread."""
-
-    def __init__(
-        self,
-        tokens: GrammarTokens,
-        answered: Callable[[TrialProcess, Frame], None],
-        ended: Callable[[TrialProcess], None],
-    ) -> None:
-        self._tokens, self._answered, self._ended = tokens, answered, ended
-        self._frames = SimpleQueue[Frame | None]()
-        self._process: subprocess.Popen[bytes] | None = None
-        Thread(target=self._run, name="sfumato-trials", daemon=True).start()
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process else None
-
-    def send(self, frame: Frame) -> None:
-        self._frames.put(frame)
-
-    def close(self) -> None:
-        """The process ends itself and its children."""
-        self._frames.put(None)
-
-    def _run(self) -> None:
-        try:
-            vocabulary = self._tokens.tokens, self._tokens.special_ids, self._tokens.end_ids
-            first = Frame(0, TRY, body=pickle.dumps(vocabulary))
-            stdin, requests = Pipe(duplex=False)
-            answers, stdout = Pipe(duplex=False)
-            with stdin, stdout:
-                self._process = process = _started(stdin, stdout)
-        except Exception:
-            log.exception("the process that tries grammars cannot be started")
-            return self._ended(self)
-        Thread(target=self._write, args=(requests, first), daemon=True).start()
-        try:
-            while True:
-                self._answered(self, Frame.receive(answers))
-        except EOFError:
-            pass
-        except Exception:
-            log.exception("the process that tries grammars does not answer as it should")
-            process.kill()
-        self.close()
-        process.wait()
-        answers.close()
-        self._ended(self)
-
-    def _write(self, requests: Connection, first: Frame) -> None:
-        frame: Frame | None = first
-        with suppress(OSError), requests:  # it has ended, which the other thread notices
-            while frame is not None:
-                frame.send(requests)
-                frame = self._frames.get()
-
-
-def _started(stdin: Connection, stdout: Connection) -> subprocess.Popen[bytes]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("SFUMATO_")}
-    # Address space that threads reserve would count against the limit of memory.
-    own |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "MALLOC_ARENA_MAX": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", _PROGRAM],
-        stdin=stdin.fileno(),
-        stdout=stdout.fileno(),
-        stderr=subprocess.DEVNULL,  # what a grammar makes llguidance say
-        env=own,
-    )
+def _shut(pipe: socket) -> None:
+    with suppress(OSError):  # of a turn that is over
+        pipe.shutdown(SHUT_RDWR)
 
 
 KEPT = 32
