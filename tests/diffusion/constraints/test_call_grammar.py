@@ -13,10 +13,9 @@ from tests.support.scripted_model import END, MARKERS, VOCABULARY, tokenizer
 from sfumato.diffusion.constraints.call_grammar import CallSource, CallTool
 from sfumato.diffusion.constraints.constrained_reply import (
     Constraint,
-    GrammarReply,
     ShortCompletion,
 )
-from sfumato.diffusion.constraints.grammar import GrammarSource
+from sfumato.diffusion.constraints.grammar import GrammarSource, GrammarState
 from sfumato.text.reply import parse_reply
 
 QUOTE = VOCABULARY[MARKERS.quote]
@@ -37,8 +36,8 @@ def source(*schemas: dict[str, Any] | None, strict: bool = True, **how: Any) -> 
     return CallSource(tuple(tools), *CALL, **how)
 
 
-def reply(made: CallSource) -> GrammarReply:
-    return GrammarReply(Constraint(made.compile(TOKENS), None, QUOTE))
+def reply(made: CallSource) -> GrammarState:
+    return Constraint(made.compile(TOKENS), None, QUOTE).begin()
 
 
 def call(arguments: str, name: str = "f0") -> str:

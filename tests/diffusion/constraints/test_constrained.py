@@ -20,7 +20,6 @@ from sfumato.diffusion.constraints.constrained_reply import (
     CausalWriting,
     ConstrainedReply,
     Constraint,
-    GrammarReply,
     ShortCompletion,
     written_draft,
 )
@@ -229,7 +228,7 @@ def test_the_search_for_an_end_is_bounded_as_a_whole(monkeypatch: pytest.MonkeyP
 
 def writing(source: Any, kept: str, room: int, length: int = 64) -> CausalWriting:
     held = constraint(source)
-    reply = GrammarReply(held).after(ids(kept))
+    reply = held.begin().after(ids(kept))
     return CausalWriting(held, reply, ids(kept), room, length, ShortCompletion(held))
 
 

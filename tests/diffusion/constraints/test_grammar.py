@@ -11,13 +11,13 @@ from tests.support.scripted_model import END, END_IDS, VOCABULARY, tokenizer
 
 from sfumato.diffusion.constraints.constrained_reply import (
     Constraint,
-    GrammarReply,
     ShortCompletion,
 )
 from sfumato.diffusion.constraints.grammar import (
     LONGEST_SOURCE,
     Grammar,
     GrammarSource,
+    GrammarState,
     GrammarTokens,
     _Wrapper,
     choice_source,
@@ -52,8 +52,8 @@ def grammar(source: GrammarSource | dict[str, Any]) -> Grammar:
     return made.compile(TOKENS)
 
 
-def reply(source: GrammarSource | dict[str, Any], **how: Any) -> GrammarReply:
-    return GrammarReply(Constraint(grammar(source), **how))
+def reply(source: GrammarSource | dict[str, Any], **how: Any) -> GrammarState:
+    return Constraint(grammar(source), **how).begin()
 
 
 def ids(text: str) -> list[int]:
@@ -116,10 +116,10 @@ def test_a_thought_is_free_and_comes_first() -> None:
     mask = shown(state.following().mask)
     assert "<|channel>" in mask and "{" in mask and "a" not in mask
     state.take(ids("<|channel>tho"))
-    assert state.answer_state() is None and "<turn|>" not in shown(state.following().mask)
+    assert state.thinks and "<turn|>" not in shown(state.following().mask)
     assert state.read(ids("ught<turn|>")).valid == 4, "no reply ends in its thought"
     state.take(ids("ught<channel|>{"))
-    assert state.answer_state() is not None and state.read(ids('"name"')).valid == 6
+    assert state.thinks is False and state.read(ids('"name"')).valid == 6
 
 
 @pytest.mark.parametrize(

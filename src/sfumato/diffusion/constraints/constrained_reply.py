@@ -29,114 +29,13 @@ class Constraint:
     thought: tuple[int, int] | None = None  # ids that open and close a thought; None: none may come
     quote: int | None = None  # a special token that closes texts
 
+    def begin(self) -> GrammarState:
+        """The state before the first token of the reply."""
+        return self.grammar.begin(self.thought)
+
     @property
     def end_ids(self) -> tuple[int, ...]:
         return self.grammar.tokens.end_ids
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How tokens that may follow a reply agree with the grammar."""
-
-    valid: int  # so many of them do, the first ones, an end token not counted
-    ended: bool  # the next one is an end token, and may stand there
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """What may follow some tokens."""
-
-    forced: list[int]
-    mask: Tensor  # bool [vocabulary], of the position after the forced ones
-
-    @property
-    def is_dead_end(self) -> bool:
-        """Whether no token may stand behind the forced ones."""
-        return not bool(self.mask.any())
-
-
-class GrammarReply:
-    """The state of one reply."""
-
-    def __init__(self, constraint: Constraint) -> None:
-        self._constraint = constraint
-        self._state = constraint.grammar.begin()
-        self._thinks: bool | None = None if constraint.thought else False  # None: not begun
-
-    def copy(self) -> GrammarReply:
-        """An independent state."""
-        copied = GrammarReply(self._constraint)
-        copied._state, copied._thinks = self._state.copy(), self._thinks
-        return copied
-
-    def read(self, ids: list[int]) -> Reading:
-        """How the ids agree with the grammar that may follow what was taken."""
-        ends = self._constraint.end_ids
-        end = next((n for n, token in enumerate(ids) if token in ends), len(ids))
-        answer = self._answer(ids)
-        if answer is None or answer > end:
-            return Reading(end, False)  # a reply may not end in its thought
-        valid = answer + self._state.valid(ids[answer:end])
-        if valid < end or end == len(ids):
-            return Reading(valid, False)
-        after = self._state.copy()
-        after.take(ids[answer:end])
-        return Reading(end, after.accepts)
-
-    def take(self, ids: list[int]) -> None:
-        """Moves on by ids that are valid."""
-        answer = self._answer(ids)
-        if answer is None:
-            self._thinks = True
-        elif ids:
-            self._thinks = False
-            self._state.take(ids[answer:])
-
-    def after(self, ids: list[int]) -> GrammarReply:
-        """The state behind valid ids; this one stays."""
-        moved = self.copy()
-        moved.take(ids)
-        return moved
-
-    def following(self) -> Continuation:
-        """What may follow here."""
-        tokens = self._constraint.grammar.tokens
-        if self._thinks:
-            mask = self._state.mask().fill_(True)
-            mask[[*tokens.end_ids]] = False
-            return Continuation([], mask)
-        forced = [] if self._thinks is None else self._state.forced()
-        state = self._state.copy()
-        state.take(forced)
-        mask = state.mask()
-        if self._thinks is None:
-            assert self._constraint.thought
-            mask[self._constraint.thought[0]] = True
-        return Continuation(forced, mask)
-
-    def answer_state(self) -> GrammarState | None:
-        """A copy of the grammar's own state; None where a thought is open."""
-        return None if self._thinks else self._state.copy()
-
-    @property
-    def accepts(self) -> bool:
-        """Whether the reply may end here."""
-        return not self._thinks and self._state.accepts
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the reply may end here, and nothing may follow."""
-        return not self._thinks and self._state.is_complete
-
-    def _answer(self, ids: list[int]) -> int | None:
-        """Where the answer begins among ids that follow; None where it does not."""
-        if self._thinks is False:
-            return 0
-        assert self._constraint.thought
-        opens, closes = self._constraint.thought
-        if self._thinks is None and ids[:1] != [opens]:
-            return 0
-        return ids.index(closes) + 1 if closes in ids else None
 
 
 WALKS = 6
@@ -169,15 +68,14 @@ class ShortCompletion:
         """Choices that the last search used."""
         return self._most - max(0, self._left)
 
-    def find(self, reply: GrammarReply, room: int, choices: int = MOST_CHOICES) -> list[int] | None:
+    def find(self, reply: GrammarState, room: int, choices: int = MOST_CHOICES) -> list[int] | None:
         """At most `room` tokens after which the reply may end; None where no walk of so many
         choices in all finds any. The reply stays as it is."""
         self._most = self._left = choices
+        if reply.thinks:  # an open thought is as long as it will be
+            return None
         for walk in range(WALKS):
-            state = reply.answer_state()
-            if state is None:  # an open thought is as long as it will be
-                return None
-            completion = self._walk(state, min(room, MOST_TOKENS), walk)
+            completion = self._walk(reply.copy(), min(room, MOST_TOKENS), walk)
             if completion is not None or self._left <= 0:
                 return completion
         return None
@@ -243,7 +141,7 @@ class CausalWriting:
     def __init__(
         self,
         constraint: Constraint,
-        reply: GrammarReply,
+        reply: GrammarState,
         kept: Sequence[int],
         room: int,
         length: int,
@@ -254,7 +152,7 @@ class CausalWriting:
         self.ids = list(kept)
         self.scored: dict[int, Tensor] = {}  # by place: the scores that its token was chosen by
         self.closing = 0  # tokens that were chosen by no scores but to close in time
-        self.done = self.is_dead_end = False
+        self.is_dead_end = False
         self._constraint, self._reply = constraint, reply.copy()
         self._completion, self._kept = completion, len(kept)
         self._room, self._length = room, length
@@ -263,6 +161,10 @@ class CausalWriting:
         self._safe: tuple[int, list[int]] | None = None
         self._unchecked = 0  # tokens that may be written before that is looked at again
         self._force()
+
+    @property
+    def done(self) -> bool:
+        return self._end is not None or self.is_dead_end or self._left == 0
 
     @property
     def written(self) -> int:
@@ -282,12 +184,12 @@ class CausalWriting:
         assert not self.done
         following = self._reply.following()
         if following.is_dead_end:
-            self.done = self.is_dead_end = True
+            self.is_dead_end = True
             return
         changed = _allowed(scores.cpu(), following.mask, processors, [*reply, *self.ids])
         token = int(changed.argmax())
         if token in self._constraint.end_ids:
-            self._ends(token)
+            self._end = token
             return
         if not self._leaves_room(token):
             self._close()
@@ -325,21 +227,18 @@ class CausalWriting:
         self.ids = [*self.ids[:kept], *completion]
         self.scored = {at: scores for at, scores in self.scored.items() if at < kept}
         self.closing = len(completion)
-        self._ends(self._constraint.end_ids[0])
+        self._end = self._constraint.end_ids[0]
 
     def _force(self) -> None:
         """Writes what must follow, and sees whether that is the end."""
         following = self._reply.following()
         if forced := following.forced[: self._left]:
             self._take(forced)
-        if self._reply.is_complete:
-            self._ends(self._constraint.end_ids[0])
-        elif self._left == 0:
-            self.done = True
-            if len(self.ids) == self._room and self._reply.accepts:
-                self._ends(self._constraint.end_ids[0])
-            elif len(self.ids) == self._room and self._safe is not None:
-                self._close()
+        is_full = len(self.ids) == self._room
+        if self._reply.is_complete or (is_full and self._reply.accepts):
+            self._end = self._constraint.end_ids[0]
+        elif is_full and self._safe is not None:
+            self._close()
 
     @property
     def _left(self) -> int:
@@ -348,10 +247,6 @@ class CausalWriting:
     def _take(self, ids: list[int]) -> None:
         self._reply.take(ids)
         self.ids += ids
-        self.done = self._left == 0
-
-    def _ends(self, token: int) -> None:
-        self._end, self.done = token, True
 
 
 def _allowed(
@@ -454,7 +349,7 @@ class ConstrainedReply:
     def __init__(self, constraint: Constraint) -> None:
         self.report = ConstraintReport()
         self._constraint, self._completion = constraint, ShortCompletion(constraint)
-        self._reply = GrammarReply(constraint)  # behind all settled canvases
+        self._reply = constraint.begin()  # behind all settled canvases
         self._kept: list[int] | None = None  # of the canvas under way; None: it denoises freely
         self._repairs = 0  # of this canvas
 

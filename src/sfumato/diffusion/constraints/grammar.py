@@ -390,9 +390,10 @@ class Grammar:
     _matcher: Any  # at its beginning; only ever copied
     notes: tuple[str, ...] = ()  # what of the source it does not hold, as warnings say it
 
-    def begin(self) -> GrammarState:
-        """The state before the first token."""
-        return GrammarState(self, self._matcher.deep_copy())
+    def begin(self, thought: tuple[int, int] | None = None) -> GrammarState:
+        """The state before the first token. thought: ids that open and close a thought, where one
+        may come before what the grammar is of."""
+        return GrammarState(self, self._matcher.deep_copy(), thought, None if thought else False)
 
 
 def compiled_grammar(compiled: str, field: str, tokens: GrammarTokens) -> Grammar:
@@ -422,19 +423,61 @@ def check_alphabet(source: GrammarSource, tokens: GrammarTokens) -> None:
             )
 
 
-class GrammarState:
-    """How far a grammar has come: of one reply, in one thread."""
+@dataclass(frozen=True)
+class Agreement:
+    """How tokens that may follow a reply agree with the grammar."""
 
-    def __init__(self, grammar: Grammar, matcher: Any) -> None:
+    valid: int  # so many of them do, the first ones, an end token not counted
+    ended: bool  # the next one is an end token, and may stand there
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What may follow some tokens."""
+
+    forced: list[int]
+    mask: Tensor  # bool [vocabulary], of the position after the forced ones
+
+    @property
+    def is_dead_end(self) -> bool:
+        """Whether no token may stand behind the forced ones."""
+        return not bool(self.mask.any())
+
+
+class GrammarState:
+    """How far a reply has come in its thought and its grammar: of one reply, in one thread."""
+
+    def __init__(
+        self,
+        grammar: Grammar,
+        matcher: Any,
+        thought: tuple[int, int] | None,
+        thinks: bool | None,
+    ) -> None:
+        """thinks: whether a thought is open; None: neither it nor the answer has begun."""
         self.grammar, self._matcher = grammar, matcher
+        self._thought, self.thinks = thought, thinks
         self._vocab_size = len(grammar.tokens.tokens)
 
     def copy(self) -> GrammarState:
         """An independent state; costs microseconds."""
-        return GrammarState(self.grammar, self._matcher.deep_copy())
+        return GrammarState(self.grammar, self._matcher.deep_copy(), self._thought, self.thinks)
+
+    def read(self, ids: list[int]) -> Agreement:
+        """How the ids agree with the grammar that may follow what was taken."""
+        ends = self.grammar.tokens.end_ids
+        end = next((n for n, token in enumerate(ids) if token in ends), len(ids))
+        answer = self._answer(ids)
+        if answer is None or answer > end:
+            return Agreement(end, False)  # a reply may not end in its thought
+        valid = answer + self.valid(ids[answer:end])
+        if valid < end or end == len(ids):
+            return Agreement(valid, False)
+        return Agreement(end, self.after(ids[:end]).accepts)
 
     def valid(self, ids: list[int]) -> int:
-        """How many of the ids, no end token among them, may follow one after another."""
+        """How many of the ids of an answer, no end token among them, may follow one after
+        another."""
         beyond = (n for n, token in enumerate(ids) if token >= self._vocab_size)
         count: int = self._matcher.validate_tokens(ids[: next(beyond, len(ids))])
         self._check()
@@ -442,14 +485,48 @@ class GrammarState:
 
     def take(self, ids: list[int]) -> None:
         """Moves on by ids that are valid."""
-        if ids and not self._matcher.consume_tokens(ids):
-            self._check()
-            raise AssertionError("only valid ids are taken")
+        answer = self._answer(ids)
+        if answer is None:
+            self.thinks = True
+        elif ids:
+            self.thinks = False
+            if ids[answer:] and not self._matcher.consume_tokens(ids[answer:]):
+                self._check()
+                raise AssertionError("only valid ids are taken")
+
+    def after(self, ids: list[int]) -> GrammarState:
+        """The state behind valid ids; this one stays."""
+        moved = self.copy()
+        moved.take(ids)
+        return moved
+
+    def following(self) -> Continuation:
+        """What may follow here."""
+        if self.thinks:
+            mask = self.mask().fill_(True)
+            mask[[*self.grammar.tokens.end_ids]] = False
+            return Continuation([], mask)
+        forced = [] if self.thinks is None else self.forced()
+        mask = self.after(forced).mask()
+        if self.thinks is None:
+            assert self._thought
+            mask[self._thought[0]] = True
+        return Continuation(forced, mask)
+
+    def _answer(self, ids: list[int]) -> int | None:
+        """Where the answer begins among ids that follow; None where it does not."""
+        if self.thinks is False:
+            return 0
+        assert self._thought
+        opens, closes = self._thought
+        if self.thinks is None and ids[:1] != [opens]:
+            return 0
+        return ids.index(closes) + 1 if closes in ids else None
 
     @property
     def accepts(self) -> bool:
         """Whether the reply may end here."""
-        return bool(self._matcher.is_accepting())
+        return not self.thinks and bool(self._matcher.is_accepting())
 
     @property
     def is_complete(self) -> bool:
