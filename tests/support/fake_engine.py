@@ -13,7 +13,6 @@ from tests.support.scripted_model import END_IDS, MARKERS, PIECES, TEMPLATE, tok
 
 from sfumato.api import Reply
 from sfumato.diffusion.constraints.call_grammar import Source
-from sfumato.diffusion.constraints.questions import answer_class
 from sfumato.diffusion.limits import Stats
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.engine import (
@@ -93,7 +92,7 @@ def decided(request: DecisionRequest) -> Decided:
     for name, question in request.questions.items():
         count = len(question.options)
         rest = (1 / (count + 1),) * (count - 1)
-        answers[name] = answer_class(question)((1 - sum(rest), *rest), 0.9, True)
+        answers[name] = question.answer((1 - sum(rest), *rest), 0.9, True)
     reads = sum(len(question.options) > 1 for question in request.questions.values())
     how = replace(account(Request(id=request.id)), questions=len(answers), reads=reads)
     return Decided(answers, DecisionUsage(12, 3, reads), how)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sfumato.decisions import DecisionUsage, ModelIdentity
-from sfumato.diffusion.constraints.questions import Answer, answer_class
+from sfumato.diffusion.constraints.questions import Answer
 from sfumato.engine.events import Decided, Failed, RequestFailed
 from sfumato.engine.request import DecisionRequest
 
@@ -70,4 +70,4 @@ class ScriptedDecider:
 def _answer(question: Any, share: float) -> Answer:
     others = len(question.options) - 1
     rest = [(1 - share) / others] * others if others else []
-    return answer_class(question)((share, *rest), 0.9, True)
+    return question.answer((share, *rest), 0.9, True)

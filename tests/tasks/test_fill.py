@@ -93,7 +93,7 @@ def test_the_search_finds_the_length_with_one_highest_score(most: int, best: int
         assert len(lengths) <= TRIALS
         for length in lengths:
             assert isinstance(length, int)
-            search.scored(length, Tried((length,), -abs(length - best)))
+            search.tried.append(Tried((7,) * length, -abs(length - best)))
     assert search.best == best and rounds <= 5
 
 

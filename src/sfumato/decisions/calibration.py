@@ -32,6 +32,9 @@ class ModelIdentity:
     quantize: str  # how it was quantized while it was loaded; "": it was not
 
 
+_HOW_LOADED = "dtype", "activations", "quantize"
+
+
 @dataclass(frozen=True)
 class Temperature:
     """The calibration of one question."""
@@ -74,14 +77,25 @@ class Calibration:
     ) -> None:
         """Raises ValueError where the temperatures hold for something else."""
         where = f"{self.path}: " if self.path else "calibration: "
-        self._check_model(model, where)
-        for each in fields(Reading):
-            made, wanted = getattr(self.reading, each.name), getattr(reading, each.name)
-            if made != wanted:
-                raise ValueError(
-                    f"{where}was made with {each.name} = {made!r}, and this has {wanted!r}; "
-                    f"set {each.name} to {made!r}, or run `sfumato calibrate` with {wanted!r}"
-                )
+        if model.weights != self.model.weights:
+            raise ValueError(
+                f"{where}is of the model {self.model.name!r} with the weights "
+                f"{self.model.weights}, and this one is {model.name!r} with the weights "
+                f"{model.weights}; run `sfumato calibrate` with this one"
+            )
+        of_model = [(name, "this model is loaded with", "load it with") for name in _HOW_LOADED]
+        of_reading = [(f.name, "this has", f"set {f.name} to") for f in fields(Reading)]
+        for ours, theirs, names in (
+            (self.model, model, of_model),
+            (self.reading, reading, of_reading),
+        ):
+            for name, has, advice in names:
+                made, now = getattr(ours, name), getattr(theirs, name)
+                if made != now:
+                    raise ValueError(
+                        f"{where}was made with {name} = {made!r}, and {has} {now!r}; {advice} "
+                        f"{made!r}, or run `sfumato calibrate` with {now!r}"
+                    )
         if not set(questions) & set(self.questions):
             raise ValueError(f"{where}has no temperature for any of these questions")
         for name, question in questions.items():
@@ -90,22 +104,6 @@ class Calibration:
                 raise ValueError(
                     f"{where}the question {name!r} has other words than when it was calibrated; "
                     "run `sfumato calibrate` again"
-                )
-
-    def _check_model(self, model: ModelIdentity, where: str) -> None:
-        made_for = self.model
-        if model.weights != made_for.weights:
-            raise ValueError(
-                f"{where}is of the model {made_for.name!r} with the weights {made_for.weights}, "
-                f"and this one is {model.name!r} with the weights {model.weights}; run `sfumato "
-                "calibrate` with this one"
-            )
-        for name in ("dtype", "activations", "quantize"):
-            made, now = getattr(made_for, name), getattr(model, name)
-            if made != now:
-                raise ValueError(
-                    f"{where}was made with {name} = {made!r}, and this model is loaded with "
-                    f"{now!r}; load it with {made!r}, or run `sfumato calibrate` with {now!r}"
                 )
 
 

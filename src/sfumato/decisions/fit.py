@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
+from sfumato.diffusion.constraints.questions import softmax
 from sfumato.refused import Refused
 
 Rows = Sequence[Sequence[float]]
@@ -74,11 +75,7 @@ def tempered(probabilities: Sequence[float], temperature: float) -> tuple[float,
     """pᵢ^(1/T) / Σⱼ pⱼ^(1/T): over 1 flattens, under 1 sharpens, the order stays."""
     if temperature == 1.0:
         return tuple(probabilities)
-    logs = [math.log(max(p, LEAST)) / temperature for p in probabilities]
-    most = max(logs)
-    weights = [math.exp(log - most) for log in logs]
-    total = math.fsum(weights)
-    return tuple(weight / total for weight in weights)
+    return softmax([math.log(max(p, LEAST)) / temperature for p in probabilities])
 
 
 LOWEST, HIGHEST = 0.05, 20.0  # temperatures

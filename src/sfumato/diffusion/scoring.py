@@ -245,13 +245,9 @@ def kind_of(canvas: Canvas) -> Kind:
     if _cuts(canvas) or _needs_logits(canvas) or _bans(canvas) is None:
         return "adjusted"
     config = canvas.config
-    if config.soft_skip and canvas.device.type != "cpu":
-        return "approximate"
-    if config.soft_top_k is not None or (config.top_tokens or 0) > TOP:
-        return "approximate"
-    if config.named_tokens:
-        return "approximate"
-    return "plain"
+    skips = config.soft_skip and canvas.device.type != "cpu"
+    names_more = (config.top_tokens or 0) > TOP or config.named_tokens
+    return "approximate" if skips or names_more or config.soft_top_k is not None else "plain"
 
 
 def _cuts(canvas: Canvas) -> bool:
@@ -339,13 +335,9 @@ def _settings(canvases: Sequence[Canvas], device: torch.device) -> dict[str, Any
 
 def _bans(canvas: Canvas) -> list[Banned] | None:
     """What a row's processors ban, where they do nothing else; None where they do."""
-    bans = []
-    for processor in canvas.config.processors:
-        banned = banned_by(processor, len(canvas.reply), canvas.length)
-        if banned is None:
-            return None
-        bans.append(banned)
-    return bans
+    known = (banned_by(each, len(canvas.reply), canvas.length) for each in canvas.config.processors)
+    bans = [banned for banned in known if banned is not None]
+    return bans if len(bans) == len(canvas.config.processors) else None
 
 
 def ban_limits(canvases: Sequence[Canvas], vocab_size: int) -> list[dict[int, int]]:

@@ -155,9 +155,7 @@ class FillTask:
         hole = self._undecided[0]
         search = self._searches[hole]
         for trial, score in zip(self._trials, scores, strict=True):
-            assert trial.filling is not None
-            ids = tuple(trial.ids[trial.form.holes[hole]])
-            search.scored(trial.filling, Tried(ids, score))
+            search.tried.append(Tried(tuple(trial.ids[trial.form.holes[hole]]), score))
             if self._best is None or score > self._best[0]:
                 self._best = score, trial
         assert self._best

@@ -14,7 +14,6 @@ from sfumato.diffusion.constraints.questions import (
     YesNoAnswer,
     YesNoQuestion,
     answer_of,
-    certain,
 )
 
 
@@ -49,8 +48,8 @@ def test_means_are_of_probabilities_and_spreads_are_the_largest_differences() ->
     assert alone == YesNoAnswer((0.3, 0.7))
 
 
-def test_one_option_needs_no_read() -> None:
-    choice = certain(ChoiceQuestion("?", (Option("x"),)))
+def test_one_option_is_sure() -> None:
+    choice = ChoiceQuestion("?", (Option("x"),)).answer((1.0,))
     assert choice == ChoiceAnswer((1.0,)) and (choice.label_mass, choice.is_label) == (None, None)
-    answer = certain(ScoreQuestion("?", ("only",)))
+    answer = ScoreQuestion("?", ("only",)).answer((1.0,))
     assert isinstance(answer, ScoreAnswer) and (answer.score, answer.confidence) == (0, 1)

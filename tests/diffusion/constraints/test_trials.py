@@ -168,7 +168,7 @@ def test_a_trial_ends_when_no_one_waits_for_it(tried: Trials) -> None:
     assert not alone.done() and alone.cancel()
     assert first.cancel()
     small = tried.start(regex("a"))
-    eventually(lambda: tried._running[False][0].waiting == [second])
+    eventually(lambda: tried._running[False].waiting == [second])
     assert not second.done() and not small.done()  # the other one still sleeps
     assert second.cancel()
     assert isinstance(small.result(PATIENCE_S), Tried)  # else it would wait for a minute

@@ -25,7 +25,7 @@ from sfumato.diffusion.constraints.grammar import (
     compiled_grammar,
     llguidance,
 )
-from sfumato.diffusion.constraints.held_schema import kinds_of, value_key
+from sfumato.diffusion.constraints.held_schema import NOTES, kinds_of, value_key
 from sfumato.diffusion.constraints.schema_limits import (
     References,
     check_numbers,
@@ -35,8 +35,7 @@ from sfumato.diffusion.constraints.schema_limits import (
 from sfumato.refused import Refused
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-_NOTES = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs"}
-_NOTES |= {"definitions", "deprecated", "readOnly", "writeOnly"}
+_NOTES = NOTES | {"$schema", "$id", "$defs", "definitions"}
 _OF_MAPS = {"patternProperties", "minProperties", "maxProperties"}
 _OF_TYPE = {
     "object": {"properties", "required", "additionalProperties", *_OF_MAPS},
@@ -178,9 +177,7 @@ class CallRules:
         if "prefixItems" in schema:
             return self._tuple(schema, low, high, where)
         item = self._rule(schema.get("items", True), f"{where}.items")
-        more = "*" if high is None and low <= 1 else f"{{{max(0, low - 1)},{_last(high)}}}"
-        some = f'"[" {item} ("," {item}){more} "]"'
-        return some if low else f'"[" "]" | {some}'
+        return _repeated("[", item, "]", low, high)
 
     def _tuple(self, schema: Mapping[str, Any], low: int, high: int | None, where: str) -> str:
         """A list whose first items have schemas of their own."""
@@ -223,8 +220,7 @@ class CallRules:
             value = self._rule(each, f"{where}.patternProperties")
             members.append(f'({names} | {quoted}) ":" {value}')
         member = self._add(" | ".join(members))
-        more = f'("," {member}){{{max(0, low - 1)},{_last(high)}}}'
-        return f'"{{" {member} {more} "}}"' if low else f'"{{" ({member} {more})? "}}"'
+        return _repeated("{", member, "}", low, high)
 
     def _object(self, schema: Mapping[str, Any], where: str) -> str:
         properties, required = schema.get("properties", {}), schema.get("required", [])
@@ -323,8 +319,11 @@ def _bounds(schema: Mapping[str, Any], low: str, high: str, where: str) -> tuple
     return least, most
 
 
-def _last(high: int | None) -> str:
-    return "" if high is None else str(high - 1)
+def _repeated(begin: str, part: str, end: str, low: int, high: int | None) -> str:
+    """A list of low to high parts; high: 1 or more; None for any number."""
+    most = "" if high is None else high - 1
+    some = f'{part} ("," {part}){{{max(0, low - 1)},{most}}}'
+    return f'"{begin}" {some} "{end}"' if low else f'"{begin}" ({some})? "{end}"'
 
 
 def _quoted(text: str) -> str:

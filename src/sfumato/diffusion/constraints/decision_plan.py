@@ -27,7 +27,6 @@ from sfumato.diffusion.constraints.questions import (
     ScoreQuestion,
     YesNoQuestion,
     answer_of,
-    certain,
     check_question,
     check_reads,
     softmax,
@@ -41,7 +40,6 @@ from sfumato.diffusion.constraints.read_template import (
     ReadCanvas,
     ReadTemplate,
     characters,
-    joint_line,
     joint_text,
     listing_orders,
     means_itself,
@@ -73,26 +71,18 @@ class DecisionSettings(Reading):
     def check(self) -> None:
         """Raises ValueError, naming the field."""
         check_seed(self.seed)
-        if self.samples != "auto" and not _within(self.samples, MOST_READS):
-            raise Refused(
-                "samples",
-                f'must be a whole number from 1 to {MOST_READS} or "auto", got '
-                f"{quoted(self.samples)}",
-            )
-        for name, most in (("orders", MOST_READS), ("steps", MOST_READ_STEPS)):
-            if not _within(getattr(self, name), most):
-                got = quoted(getattr(self, name))
-                raise Refused(name, f"must be a whole number from 1 to {most}, got {got}")
+        limits = ("samples", MOST_READS), ("orders", MOST_READS), ("steps", MOST_READ_STEPS)
+        for name, most in limits:
+            value, word = getattr(self, name), ' or "auto"' if name == "samples" else ""
+            if not (is_whole(value) and 1 <= value <= most) and not (word and value == "auto"):
+                number = f"a whole number from 1 to {most}{word}"
+                raise Refused(name, f"must be {number}, got {quoted(value)}")
         if self.order not in ("state", "schema"):
             raise Refused("order", f'must be "state" or "schema", got {quoted(self.order)}')
         for name in ("joint", "label_mass"):
             if not isinstance(getattr(self, name), bool):
                 got = quoted(getattr(self, name))
                 raise Refused(name, f"must be true or false, got {got}")
-
-
-def _within(value: object, most: int) -> bool:
-    return is_whole(value) and isinstance(value, int) and 1 <= value <= most
 
 
 class NoiseKey:
@@ -402,9 +392,8 @@ def _even_parts(
 
 def _lines(template: ReadTemplate, count: int) -> list[Line]:
     """The lines of a canvas of so many questions; the last one has no line break behind it."""
-    texts = [joint_line(number) for number in range(1, count + 1)]
-    texts[-1] = texts[-1][0], ""
-    return [template.line(*each) for each in texts]
+    numbers = range(1, count + 1)
+    return [template.line(f"{n}: ", "\n" if n < count else "") for n in numbers]
 
 
 def _joint_canvas(
@@ -455,7 +444,7 @@ class DecisionPlan:
         return {
             name: answer_of(question, [*orders[name].values()])
             if name in orders
-            else certain(question)
+            else question.answer((1.0,))  # it has one option: nothing was read
             for name, question in self.questions.items()
         }
 

@@ -206,27 +206,28 @@ class HoleSearch:
         self._queue: list[Filling] = list(choices)
         if hole.at_most is not None:
             self._queue = [*first_lengths(hole.at_most)]
+        self._first = self._queue[0]
         self.is_decided = len(self._queue) == 1  # before any score
-        self.best = self._queue[0]
-        self._best_score = float("-inf")
-        self._lengths: set[int] = set()  # that were tried
-        self.tried: list[Tried] = []
+        self.tried: list[Tried] = []  # with their scores
 
     def next(self) -> list[Filling]:
         """The next fillings to try, at most TRIALS; none where the best is known."""
         if not self._queue and self._is_length:
-            assert isinstance(self.best, int)
-            self._queue = [*lengths_beside(self.best, self._lengths)]
+            lengths = {len(each.ids) for each in self.tried}
+            self._queue = [*lengths_beside(len(self._best), lengths)]
         now, self._queue = self._queue[:TRIALS], self._queue[TRIALS:]
         return now
 
-    def scored(self, filling: Filling, tried: Tried) -> None:
-        """Takes a score; of equal ones, the filling that was tried first is the better one."""
-        self.tried.append(tried)
-        if isinstance(filling, int):
-            self._lengths.add(filling)
-        if tried.score > self._best_score:
-            self.best, self._best_score = filling, tried.score
+    @property
+    def best(self) -> Filling:
+        if not self.tried:
+            return self._first
+        return len(self._best) if self._is_length else self._best
+
+    @property
+    def _best(self) -> tuple[int, ...]:
+        """The ids of the highest score; of equal ones, those that were tried first."""
+        return max(self.tried, key=lambda each: each.score).ids
 
 
 def first_lengths(most: int) -> list[int]:

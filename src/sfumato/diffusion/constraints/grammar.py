@@ -78,12 +78,10 @@ class GrammarTokens:
     @cached_property
     def single(self) -> dict[str, int]:
         """The tokens of short texts, by the texts that the tokenizer writes as one token."""
-        texts = [*map(chr, range(0x20, 0x7F)), "null", "true"]
-        return {text: token for text in texts if (token := self._single(text)) is not None}
-
-    def _single(self, text: str) -> int | None:
-        ids = self.encode(text) if self.alphabet is None or set(text) <= self.alphabet else []
-        return ids[0] if len(ids) == 1 and self.tokens[ids[0]] == text.encode() else None
+        texts, alphabet = [*map(chr, range(0x20, 0x7F)), "null", "true"], self.alphabet
+        ids = {t: self.encode(t) for t in texts if alphabet is None or set(t) <= alphabet}
+        one = {text: own[0] for text, own in ids.items() if len(own) == 1}
+        return {text: token for text, token in one.items() if self.tokens[token] == text.encode()}
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -376,7 +374,15 @@ _LIMITS = {
 }
 """What one grammar may take: some tenths of a second, and some tens of megabytes."""
 _LONGEST_MESSAGE = 300
-_NO_BEGINNING = "NoExtensionBias"  # llguidance's word where no token may come first
+_OURS = {
+    "NoExtensionBias": (  # where no token may come first
+        "no text of this model's vocabulary can begin to match it",
+        "look for a rule or a $ref that leads back to itself without end",
+    ),
+    "forced bytes": ("it needs a character that this model's vocabulary lacks", ""),
+    "Too many items": ("is too large, or a rule leads back to itself", "make it smaller"),
+}
+"""Words of llguidance's messages, and why and advice of ours."""
 _UNSUPPORTED = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
@@ -579,16 +585,9 @@ def _refused(field: str, why: str) -> Refused:
     unsupported = _UNSUPPORTED.search(why)
     if unsupported is not None:
         return Refused(field, f"{unsupported[1]} is not supported", "leave it out")
-    if _NO_BEGINNING in why:
-        return Refused(
-            field,
-            "no text of this model's vocabulary can begin to match it",
-            "look for a rule or a $ref that leads back to itself without end",
-        )
-    if "forced bytes" in why:
-        return Refused(field, "it needs a character that this model's vocabulary lacks")
-    if "Too many items" in why:
-        return Refused(field, "is too large, or a rule leads back to itself", "make it smaller")
+    for words, ours in _OURS.items():
+        if words in why:
+            return Refused(field, *ours)
     why = why.replace("<non-verbose/>", "")
     lines = [line.strip() for line in why.split("<state>")[0].splitlines() if line.strip()]
     text = "; ".join(lines)[:_LONGEST_MESSAGE] or "cannot be followed any further"

@@ -17,7 +17,7 @@ from itertools import combinations, permutations
 from math import perm
 from typing import Any
 
-from sfumato.diffusion.constraints.schema_limits import References
+from sfumato.diffusion.constraints.schema_limits import References, inner_schemas
 from sfumato.weights.errors import quoted
 
 MOST_BRANCHES = 64
@@ -227,10 +227,9 @@ MOST_MADE = 2**16
 """Characters that stand in place of keywords, in one schema."""
 _LONGEST_NAME = 1024
 
-# Of one schema, of a list of them, and of an object's values.
-_INNER = "items", "additionalItems", "additionalProperties"
-_INNER_LISTS = "allOf", "anyOf", "oneOf", "prefixItems", "items"
-_INNER_MAPS = "properties", "patternProperties"
+_HELD = {"items", "additionalItems", "prefixItems", "properties", "patternProperties"}
+_HELD |= {"additionalProperties", "allOf", "anyOf", "oneOf"}
+"""Keywords of schemas that a value may have to match."""
 _ANNOTATIONS = {"discriminator", "example", "contentMediaType", "contentEncoding", "contentSchema"}
 _HELD_FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6"}
 _HELD_FORMATS |= {"uuid", "uri"}
@@ -430,19 +429,10 @@ def _reachable(root: Any, referred: References) -> Iterator[dict[str, Any]]:
     pending, seen = [root], set()
     while pending:
         part = pending.pop()
-        if not isinstance(part, dict) or id(part) in seen:
-            continue
-        seen.add(id(part))
-        yield part
-        pending += [part.get(name) for name in _INNER]
-        for name in _INNER_LISTS:
-            inner = part.get(name)
-            pending += inner if isinstance(inner, list) else []
-        for name in _INNER_MAPS:
-            inner = part.get(name)
-            pending += inner.values() if isinstance(inner, dict) else []
-        if "$ref" in part:
-            pending.append(referred(part["$ref"]))
+        if isinstance(part, dict) and id(part) not in seen:
+            seen.add(id(part))
+            yield part
+            pending += [*inner_schemas(part, _HELD), referred(part.get("$ref"))]
 
 
 def _values_of(schema: Any) -> list[Any] | None:

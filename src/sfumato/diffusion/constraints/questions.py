@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 from sfumato.options.limits import AUTO_SAMPLES, MOST_READS
 from sfumato.refused import Refused
@@ -19,6 +19,72 @@ from sfumato.refused import Refused
 MOST_QUESTIONS = 1_024
 MOST_OPTIONS = 255
 MOST_LEVELS = 255
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What all answers have.
+
+    probabilities: of the options in the caller's order, yes before no; they sum to 1.
+    label_mass: the probability of all labels together among the whole vocabulary, a mean over
+    reads; None where it was not wanted, or no read was needed. is_label: whether the most
+    probable token of the vocabulary was a label in every read; None where `label_mass` is.
+    samples: reads with different noise; spread: the largest difference between two of them in the
+    probability of one option, 0 for one. orders and order_spread: likewise, of the orders in which
+    the options were listed, each the mean of its samples.
+    """
+
+    probabilities: tuple[float, ...]
+    label_mass: float | None = None
+    is_label: bool | None = None
+    samples: int = 1
+    spread: float = 0.0
+    orders: int = 1
+    order_spread: float = 0.0
+
+    @property
+    def best(self) -> int:
+        """The number of the most probable option; of equals the first."""
+        return max(range(len(self.probabilities)), key=self.probabilities.__getitem__)
+
+
+class YesNoAnswer(Answer):
+    """Whether something holds."""
+
+    @property
+    def probability(self) -> float:
+        """The probability of yes."""
+        return self.probabilities[0]
+
+
+class ChoiceAnswer(Answer):
+    """Which option applies."""
+
+    @property
+    def confidence(self) -> float:
+        """(max p - 1/n) / (1 - 1/n), as System One has it; 1 for one option."""
+        n = len(self.probabilities)
+        return 1.0 if n == 1 else _unit((max(self.probabilities) - 1 / n) / (1 - 1 / n))
+
+
+class ScoreAnswer(Answer):
+    """Which level applies."""
+
+    @property
+    def score(self) -> float:
+        """Σ i · pᵢ, the first level being 0."""
+        return math.fsum(i * p for i, p in enumerate(self.probabilities))
+
+    @property
+    def confidence(self) -> float:
+        """max(0, 1 - Σ pᵢ · |i - best| / D) with D = Σ |i - (n - 1)/2| / n, the distance that
+        equal probabilities have from the middle, as System One has it; 1 for one level."""
+        n, best = len(self.probabilities), self.best
+        if n == 1:
+            return 1.0
+        spread = math.fsum(abs(i - (n - 1) / 2) for i in range(n)) / n
+        off = math.fsum(p * abs(i - best) for i, p in enumerate(self.probabilities))
+        return _unit(1 - off / spread)
 
 
 @dataclass(frozen=True)
@@ -33,6 +99,7 @@ class Option:
 class YesNoQuestion:
     """Whether something holds. Instructions or a description must be there."""
 
+    answer: ClassVar[type[Answer]] = YesNoAnswer
     instructions: str = ""
     yes: str = ""  # what "yes" means
     no: str = ""  # what "no" means
@@ -46,6 +113,7 @@ class YesNoQuestion:
 class ChoiceQuestion:
     """Which of 1 to MOST_OPTIONS options applies."""
 
+    answer: ClassVar[type[Answer]] = ChoiceAnswer
     instructions: str
     options: tuple[Option, ...]
 
@@ -54,6 +122,7 @@ class ChoiceQuestion:
 class ScoreQuestion:
     """Which of 1 to MOST_LEVELS levels, listed from low to high, applies."""
 
+    answer: ClassVar[type[Answer]] = ScoreAnswer
     instructions: str
     levels: tuple[str, ...]
 
@@ -124,72 +193,6 @@ it named 5 of 5 answers that moved with the noise and none of 55 that did not.""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What all answers have.
-
-    probabilities: of the options in the caller's order, yes before no; they sum to 1.
-    label_mass: the probability of all labels together among the whole vocabulary, a mean over
-    reads; None where it was not wanted, or no read was needed. is_label: whether the most
-    probable token of the vocabulary was a label in every read; None where `label_mass` is.
-    samples: reads with different noise; spread: the largest difference between two of them in the
-    probability of one option, 0 for one. orders and order_spread: likewise, of the orders in which
-    the options were listed, each the mean of its samples.
-    """
-
-    probabilities: tuple[float, ...]
-    label_mass: float | None = None
-    is_label: bool | None = None
-    samples: int = 1
-    spread: float = 0.0
-    orders: int = 1
-    order_spread: float = 0.0
-
-    @property
-    def best(self) -> int:
-        """The number of the most probable option; of equals the first."""
-        return max(range(len(self.probabilities)), key=self.probabilities.__getitem__)
-
-
-class YesNoAnswer(Answer):
-    """Whether something holds."""
-
-    @property
-    def probability(self) -> float:
-        """The probability of yes."""
-        return self.probabilities[0]
-
-
-class ChoiceAnswer(Answer):
-    """Which option applies."""
-
-    @property
-    def confidence(self) -> float:
-        """(max p - 1/n) / (1 - 1/n), as System One has it; 1 for one option."""
-        n = len(self.probabilities)
-        return 1.0 if n == 1 else _unit((max(self.probabilities) - 1 / n) / (1 - 1 / n))
-
-
-class ScoreAnswer(Answer):
-    """Which level applies."""
-
-    @property
-    def score(self) -> float:
-        """Σ i · pᵢ, the first level being 0."""
-        return math.fsum(i * p for i, p in enumerate(self.probabilities))
-
-    @property
-    def confidence(self) -> float:
-        """max(0, 1 - Σ pᵢ · |i - best| / D) with D = Σ |i - (n - 1)/2| / n, the distance that
-        equal probabilities have from the middle, as System One has it; 1 for one level."""
-        n, best = len(self.probabilities), self.best
-        if n == 1:
-            return 1.0
-        spread = math.fsum(abs(i - (n - 1) / 2) for i in range(n)) / n
-        off = math.fsum(p * abs(i - best) for i, p in enumerate(self.probabilities))
-        return _unit(1 - off / spread)
-
-
-@dataclass(frozen=True)
 class Sample:
     """What one read gave, of a question's options or of the labels at one place of a canvas.
 
@@ -215,7 +218,7 @@ def answer_of(question: Question, orders: Sequence[Sequence[Sample]]) -> Answer:
     spreads = (_spread([sample.probabilities for sample in order]) for order in orders)
     masses = [sample.label_mass for sample in samples if sample.label_mass is not None]
     labels = [sample.is_label for sample in samples if sample.is_label is not None]
-    return answer_class(question)(
+    return question.answer(
         _mean(means),
         math.fsum(masses) / len(masses) if masses else None,
         all(labels) if labels else None,
@@ -224,21 +227,6 @@ def answer_of(question: Question, orders: Sequence[Sequence[Sample]]) -> Answer:
         len(orders),
         _spread(means),
     )
-
-
-def certain(question: Question) -> Answer:
-    """The answer to a question that has one option, and needs no read: nothing was measured."""
-    return answer_class(question)((1.0,))
-
-
-def answer_class(question: Question) -> type[Answer]:
-    """The kind of answer that a question gets."""
-    kinds: dict[type[Question], type[Answer]] = {
-        YesNoQuestion: YesNoAnswer,
-        ChoiceQuestion: ChoiceAnswer,
-        ScoreQuestion: ScoreAnswer,
-    }
-    return kinds[type(question)]
 
 
 def softmax(logits: Sequence[float]) -> tuple[float, ...]:
@@ -250,8 +238,6 @@ def softmax(logits: Sequence[float]) -> tuple[float, ...]:
 
 
 def _mean(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    if len(rows) == 1:
-        return tuple(rows[0])
     return tuple(math.fsum(column) / len(rows) for column in zip(*rows, strict=True))
 
 

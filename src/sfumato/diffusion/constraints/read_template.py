@@ -71,11 +71,6 @@ def joint_text(questions: Sequence[str]) -> str:
     return BETWEEN.join((*numbered, request))
 
 
-def joint_line(number: int) -> tuple[str, str]:
-    """What stands before and after the label of a question, 1, 2, …, on such a canvas."""
-    return f"{number}: ", "\n"
-
-
 def _default_instructions(question: Question) -> str:
     if isinstance(question, YesNoQuestion):
         return "Does this hold?"

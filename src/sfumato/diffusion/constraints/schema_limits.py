@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
@@ -50,7 +50,7 @@ def check_depth(schema: Any, field: str) -> None:
         if id(part) in graph or not isinstance(part, Mapping):
             continue
         named = (references(part[name]) for name in ("$ref", "$dynamicRef") if name in part)
-        inner = [*_inner(part), *named]
+        inner = [*inner_schemas(part), *named]
         graph[id(part)] = [id(each) for each in inner]
         pending += inner
         _check_patterns(part, field)
@@ -120,10 +120,12 @@ def _check_patterns(part: Mapping[str, Any], field: str) -> None:
             check_groups(pattern, field)
 
 
-def _inner(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The schemas that stand in a schema."""
+def inner_schemas(
+    part: Mapping[str, Any], keywords: Collection[str] | None = None
+) -> Iterator[Mapping[str, Any]]:
+    """The schemas that stand in a schema, under these keywords; None: under all."""
     for name, value in part.items():
-        if name in _NO_SCHEMAS:
+        if name in _NO_SCHEMAS or (keywords is not None and name not in keywords):
             continue
         if name in _NAMED_SCHEMAS and isinstance(value, Mapping):
             value = [*value.values()]

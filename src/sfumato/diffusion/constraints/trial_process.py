@@ -1,9 +1,10 @@
 """The process that tries grammars: a fork of it compiles each one, within limits.
 
-`trials` starts this module as a program and sends it sockets.  The vocabulary is built once; then
-each socket gets a fork, which reads a source from it, has a fork of its own compile the source,
-with limits of processor time, memory and stack, and writes what came of that.  Whatever a grammar
-does to its fork reaches neither another grammar nor the server.  Loads no torch.
+`trials` starts this module as a program.  The vocabulary is built once; then one process serves
+first turns, and a fork of it those that run on.  Each reads a source from a socket that it is sent,
+watches a fork that compiles the source, with limits of processor time, memory and stack, and
+answers.  Whatever a grammar does to its fork reaches neither another grammar nor the server.  Loads
+no torch.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ _PART = 1 << 20  # bytes that are read at once
 
 
 def _watch(server: socket, tokens: GrammarTokens) -> None:
-    """In a fork: has another one compile what the server asks, and answers."""
+    """Has a fork compile what the server asks, and answers. Raises where no one waits for that."""
     stream = server.makefile("rwb")
     request: Request = pickle.load(stream)
     pipe, end = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(server.fileno())  # held open here, it would hide the end of the fork that watches
+        os.close(server.fileno())  # held open here, it would hide the end of this process
         _run(request, tokens, end)
     os.close(end)
     answer, until, part = bytearray(), time.monotonic() + WAIT_S, b"."
@@ -125,21 +126,16 @@ def _grammar_tokens(
 
 def main() -> None:
     os.nice(NICENESS)
-    control = socket(fileno=int(sys.argv[1]))
     tokens = _grammar_tokens(*pickle.load(sys.stdin.buffer))
     _ = tokens.tokenizer, tokens.alphabet
     gc.collect()
     gc.freeze()  # so that the forks leave the pages of all this alone
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that none of them stays as a zombie
+    controls = [socket(fileno=int(number)) for number in sys.argv[1:]]
+    control = controls.pop(0 if os.fork() else 1)
+    controls[0].close()  # held open here, it would hide the end of the other one
     while fds := recv_fds(control, 1, 1)[1]:
-        if os.fork() == 0:
-            try:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                control.close()
-                _watch(socket(fileno=fds[0]), tokens)
-            finally:
-                os._exit(0)
-        os.close(fds[0])
+        with suppress(OSError, EOFError), socket(fileno=fds[0]) as server:
+            _watch(server, tokens)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ compiled or refused is kept, for requests that ask for the same one again.
 A trial has a short turn first, so that what compiles in milliseconds passes what does not; what
 takes longer runs on by itself and yields to the others.  Clients take turns in both.  Any thread
 may call.  Each turn is a thread here, which waits, and a fork of `trial_process`, which compiles;
-the socket between the two carries the source and the answer, and to shut it ends the turn.
+the socket between the two processes has the source and the answer, and to shut it ends the turn.
 """
 
 from __future__ import annotations
@@ -125,7 +125,14 @@ class _Trial:
     since: int  # when it began to wait, or when its client had a turn last
     is_long: bool = False  # whether a first turn has been too short
     deaths: int = 0  # of the process, in its turns
+    pipe: socket | None = None  # of its last turn
     waiting: list[Future[Tried]] = field(default_factory=list)
+
+    def end_turn(self) -> None:
+        """Ends its turn, if it has one."""
+        if self.pipe is not None:
+            with suppress(OSError):  # of a turn that is over
+                self.pipe.shutdown(SHUT_RDWR)
 
 
 class Trials:
@@ -141,7 +148,7 @@ class Trials:
         what comes of each trial, before those who wait for it hear."""
         self._tokens, self._busy, self._ended = tokens, busy, ended
         self._open: dict[Source, _Trial] = {}
-        self._running: dict[bool, tuple[_Trial, socket]] = {}  # by whether the trials are long
+        self._running: dict[bool, _Trial] = {}  # by whether they are long
         self._clock = 0  # counts trials and turns
         self.process: TrialProcess | None = None  # the one that was started last
         self._lock, self._starting = Lock(), Lock()
@@ -168,10 +175,10 @@ class Trials:
             process, self.process = self.process, None
             trials = [*self._open.values()]
             self._open.clear()
-            for _, pipe in self._running.values():
-                _shut(pipe)
+            for trial in self._running.values():
+                trial.end_turn()
         if process is not None:
-            process.control.close()
+            process.leave()
             Thread(target=process.wait, name="sfumato-trials", daemon=True).start()
         for trial in trials:
             self._conclude(trial, error)
@@ -187,7 +194,7 @@ class Trials:
             )
 
     def _waiting(self) -> list[_Trial]:
-        running = [trial for trial, _ in self._running.values()]
+        running = self._running.values()
         return [trial for trial in self._open.values() if trial not in running]
 
     def _dispatch(self) -> None:
@@ -197,15 +204,14 @@ class Trials:
             waiting = [trial for trial in self._waiting() if trial.is_long == is_long]
             if is_long in self._running or not waiting:
                 continue
-            trial = min(waiting, key=lambda each: each.since)
+            trial = self._running[is_long] = min(waiting, key=lambda each: each.since)
             self._clock += 1
             for other in waiting:
                 if other.client == trial.client:
                     other.since = self._clock
-            ours, theirs = socketpair()
-            self._running[is_long] = trial, ours
-            turn = Thread(target=self._turn, args=(trial, ours, theirs), daemon=True)
-            turn.start()
+            trial.pipe, theirs = socketpair()
+            turn = trial, trial.pipe, theirs
+            Thread(target=self._turn, args=turn, name="sfumato-trial", daemon=True).start()
 
     def _left(self, trial: _Trial, future: Future[Tried]) -> None:
         """Ends a trial for which no one waits any longer."""
@@ -217,9 +223,7 @@ class Trials:
             if trial.waiting or self._open.get(trial.source) is not trial:
                 return
             del self._open[trial.source]
-            running, pipe = self._running.get(trial.is_long, (None, None))
-            if running is trial and pipe is not None:
-                _shut(pipe)
+            trial.end_turn()
 
     def _turn(self, trial: _Trial, ours: socket, theirs: socket) -> None:
         """One turn of a trial, in a thread."""
@@ -250,7 +254,7 @@ class Trials:
             if self.process is None or self.process.poll() is not None:
                 self.process = TrialProcess()
                 self.process.learn(self._tokens)
-            send_fds(self.process.control, [b"."], [theirs.fileno()])
+            send_fds(self.process.controls[trial.is_long], [b"."], [theirs.fileno()])
         seconds, niceness = (MOST_S, _MORE_NICENESS) if trial.is_long else (FIRST_S, 0)
         with ours.makefile("rwb") as stream:
             request: Request = seconds, niceness, pickle.dumps(trial.source)
@@ -269,7 +273,7 @@ class Trials:
         log.warning("a process that tries grammars has ended; another one follows", exc_info=error)
         with self._starting:
             if self.process is not None:
-                self.process.control.close()
+                self.process.leave()
                 self.process.kill()
                 self.process.wait()
 
@@ -304,23 +308,27 @@ class Trials:
 
 
 class TrialProcess(subprocess.Popen[bytes]):
-    """The process, which forks for each socket that it is sent, and ends when `control` closes."""
+    """The process, which is one for first turns and a fork of it for those that run on. Each takes
+    one turn at a time, behind a socket that it is sent."""
 
     def __init__(self) -> None:
         own = {name: value for name, value in os.environ.items() if not name.startswith("SFUMATO_")}
         # Address space that threads reserve would count against the limit of memory.
         own |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "MALLOC_ARENA_MAX": "1"}
-        self.control, theirs = socketpair()
-        with theirs:
-            super().__init__(
-                [sys.executable, "-P", "-m", _PROGRAM, str(theirs.fileno())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # what a grammar makes llguidance say
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # a terminal's interrupt is for the server
-                env=own,
-            )
+        ends = socketpair(), socketpair()
+        self.controls = [ours for ours, _ in ends]
+        fds = [theirs.fileno() for _, theirs in ends]
+        super().__init__(
+            [sys.executable, "-P", "-m", _PROGRAM, *map(str, fds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # what a grammar makes llguidance say
+            pass_fds=fds,
+            process_group=0,  # a terminal's interrupt is for the server
+            env=own,
+        )
+        for _, theirs in ends:
+            theirs.close()
 
     def learn(self, tokens: GrammarTokens) -> None:
         """Writes the vocabulary, once."""
@@ -328,10 +336,10 @@ class TrialProcess(subprocess.Popen[bytes]):
         with self.stdin as stdin:
             pickle.dump((tokens.tokens, tokens.special_ids, tokens.end_ids), stdin)
 
-
-def _shut(pipe: socket) -> None:
-    with suppress(OSError):  # of a turn that is over
-        pipe.shutdown(SHUT_RDWR)
+    def leave(self) -> None:
+        """Lets it end, when what it does is done."""
+        for control in self.controls:
+            control.close()
 
 
 KEPT = 32
@@ -348,7 +356,7 @@ class GrammarCache:
         self.trials: Trials | None = None  # of a cache that is guarded
         # By digests of sources: what came of each, the last asked for at the end.
         self._known: OrderedDict[bytes, Grammar | Tried | Refused] = OrderedDict()
-        self._going: dict[bytes, Future[Grammar]] = {}
+        self._going: dict[bytes, Lock] = {}  # of sources that are compiled
         self._lock = Lock()
 
     def guard(self, busy: Callable[[str], Exception] = RuntimeError) -> None:
@@ -385,26 +393,30 @@ class GrammarCache:
         for it. Raises ValueError as a source's `compile` does, and what a trial raises."""
         digest = _digest(source)
         with self._lock:
-            known = self._known.get(digest)
-            if known is not None:
-                self._known.move_to_end(digest)
-            if isinstance(known, Grammar):
-                return known
-            if isinstance(known, Refused):
-                raise copy(known)
-            going = self._going.get(digest)
-            if going is None:
-                mine = self._going[digest] = Future[Grammar]()
-        if going is not None:
-            return _result(going)
+            going = self._going.setdefault(digest, Lock())
         try:
-            mine.set_result(self._compiled(source, known))
-        except BaseException as error:
-            mine.set_exception(error)
+            with going:
+                known = self._asked_for(digest)
+                if not isinstance(known, Grammar | Refused):
+                    try:
+                        known = self._compiled(source, known)
+                    except Refused as error:
+                        known = error
+                    with self._lock:
+                        self._keep(digest, known)
+        finally:
+            with self._lock:
+                self._going.pop(digest, None)
+        if isinstance(known, Refused):
+            raise copy(known)  # threads do not share one
+        return known
+
+    def _asked_for(self, digest: bytes) -> Grammar | Tried | Refused | None:
+        """What is known of a source, which is then kept longer than others."""
         with self._lock:
-            del self._going[digest]
-            self._keep(digest, mine.exception() or mine.result())
-        return _result(mine)
+            if digest in self._known:
+                self._known.move_to_end(digest)
+            return self._known.get(digest)
 
     def _compiled(self, source: Source, tried: Tried | None) -> Grammar:
         if self.trials is None or not self.tokens.end_ids:
@@ -427,15 +439,6 @@ class GrammarCache:
         alike = [key for key, each in self._known.items() if type(each) is type(known)]
         if len(alike) > (KEPT_REFUSALS if isinstance(known, Refused) else KEPT):
             del self._known[alike[0]]
-
-
-def _result(done: Future[Grammar]) -> Grammar:
-    """Waits for it. Raises an error of the caller's own where the source is refused: threads do not
-    share one."""
-    error = done.exception()
-    if isinstance(error, Refused):
-        raise copy(error)
-    return done.result()
 
 
 def _digest(source: Source) -> bytes:
