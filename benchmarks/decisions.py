@@ -243,7 +243,7 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     model = sfumato.load(args.model)
-    template = replace(model.read_template, encode=by_words(model), _lines={})
+    template = replace(model.read_template, encode=by_words(model))
     model.__dict__["read_template"] = template  # where it is remembered
     figures: Figures = []
     for name in args.only:

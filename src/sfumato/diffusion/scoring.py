@@ -53,8 +53,8 @@ def reads_soft(canvas: Canvas) -> bool:
     the canvas's last one, or the row has no self-conditioning, and the rules are built-in ones,
     which do not look at it."""
     config = canvas.config
-    known = type(config.sampler) in SAMPLERS.values()
-    known = known and type(config.stopping) in (StableAndConfident, SettledToEnd, Never)
+    stops = StableAndConfident, SettledToEnd, Never
+    known = type(config.sampler) in SAMPLERS.values() and type(config.stopping) in stops
     is_unread = canvas.is_at_last_step or not config.self_conditioning
     return not (known and canvas.guidance is None and is_unread)
 

@@ -22,7 +22,7 @@ class ScoreProgress:
 
     def __init__(self, work: Score) -> None:
         self._items = work.items
-        self._results: list[Any] = [None] * len(self._items)
+        self.results: list[Any] = [None] * len(self._items)  # of each item, once all are done
         self._begun = 0  # items
         self._open: dict[int, OpenRead] = {}  # by number
         self._lines: dict[int, Likelihood] = {}  # that the last chunks score, by number
@@ -41,12 +41,6 @@ class ScoreProgress:
     @property
     def done(self) -> bool:
         return self._begun == len(self._items) and not (self._open or self._lines)
-
-    @property
-    def results(self) -> list[Any]:
-        """The result of each item, once all are done."""
-        assert self.done
-        return self._results
 
     def chunks(self, slot: Slot, tokens: int) -> list[ReadChunk]:
         """What is read next, of at most so many tokens or of one item. slot: holds the prefix."""
@@ -91,7 +85,7 @@ class ScoreProgress:
             firsts.append(len(before) + line.first - 1)  # the row's first token is not scored
         scores = row_log_likelihoods(network, slots, rows) if rows else []
         for number, row, first in zip(list(self._lines), scores, firsts, strict=True):
-            self._results[number] = float(row[first:].sum())
+            self.results[number] = float(row[first:].sum())
         self._lines.clear()
 
     def collect(self) -> int:
@@ -100,7 +94,7 @@ class ScoreProgress:
         canvases = 0
         for number, read in list(self._open.items()):
             if read.done:
-                self._results[number] = read.samples
+                self.results[number] = read.samples
                 canvases += len(read.samples) * len(read.read.canvases)
                 del self._open[number]
             else:

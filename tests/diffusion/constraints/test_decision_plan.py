@@ -24,7 +24,6 @@ from sfumato.diffusion.constraints.read_template import (
     NOISE,
     Line,
     ReadTemplate,
-    choose_labels,
     listing_orders,
     most_orders,
 )
@@ -50,7 +49,7 @@ def choice(count: int) -> ChoiceQuestion:
 
 
 def texts(question: Question, encode: Callable[[str], list[int]] = by_character) -> list[str]:
-    return [label.text for label in choose_labels(question, Line(encode))]
+    return [label.text for label in Line(encode, "", "").labels(question)]
 
 
 def test_labels_are_what_is_one_token() -> None:
@@ -130,7 +129,7 @@ def test_what_takes_long_to_tokenize_is_refused_before(
 @pytest.mark.parametrize("wanted", [1, 2, 3, 9])
 @pytest.mark.parametrize("question", [YesNoQuestion("?"), choice(3), levels(2), levels(4)])
 def test_how_many_orders_there_are_at_most_is_known_before(question: Question, wanted: int) -> None:
-    made = listing_orders(question, choose_labels(question, Line(by_character)), wanted)
+    made = listing_orders(question, Line(by_character, "", "").labels(question), wanted)
     most = min(most_orders(question, wanted), 2 if len(question.options) == 2 else wanted)
     assert len(made) == len({each.listed for each in made}) == most
 
@@ -147,7 +146,7 @@ def test_hundreds_of_questions_of_255_options_are_planned_in_about_a_second() ->
 
 def test_letters_move_with_the_list_and_words_and_levels_keep_their_meaning() -> None:
     def listed(question: Question, encode: Any = by_character) -> list[tuple[Any, ...]]:
-        labels = choose_labels(question, Line(encode))
+        labels = Line(encode, "", "").labels(question)
         return [(each.listed, "".join(each.texts)) for each in listing_orders(question, labels, 3)]
 
     assert listed(YesNoQuestion("?")) == [((0, 1), "AB"), ((1, 0), "BA")]

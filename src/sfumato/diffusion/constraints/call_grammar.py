@@ -28,9 +28,9 @@ from sfumato.diffusion.constraints.grammar import (
 from sfumato.diffusion.constraints.held_schema import NOTES, kinds_of, value_key
 from sfumato.diffusion.constraints.schema_limits import (
     References,
+    check_multiples,
     check_numbers,
     check_schema,
-    check_sum,
 )
 from sfumato.refused import Refused
 
@@ -406,7 +406,7 @@ class CallSource:
         """The grammar. Raises ValueError, naming the field, for a schema that is not supported."""
         rules = CallRules(self.quote)
         calls = [self._call(tool, rules) for tool in self.tools]
-        check_sum([json.loads(tool.schema) for tool in self.tools if tool.schema], "tools")
+        check_multiples([json.loads(tool.schema) for tool in self.tools if tool.schema], "tools")
         many = "call" if self.single else "call+"
         if self.answer is not None:
             start = f"start: {many} | %json {self.answer.inline()}"

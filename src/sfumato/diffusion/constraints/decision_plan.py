@@ -316,7 +316,7 @@ class _Reads:
         made: dict[tuple[type[Question], int, bool], list[tuple[Listing, _Canvases]]] = {}
         joint: dict[str, Question] = {}
         for name, question in questions.items():
-            labels = _labels(question, template.line(), name)
+            labels = _labels(question, template.line("", ""), name)
             if settings.joint and all(len(label.ids) == 1 for label in labels):
                 joint[name] = question
                 continue

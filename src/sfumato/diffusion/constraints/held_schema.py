@@ -39,29 +39,16 @@ _TYPES = {
 NOTES = {"title", "description", "default", "examples", "$comment", "deprecated"}
 NOTES |= {"readOnly", "writeOnly"}
 """Keywords that ask nothing of a value."""
-_ALL = frozenset[str]().union(*_TYPES.values())
+
+_Values = dict[tuple[str, str | None], Any]
+"""A set that has all values of a schema: kinds of values, with None, and listed values, by their
+kind and `value_key`."""
 
 
-@dataclass(frozen=True)
-class _Values:
-    """A set that has all values of a schema."""
-
-    kinds: frozenset[str]
-    listed: dict[str, Any] | None = None  # by `value_key`; None: not listed
-
-    def meets(self, other: _Values) -> bool:
-        if self.listed is not None and other.listed is not None:
-            return not self.listed.keys().isdisjoint(other.listed)
-        return not self.kinds.isdisjoint(other.kinds)
-
-    def within(self, other: _Values) -> _Values:
-        listed = self.listed if other.listed is None else other.listed
-        if self.listed is not None and other.listed is not None:
-            listed = {key: value for key, value in self.listed.items() if key in other.listed}
-        return _Values(self.kinds & other.kinds, listed)
-
-
-_ANY = _Values(_ALL)
+def _both(one: _Values, other: _Values) -> _Values:
+    """The values that are in two sets."""
+    common = {key: value for key, value in one.items() if key in other or (key[0], None) in other}
+    return common | {key: value for key, value in other.items() if (key[0], None) in one}
 
 
 @dataclass(frozen=True)
@@ -151,19 +138,18 @@ class Overlap:
         return parts
 
     def _values(self, parts: list[dict[str, Any]]) -> _Values:
-        values = _ANY
+        values = _set_of({})
         for part in parts:
             listed = part.get("enum")
             self._spend(len(listed) if isinstance(listed, list) else 1)
-            values = values.within(_set_of(part))
+            values = _both(values, _set_of(part))
         return values
 
     def _meet(self, one: _Branch, other: _Branch) -> bool:
         self._spend(1)
-        if not one.values.meets(other.values):
-            return False
-        if one.values.kinds & other.values.kinds != {"object"}:
-            return True
+        kinds = {kind for kind, _ in _both(one.values, other.values)}
+        if kinds != {"object"}:
+            return bool(kinds)
         names = one.required | other.required
         self._spend(len(names))
         return not any(
@@ -177,7 +163,7 @@ class Overlap:
             inner = (part.get("properties") for part in branch.parts)
             schemas = [each[name] for each in inner if isinstance(each, dict) and name in each]
             values.append(self._values([p for each in schemas for p in self._parts(each)]))
-        return not values[0].meets(values[1])
+        return not _both(*values)
 
 
 def kinds_of(value: Any) -> set[str]:
@@ -201,15 +187,15 @@ def value_key(value: Any) -> str:
 
 def _set_of(part: dict[str, Any]) -> _Values:
     """All that `type`, `enum` and `const` of a part say."""
-    values = _ANY
     kinds = part.get("type")
     named = [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind in [*_TYPES]]
-    if named:
-        values = _Values(frozenset().union(*(_TYPES[kind] for kind in named)))
+    values: _Values = {(kind, None): None for name in named or _TYPES for kind in _TYPES[name]}
     for listed in ([part["const"]] if "const" in part else None, part.get("enum")):
         if isinstance(listed, list) and not any(isinstance(each, list | dict) for each in listed):
-            own = frozenset().union(*(_kinds(value) for value in listed))
-            values = values.within(_Values(own, {value_key(value): value for value in listed}))
+            own: _Values = {
+                (kind, value_key(each)): each for each in listed for kind in _kinds(each)
+            }
+            values = _both(values, own)
     return values
 
 
@@ -439,13 +425,11 @@ def _values_of(schema: Any) -> list[Any] | None:
     """The values that a schema lists, each once, where it says nothing else of them."""
     if not isinstance(schema, dict) or schema.keys() - {"type", "enum", "const"} - NOTES:
         return None
-    listed = None if {"enum", "const"} <= schema.keys() else _set_of(schema).listed
-    if listed is None and schema.get("type") == "boolean" and not {"enum", "const"} & schema.keys():
+    given, values = {"enum", "const"} & schema.keys(), _set_of(schema)
+    if not given and schema.get("type") == "boolean":
         return [True, False]
-    if listed is None or len(listed) > MOST_NAMES:
-        return None
-    kinds = {kind for kind in _TYPES if _may_be(schema, kind)}
-    return [value for value in listed.values() if kinds_of(value) & kinds]
+    is_listed = len(given) == 1 and all(key is not None for _, key in values)
+    return [*values.values()] if is_listed and len(values) <= MOST_NAMES else None
 
 
 def _is_annotation(name: str) -> bool:

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from itertools import product
+from typing import Any
 
 from sfumato.diffusion.constraints.questions import Question, ScoreQuestion, YesNoQuestion
 from sfumato.diffusion.step.batch import WIDTHS
@@ -103,7 +105,7 @@ class Label:
 class Line:
     """A line of a canvas with one label in it: the texts before and after the label are fixed."""
 
-    def __init__(self, encode: Encode, before: str = "", after: str = "") -> None:
+    def __init__(self, encode: Encode, before: str, after: str) -> None:
         """Raises ValueError for a vocabulary in which A and B are no labels here."""
         self._encode, self._before, self._after = encode, before, after
         first, second = (encode(f"{before}{letter}{after}") for letter in "AB")
@@ -116,43 +118,39 @@ class Line:
             )
         self.ids = tuple(first)  # with the label A
         self.position = differ[0]  # of the label's token
-        self._tokens: dict[tuple[str, int], tuple[int, ...] | None] = {}
-        self._chosen: dict[tuple[type[Question], int], tuple[Label, ...]] = {}
+        self._ids, self._chosen = cache(self._encoded), cache(partial(choose_labels, self))
+
+    def _encoded(self, text: str) -> tuple[int, ...]:
+        """The line with a label."""
+        return tuple(self._encode(f"{self._before}{text}{self._after}"))
 
     def tokens(self, text: str, count: int = 1) -> tuple[int, ...] | None:
         """The tokens of a label in this line, so many of them; None where there are more or fewer,
         or others of the line change."""
-        key = text, count
-        if key not in self._tokens:
-            ids = self._encode(f"{self._before}{text}{self._after}")
-            at, end = self.position, self.position + count
-            same = len(ids) == len(self.ids) - 1 + count
-            same = same and (*ids[:at], *ids[end:]) == (*self.ids[:at], *self.ids[at + 1 :])
-            self._tokens[key] = tuple(ids[at:end]) if same else None
-        return self._tokens[key]
+        ids, at, end = self._ids(text), self.position, self.position + count
+        same = len(ids) == len(self.ids) - 1 + count
+        same = same and ids[:at] + ids[end:] == self.ids[:at] + self.ids[at + 1 :]
+        return ids[at:end] if same else None
 
     def labels(self, question: Question) -> tuple[Label, ...]:
-        """A label for each of the question's options, as `choose_labels` has it. They are chosen
-        once for all questions of a kind and a number of options, since hundreds of texts may have
-        to be tokenized for that; such questions get the same tuple."""
-        key = type(question), len(question.options)
-        if key not in self._chosen:
-            self._chosen[key] = choose_labels(question, self)
-        return self._chosen[key]
+        """A label for each of the question's options. They are chosen once for all questions of a
+        kind and a number of options, since hundreds of texts may have to be tokenized for that;
+        such questions get the same tuple."""
+        kind: Any = type(question)
+        return self._chosen(kind, len(question.options))
 
 
-def choose_labels(question: Question, line: Line) -> tuple[Label, ...]:
-    """A label for each option, in their order: words for yes and no and digits for up to ten
-    levels, where these are one token each, else letters and what follows them.
+def choose_labels(line: Line, kind: type[Question], count: int) -> tuple[Label, ...]:
+    """A label for each of so many options, in their order: words for yes and no and digits for up
+    to ten levels, where these are one token each, else letters and what follows them.
 
     Where the vocabulary has too few labels of one token, as one of characters has for more than 94
     options, all labels have two.  Raises ValueError where it has too few of these as well.
     """
-    count = len(question.options)
     words: Iterable[str] = ()
-    if isinstance(question, YesNoQuestion):
+    if kind is YesNoQuestion:
         words = "yes", "no"
-    elif isinstance(question, ScoreQuestion) and count <= len(string.digits):
+    elif kind is ScoreQuestion and count <= len(string.digits):
         words = string.digits[:count]
     pairs = ["".join(pair) for pair in product(string.ascii_uppercase, repeat=2)]
     letters = (*string.ascii_uppercase, *string.ascii_lowercase, *pairs, *_OTHER)
@@ -271,14 +269,12 @@ class ReadTemplate:
     filler_id: int  # what fills the canvas behind it
     canvas_length: int  # of the checkpoint
     longest_token: int  # characters
-    _lines: dict[tuple[str, str], Line] = field(default_factory=dict, repr=False)
 
-    def line(self, before: str = "", after: str = "") -> Line:
-        """A line with a label; remembered, since its labels cost calls of the tokenizer."""
-        key = before, after
-        if key not in self._lines:
-            self._lines[key] = Line(self.encode, before, after)
-        return self._lines[key]
+    @cached_property
+    def line(self) -> Callable[[str, str], Line]:
+        """A line with a label, by the texts before and after it; remembered, since its labels cost
+        calls of the tokenizer."""
+        return cache(partial(Line, self.encode))
 
     def canvas(
         self,

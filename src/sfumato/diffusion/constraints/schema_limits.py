@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from decimal import Decimal
+from functools import cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -140,7 +141,7 @@ class References:
 
     def __init__(self, root: Any) -> None:
         self._root = root
-        self._known: dict[str, Any] = {}
+        self._known = cache(self._target)
         self._named: dict[str, Any] = {}
         for part in _objects(root):
             for name in ("$id", "id", "$anchor", "$dynamicAnchor"):
@@ -149,11 +150,7 @@ class References:
 
     def __call__(self, reference: Any) -> Any:
         """The part of the schema; None where there is none."""
-        if not isinstance(reference, str):
-            return None
-        if reference not in self._known:
-            self._known[reference] = self._target(reference)
-        return self._known[reference]
+        return self._known(reference) if isinstance(reference, str) else None
 
     def _target(self, reference: str) -> Any:
         base, _, place = reference.partition("#")
@@ -242,8 +239,7 @@ def check_schema(schema: Any, field: str) -> None:
     check_numbers(schema, field)
     parts = list(_objects(schema))
     combines = any(_combines(part) for part in parts)
-    _check_multiples(parts, combines, field)
-    check_sum(schema, field)
+    check_multiples(schema, field, combines)
     optional = [_optional(part) for part in parts]
     most, held, where = max(optional, default=0), MOST_OPTIONAL, "an object"
     if combines and most <= held:
@@ -342,17 +338,17 @@ def _ways(referred: References, part: Any, known: dict[int, int]) -> int:
     return known[id(part)]
 
 
-def _check_multiples(parts: list[Mapping[str, Any]], combines: bool, field: str) -> None:
-    exact = [Decimal(str(value)) for value in dict.fromkeys(_multiples(parts))]
+def check_multiples(schemas: Any, field: str, combines: bool = False) -> None:
+    """Raises ValueError where a divisor of schemas is too large, or all of them together are."""
+    exact = [Decimal(str(value)) for value in _multiples(_objects(schemas))]
     if any(not value.is_finite() or abs(value.adjusted()) > 30 for value in exact):
         raise Refused(field, "multipleOf: is too large or too small", "leave it out")
-    scales = [_decimals(value) for value in exact]
+    scales = [max(0, -int(value.as_tuple().exponent)) for value in exact]
+    wholes = [abs(int(value.scaleb(scale))) for value, scale in zip(exact, scales, strict=True)]
+    most, total = max(wholes, default=0), sum(wholes)
     if combines:
-        scales = [max(scales, default=0)] * len(scales)
-    numerators = [
-        abs(int(value.scaleb(scale))) or 1 for value, scale in zip(exact, scales, strict=True)
-    ]
-    most = math.lcm(*numerators) if combines else max(numerators, default=1)
+        same = (abs(int(value.scaleb(max(scales)))) or 1 for value in dict.fromkeys(exact))
+        most = math.lcm(*same)
     if most > MOST_MULTIPLES:
         raise Refused(
             field,
@@ -361,13 +357,6 @@ def _check_multiples(parts: list[Mapping[str, Any]], combines: bool, field: str)
             f"most {MOST_MULTIPLES:,}",
             "leave it out",
         )
-
-
-def check_sum(schemas: Any, field: str) -> None:
-    """Raises ValueError where the divisors of schemas that `check_schema` lets pass are too large
-    together."""
-    exact = [Decimal(str(value)) for value in _multiples(_objects(schemas))]
-    total = sum(abs(int(value.scaleb(_decimals(value)))) for value in exact)
     if total > MOST_MULTIPLES_IN_ALL:
         raise Refused(
             field,
@@ -382,11 +371,6 @@ def _multiples(parts: Iterable[Mapping[str, Any]]) -> Iterator[int | float]:
         value = part.get("multipleOf")
         if isinstance(value, int | float) and not isinstance(value, bool):
             yield value
-
-
-def _decimals(value: Decimal) -> int:
-    """How many digits stand behind the decimal point."""
-    return max(0, -int(value.as_tuple().exponent))
 
 
 def _optional(part: Mapping[str, Any]) -> int:
