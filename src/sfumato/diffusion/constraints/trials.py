@@ -230,7 +230,7 @@ class Trials:
         answer: Answer | None = None
         with ours:
             try:
-                answer = self._asked(trial, ours, theirs)
+                answer = self._exchanged(trial, ours, theirs)
             except Exception as error:  # also where the trial was ended meanwhile
                 self._died(trial, error)
         with self._lock:
@@ -248,7 +248,7 @@ class Trials:
             failed = TrialFailed("the process that tries grammars has ended twice")
             self._conclude(trial, self._outcome(trial.source, *answer) if answer else failed)
 
-    def _asked(self, trial: _Trial, ours: socket, theirs: socket) -> Answer:
+    def _exchanged(self, trial: _Trial, ours: socket, theirs: socket) -> Answer:
         """What comes of a turn. Raises where the process ends, or cannot be started."""
         with self._starting, theirs:
             if self.process is None or self.process.poll() is not None:
@@ -396,7 +396,7 @@ class GrammarCache:
             going = self._going.setdefault(digest, Lock())
         try:
             with going:
-                known = self._asked_for(digest)
+                known = self._remembered(digest)
                 if not isinstance(known, Grammar | Refused):
                     try:
                         known = self._compiled(source, known)
@@ -411,7 +411,7 @@ class GrammarCache:
             raise copy(known)  # threads do not share one
         return known
 
-    def _asked_for(self, digest: bytes) -> Grammar | Tried | Refused | None:
+    def _remembered(self, digest: bytes) -> Grammar | Tried | Refused | None:
         """What is known of a source, which is then kept longer than others."""
         with self._lock:
             if digest in self._known:
