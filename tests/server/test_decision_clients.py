@@ -13,8 +13,11 @@ import httpx
 import openai
 import pytest
 
-from sfumato.server.dialects.decisions.maps import GeminiDecisionBody, SystemOneBody
-from sfumato.server.dialects.decisions.openai import OpenAIDecisionBody
+from sfumato.server.dialects.decisions.forms import (
+    GeminiDecisionBody,
+    OpenAIDecisionBody,
+    SystemOneBody,
+)
 
 DOCS = Path(__file__).parents[2] / "docs" / "api.md"
 ONE, ANY = "/v1/systemone", "/v1/decisions"

@@ -14,8 +14,8 @@ from sfumato.api import Model
 from sfumato.cli.fill import holes_of
 from sfumato.diffusion.constraints.grammar import schema_source
 from sfumato.engine import ServedModel
-from sfumato.server.dialects.decisions import maps
-from sfumato.server.dialects.decisions.maps import SystemOneBody
+from sfumato.server.dialects.decisions import parse
+from sfumato.server.dialects.decisions.forms import PATH, SYSTEM_ONE, SystemOneBody
 from sfumato.server.examples import page_texts
 from sfumato.server.http.request_body import validated
 from sfumato.server.metrics import CONTENT_TYPE
@@ -96,8 +96,8 @@ def test_the_example_decisions_can_be_asked(server: Any, is_embedded: bool) -> N
     for example in page_texts(is_embedded)["decisions"]["examples"]:
         fields = {name: example[name] for name in ("state", "questions")}
         body = validated(fields, SystemOneBody, lenient=False)
-        call = maps.parse(server.service, maps.PATH, body)
-        assert call.request.state == example["state"] and len(call.request.questions) > 1
+        request, _ = parse(SYSTEM_ONE, server.service, PATH, body)
+        assert request.state == example["state"] and len(request.questions) > 1
 
 
 def test_the_embedded_models_example_decisions_are_of_kinds_that_it_learns() -> None:

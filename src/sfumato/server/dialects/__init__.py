@@ -15,7 +15,8 @@ from fastapi.datastructures import Headers
 
 from sfumato.server.dialects.anthropic.body import ANTHROPIC_ERRORS
 from sfumato.server.dialects.anthropic.messages import MESSAGES
-from sfumato.server.dialects.decisions import ROUTES, DecisionRoute
+from sfumato.server.dialects.decisions import DecisionRoute
+from sfumato.server.dialects.decisions.forms import ROUTES
 from sfumato.server.dialects.embeddings import (
     LLAMA_EMBEDDINGS,
     OLLAMA_EMBED,

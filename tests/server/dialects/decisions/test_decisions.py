@@ -21,7 +21,7 @@ from sfumato.diffusion.constraints.questions import (
 from sfumato.engine import EngineDead, Failed, QueueFull, TooLarge
 from sfumato.refused import Refused
 from sfumato.server.app import create_app
-from sfumato.server.dialects.decisions.openai import option_names
+from sfumato.server.dialects.decisions.forms import option_names
 from sfumato.server.settings import ServerSettings
 
 ONE, ANY = "/v1/systemone", "/v1/decisions"
