@@ -15,7 +15,7 @@ from sfumato import __version__
 from sfumato.engine import Engine
 from sfumato.server import info, replay
 from sfumato.server.dialects import DECISIONS, DIALECTS, by_path, decisions, ollama
-from sfumato.server.dialects.anthropic.messages import COUNT_TOKENS
+from sfumato.server.dialects.anthropic import COUNT_TOKENS
 from sfumato.server.dialects.responses.renderer import add_routes as add_response_routes
 from sfumato.server.http import errors, route
 from sfumato.server.http.middleware import AuditLine, Framing, Gate, Observer

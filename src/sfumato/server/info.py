@@ -22,7 +22,7 @@ from sfumato.server import schemas
 from sfumato.server.chat.call import continuation
 from sfumato.server.chat.objects import warned, written_at
 from sfumato.server.dialects import openai_chat
-from sfumato.server.dialects.anthropic.messages import anthropic_card
+from sfumato.server.dialects.anthropic import anthropic_card
 from sfumato.server.dialects.llama_cpp import default_settings
 from sfumato.server.examples import page_texts
 from sfumato.server.http.errors import RETRY_LATER, ApiError, openai_error, without_paths

@@ -13,8 +13,7 @@ from typing import Any
 
 from fastapi.datastructures import Headers
 
-from sfumato.server.dialects.anthropic.body import ANTHROPIC_ERRORS
-from sfumato.server.dialects.anthropic.messages import MESSAGES
+from sfumato.server.dialects.anthropic import ANTHROPIC_ERRORS, MESSAGES
 from sfumato.server.dialects.decisions import DecisionRoute
 from sfumato.server.dialects.decisions.forms import ROUTES
 from sfumato.server.dialects.embeddings import (
