@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sfumato.server.dialects.responses.input import conversation
+from sfumato.server.dialects.responses.body import conversation
 
 SAID = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "wait"}]}
 CALLS: list[dict[str, Any]] = [

@@ -23,8 +23,8 @@ from tests.support.fake_engine import FakeEngine
 from sfumato.api import Model
 from sfumato.engine import Engine, EngineConfig, Failed
 from sfumato.server.app import ServerSettings, create_app
-from sfumato.server.dialects.responses.body import ResponsesBody, parse
-from sfumato.server.dialects.responses.renderer import ResponsesRenderer
+from sfumato.server.dialects.responses.body import ResponsesBody
+from sfumato.server.dialects.responses.renderer import ResponsesRenderer, parse
 from sfumato.server.service import Service
 
 QUOTE = '<|"|>'

@@ -1,16 +1,18 @@
-"""The body of OpenAI's responses, the request that it becomes, and what the response repeats of it.
+"""The body of OpenAI's responses, and the request that it becomes.
 
-Items of the input and tools are described by JSON schemas, for the API description alone: the code
-that reads them checks more than their Python types say. The body loses its lists and longer texts
-before the reply is written. The echo lives as long as the reply is written, so its bytes are
-bounded here: nothing else counts them.
+Items of the input and tools are described by JSON schemas; the code that reads them checks more
+than their Python types say. The input's items are checked, and kept in the shape that they get
+here; what refers to kept ones is looked up once, and bounded as a body is. Messages, function calls
+and their outputs become messages of a chat; thoughts go, since no past thought returns to the
+model.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import secrets
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
@@ -19,28 +21,9 @@ from sfumato.diffusion.constraints.grammar import GrammarSource, schema_source
 from sfumato.engine import Request
 from sfumato.refused import Refused
 from sfumato.server import schemas
-from sfumato.server.chat.call import (
-    ChatCall,
-    Thinking,
-    requests_of,
-    thinking_of,
-    tool_use,
-)
-from sfumato.server.dialects.responses.input import (
-    LONGEST_ID,
-    Message,
-    References,
-    conversation,
-    heads,
-    items_of,
-    latest_turns,
-    names_of,
-    nested,
-    nested_choice,
-    shown_choice,
-    shown_tools,
-)
-from sfumato.server.response_store import Item, Missing
+from sfumato.server.chat.call import ChatCall, Message, Thinking, requests_of, thinking_of, tool_use
+from sfumato.server.dialects.openai_chat import UNSUPPORTED
+from sfumato.server.response_store import Item, Missing, ResponseStore, Stored
 from sfumato.server.schemas import (
     NAME,
     NULL,
@@ -53,6 +36,7 @@ from sfumato.server.schemas import (
     Only,
     Sampling,
     Schema,
+    Unknown,
     at_most,
     closed,
     either,
@@ -62,9 +46,11 @@ from sfumato.server.schemas import (
     without_effect,
 )
 from sfumato.server.service import Service
+from sfumato.text.messages import tool_name
 from sfumato.text.prompt import prompt_ids
 
-_ID: Schema = {"type": "string", "minLength": 1, "maxLength": 128}
+LONGEST_ID = 128
+_ID: Schema = {"type": "string", "minLength": 1, "maxLength": LONGEST_ID}
 
 
 def _parts(*kinds: str) -> Schema:
@@ -78,41 +64,47 @@ _FURTHER: dict[str, Schema] = {
     "phase": {},
 }
 _MESSAGE: dict[str, Schema] = {"type": {"const": "message"}, **_FURTHER}
-_CALL_TYPE, _OUTPUT_TYPE = {"const": "function_call"}, {"const": "function_call_output"}
+# The code that reads items looks here for the fields that are known.
+_ITEMS = {
+    "message": closed(
+        {
+            "role": {"enum": ["user", "system", "developer"]},
+            "content": either(TEXT, _parts("input_text")),
+        },
+        _MESSAGE,
+    ),
+    "function_call": closed(
+        {
+            "type": {"const": "function_call"},
+            "call_id": _ID,
+            "name": {"type": "string", "pattern": NAME},
+            "arguments": {"enum": ["", "{}"]},
+        },
+        {**_FURTHER, "namespace": {}, "caller": {}, "async": {}, "created_by": {}},
+    ),
+    "function_call_output": closed(
+        {
+            "type": {"const": "function_call_output"},
+            "call_id": _ID,
+            "output": either(TEXT, _parts("input_text")),
+        },
+        {**_FURTHER, "name": {}, "namespace": {}, "caller": {}, "created_by": {}},
+    ),
+    "item_reference": closed({"type": {"const": "item_reference"}, "id": _ID}, {}),
+}
 INPUT = either(
     TEXT,
     list_of(
         either(
-            closed(
-                {
-                    "role": {"enum": ["user", "system", "developer"]},
-                    "content": either(TEXT, _parts("input_text")),
-                },
-                _MESSAGE,
-            ),
+            _ITEMS["message"],
             closed(
                 {"role": {"const": "assistant"}, "content": either(TEXT, _parts("output_text"))},
                 _MESSAGE,
             ),
-            closed(
-                {
-                    "type": _CALL_TYPE,
-                    "call_id": _ID,
-                    "name": {"type": "string", "pattern": NAME},
-                    "arguments": {"enum": ["", "{}"]},
-                },
-                {**_FURTHER, "namespace": {}, "caller": {}, "async": {}, "created_by": {}},
-            ),
-            closed(
-                {
-                    "type": _OUTPUT_TYPE,
-                    "call_id": _ID,
-                    "output": either(TEXT, _parts("input_text")),
-                },
-                {**_FURTHER, "name": {}, "namespace": {}, "caller": {}, "created_by": {}},
-            ),
+            _ITEMS["function_call"],
+            _ITEMS["function_call_output"],
             open_object({"type": {"const": "reasoning"}}),
-            closed({"type": {"const": "item_reference"}, "id": _ID}, {}),
+            _ITEMS["item_reference"],
         ),
         least=1,
     ),
@@ -235,41 +227,302 @@ class ResponsesBody(Sampling):
     user: str | None = Field(None, max_length=512, description="Written to the audit log.")
 
 
-MOST_ECHOED = 2**18  # characters of the tools, and again of the schema
-MOST_WAITING = 2**20  # of an input that was cut, and waits for the end of its reply to be kept
+class References:
+    """The kept items of one owner, for one body: a reference takes few bytes, and what it refers to
+    may be large, and may be referred to many times."""
+
+    def __init__(self, store: ResponseStore, owner: str, most: int) -> None:
+        """most: characters that the body may refer to, all together."""
+        self._store, self._owner = store, owner
+        self._most, self._count = most, 0
+        self._items: dict[str, Item] = {}
+        self._read: list[Stored] = []
+
+    def item(self, name: str) -> Item:
+        """Raises Missing, and Refused for too much."""
+        if name not in self._items:
+            home = self._store.home(self._owner, name)
+            if home not in self._read:
+                self._read.append(home)
+                for each in (*home.inputs, *home.outputs):
+                    self._items.setdefault(each["id"], each)
+            if name not in self._items:
+                raise Missing(name)
+        self.count(_size(self._items[name]))
+        return self._items[name]
+
+    def count(self, characters: int) -> None:
+        """So many more are referred to. Raises Refused for too many."""
+        self._count += characters
+        if self._count > self._most:
+            raise Refused(
+                "input",
+                f"comes to over {self._most:,} characters with the items that it refers to",
+                "leave out old ones, or raise --max-body",
+                code="input_too_large",
+            )
 
 
-@dataclass(frozen=True)
-class RequestEcho:
-    owner: str
-    items: tuple[Item, ...]  # of the body's own input, where the response is kept
-    fields: dict[str, Any]  # of the response
-    logprobs: bool
-    encrypted: bool  # whether thoughts have an encrypted content
-    notes: tuple[str, ...]  # for `warnings`
+def _size(item: Item) -> int:
+    """Characters of the item's texts."""
+    texts = [part.get("text", "") for part in item.get("content", ())]
+    return len(item.get("arguments", "")) + len(item.get("output", "")) + sum(map(len, texts))
 
 
-def is_short(values: Iterable[Any], most: int = MOST_ECHOED) -> bool:
-    """Whether values of JSON come to at most so many characters."""
-    count = 0
-    for value in values:
-        count += len(json.dumps(value, ensure_ascii=False))
-        if count > most:
-            return False
-    return True
+Find = Callable[[str], Item]
+"""An item by its id; raises Missing."""
+
+_ROLES = ("user", "assistant", "system", "developer")
+_TEXTS = ("input_text", "output_text", "text", "summary_text")
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
+_REASONING = "rs_"  # what ids of reasoning items begin with
 
 
-def bounded(fields: dict[str, Any], notes: list[str]) -> dict[str, Any]:
-    """The fields, in which long tools are none and a long schema is an empty one; notes: gets a
-    line for each."""
-    if not is_short(fields["tools"]):
-        fields = fields | {"tools": []}
-        notes.append("tools: too long to be repeated in the response")
-    text = fields["text"]
-    if not is_short([text["format"].get("schema")]):
-        fields = fields | {"text": text | {"format": text["format"] | {"schema": {}}}}
-        notes.append("text.format.schema: too long to be repeated in the response")
-    return fields
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+def items_of(
+    given: str | Sequence[Mapping[str, Any]], find: Find, unknown: Unknown
+) -> list[tuple[str, Item]]:
+    """Each with its place. find: looks up references. Raises Refused."""
+    if isinstance(given, str):
+        return [("input", _message("user", [_input(given)], new_id("msg")))]
+    if not given:
+        raise Refused("input", "is empty", "send a text or at least one item")
+    places = ((f"input[{i}]", item) for i, item in enumerate(given))
+    checked = ((where, _item(item, where, find, unknown)) for where, item in places)
+    return [(where, item) for where, item in checked if item is not None]
+
+
+def _item(item: Mapping[str, Any], where: str, find: Find, unknown: Unknown) -> Item | None:
+    """None for a thought."""
+    kind = item.get("type")
+    if "type" not in item:
+        kind = "message" if item.get("role") is not None else "item_reference"
+    if kind == "reasoning":
+        return None
+    if not isinstance(kind, str) or kind not in _ITEMS:
+        kinds = ", ".join((*_ITEMS, "reasoning"))
+        raise Refused(f"{where}.type", f"must be one of {kinds}", code="unsupported")
+    unknown.check(item, _ITEMS[kind]["properties"], where)
+    if kind == "item_reference":
+        return _referred(item, where, find)
+    own = item.get("id") if item.get("id") is not None else new_id(_PREFIXES[kind])
+    if not isinstance(own, str) or not 0 < len(own) <= LONGEST_ID:
+        raise Refused(f"{where}.id", f"must be a text of 1 to {LONGEST_ID} characters")
+    if kind == "message":
+        return _checked_message(item, own, where)
+    call_id = item.get("call_id")
+    if not isinstance(call_id, str) or not 0 < len(call_id) <= LONGEST_ID:
+        raise Refused(f"{where}.call_id", f"must be a text of 1 to {LONGEST_ID} characters")
+    head = {"id": own, "type": kind, "status": "completed", "call_id": call_id}
+    if kind == "function_call_output":
+        return head | {"output": "".join(_texts(item.get("output"), f"{where}.output"))}
+    arguments = item.get("arguments")
+    if not isinstance(arguments, str):
+        raise Refused(f"{where}.arguments", "must be a text of JSON")
+    name = tool_name(item.get("name"), f"{where}.name")
+    return head | {"name": name, "arguments": arguments}
+
+
+def _referred(item: Mapping[str, Any], where: str, find: Find) -> Item | None:
+    name = item.get("id")
+    if not isinstance(name, str):
+        raise Refused(f"{where}.id", "must be the id of an item")
+    try:
+        referred = find(name)
+    except Missing:
+        if name.startswith(_REASONING):
+            return None
+        raise Refused(
+            f"{where}.id",
+            f"there is no item {name[:LONGEST_ID]!r} here; send the item itself, or keep the "
+            "response that it is of (store, --response-store)",
+            code="item_not_found",
+        ) from None
+    return None if referred["type"] == "reasoning" else referred
+
+
+def _checked_message(item: Mapping[str, Any], own: str, where: str) -> Item:
+    role = item.get("role")
+    if role not in _ROLES:
+        raise Refused(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
+    texts = _texts(item.get("content"), f"{where}.content")
+    made = _output if role == "assistant" else _input
+    return _message(role, [made(text) for text in texts], own)
+
+
+def _message(role: str, content: list[Item], own: str) -> Item:
+    return {"id": own, "type": "message", "status": "completed", "role": role, "content": content}
+
+
+def _input(text: str) -> Item:
+    return {"type": "input_text", "text": text}
+
+
+def _output(text: str) -> Item:
+    return {"type": "output_text", "text": text, "annotations": []}
+
+
+def _texts(content: Any, where: str) -> list[str]:
+    """The texts of a content: a text, or parts. Raises Refused."""
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise Refused(where, "must be text or a list of parts")
+    return [_text(part, f"{where}[{i}]") for i, part in enumerate(content)]
+
+
+def _text(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if isinstance(kind, str) and kind in UNSUPPORTED:
+        raise Refused(where, UNSUPPORTED[kind], code="unsupported")
+    if kind != "refusal" and kind not in _TEXTS:
+        raise Refused(f"{where}.type", "must be input_text, output_text or refusal")
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str):
+        raise Refused(f"{where}.text", "must be text")
+    return text
+
+
+Tool = dict[str, Any]
+
+_KEPT = ("name", "description", "parameters", "strict")
+_DEFAULTS: Tool = {"description": None, "parameters": None, "strict": False}
+_HOSTED = "hosted tools are not supported; only functions, which the client runs itself"
+
+
+def nested(tools: Sequence[Mapping[str, Any]] | None, unknown: Unknown) -> list[Tool] | None:
+    """Chat's tools. Raises Refused; what is wrong inside a function is found where chat's are
+    checked."""
+    if tools is None:
+        return None
+    return [_nested(tool, f"tools[{i}]", unknown) for i, tool in enumerate(tools)]
+
+
+def _nested(tool: Mapping[str, Any], where: str, unknown: Unknown) -> Tool:
+    kind = tool.get("type")
+    if kind != "function":
+        name = f"{where}.type"
+        raise Refused(name, f"must be function: {_HOSTED}", code="unsupported")
+    unknown.check(tool, _FUNCTION["properties"], where)
+    return {"type": "function", "function": _known(tool)}
+
+
+def _known(tool: Mapping[str, Any]) -> Tool:
+    return {name: tool[name] for name in _KEPT if tool.get(name) is not None}
+
+
+def nested_choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
+    """Chat's tool_choice. Raises Refused."""
+    if choice is None or isinstance(choice, str):
+        return choice
+    kind = choice.get("type")
+    if kind != "function":
+        raise Refused(
+            "tool_choice.type", "must be function", "others are not supported", code="unsupported"
+        )
+    return {"type": "function", "function": {"name": choice.get("name")}}
+
+
+def shown_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
+    """The tools as the response repeats them: without the fields that are ignored."""
+    return [{"type": "function", **_DEFAULTS, **_known(tool)} for tool in tools or ()]
+
+
+_INSTRUCTIONS = "instructions"
+
+
+@dataclass
+class Turn:
+    """A message of the chat template, and where the message and its calls stand in the body."""
+
+    message: Message
+    place: str
+    calls: list[str] = field(default_factory=list)
+    outputs: list[Turn] = field(default_factory=list)  # of its calls
+
+
+def conversation(instructions: str | None, items: Iterable[tuple[str, Item]]) -> list[Turn]:
+    """items: each with its place. The output of a call stands right behind the message with that
+    call, as the chat template has it, even where a user has written in between. Raises Refused."""
+    turns: list[Turn] = []
+    callers: dict[str, Turn] = {}  # by the ids of calls
+    if instructions is not None:
+        turns.append(Turn({"role": "system", "content": instructions}, _INSTRUCTIONS))
+    for where, item in items:
+        last = turns[-1] if turns else None
+        is_open = last is not None and last.message["role"] == "assistant" and not last.outputs
+        if item["type"] == "message":
+            _add_message(turns, item, where, last if is_open else None)
+        elif item["type"] == "function_call":
+            if last is None or not is_open:
+                last = Turn({"role": "assistant", "content": None}, where)
+                turns.append(last)
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            last.message.setdefault("tool_calls", []).append(call)
+            last.calls.append(where)
+            callers[item["call_id"]] = last
+        elif item["type"] == "function_call_output":
+            name = item["call_id"]
+            if name not in callers:
+                raise Refused(f"{where}.call_id", f"{name!r} is of no function_call before it")
+            output = {"role": "tool", "tool_call_id": name, "content": item["output"]}
+            callers[name].outputs.append(Turn(output, where))
+    if not turns:
+        raise Refused("input", "holds nothing but thoughts", "add a message")
+    return [each for turn in turns for each in (turn, *turn.outputs)]
+
+
+def _add_message(turns: list[Turn], item: Item, where: str, last: Turn | None) -> None:
+    """last: the assistant's turn that is still open."""
+    role = "system" if item["role"] == "developer" else item["role"]
+    texts = [part["text"] for part in item["content"]]
+    if role == "assistant" and last is not None and last.message.get("tool_calls"):
+        # Outputs follow the message with their calls, so text behind calls joins that message.
+        last.message["content"] = (last.message.get("content") or "") + "".join(texts)
+        return
+    content: Any = "".join(texts)
+    if len(texts) > 1 and role == "user":
+        content = [{"type": "text", "text": text} for text in texts]
+    turns.append(Turn({"role": role, "content": content}, where))
+
+
+def names_of(turns: Iterable[Turn]) -> dict[str, str]:
+    """What the body calls the messages, by the names that they have for the engine."""
+    names = {}
+    for number, turn in enumerate(turns):
+        at, place = f"messages[{number}]", turn.place
+        names[at] = place
+        if turn.message["role"] == "tool":
+            names |= {f"{at}.tool_call_id": f"{place}.call_id", f"{at}.content": f"{place}.output"}
+        elif place == _INSTRUCTIONS:
+            names[f"{at}.content"] = place
+        for place_in_turn, call in enumerate(turn.calls):
+            calls = f"{at}.tool_calls[{place_in_turn}]"
+            names |= {calls: call, f"{calls}.function": call}
+    return names
+
+
+def latest_turns(
+    messages: Sequence[Message], fits: Callable[[Sequence[Message]], bool]
+) -> list[Message]:
+    """The messages without the oldest turns, as few of them as makes the others fit: the system's
+    first messages, and those from a user's message on. Where no turn fits, the last one."""
+    head = heads(messages)
+    starts = [i for i, each in enumerate(messages) if each["role"] == "user" and i > head]
+    shorter: list[list[Message]] = [[*messages[:head], *messages[at:]] for at in starts]
+    if not shorter or fits(messages):
+        return list(messages)
+    at = bisect_left(range(len(shorter)), True, key=lambda i: fits(shorter[i]))
+    return shorter[min(at, len(shorter) - 1)]
+
+
+def heads(messages: Sequence[Message]) -> int:
+    """How many messages of the system come first."""
+    return next((i for i, each in enumerate(messages) if each["role"] != "system"), len(messages))
 
 
 PATH = "/v1/responses"
@@ -283,23 +536,21 @@ WORDING = {
 _OBJECT = {"type": "object"}
 
 
-def parse(service: Service, body: ResponsesBody) -> list[Request]:
-    """The one request. Raises Refused."""
+def asked(service: Service, body: ResponsesBody) -> tuple[list[Request], list[Item], list[str]]:
+    """The one request, the items of the body's own input, and a note where the prompt lacks a part
+    of it. Raises Refused."""
     before, placed = _items(service, body)
     own = [item for _, item in placed]
     earlier = [("previous_response_id", item) for item in before]
     turns = conversation(body.instructions, [*earlier, *placed])
     call = _call(service, body, [turn.message for turn in turns])
-    notes: list[str] = []
     over = len(turns) - _fitting(service, call) if body.truncation == "auto" else 0
     if over:
-        notes.append(f"input: the oldest {over} messages are left out")
         head = heads(call.messages or [])
         turns = [*turns[:head], *turns[head + over :]]
     messages = [turn.message for turn in turns]
     requests = requests_of(service, replace(call, messages=messages, names=names_of(turns)))
-    body.envelope.echo = _echo(service, body, own, over > 0, notes)
-    return requests
+    return requests, own, [f"input: the oldest {over} messages are left out"] if over else []
 
 
 def _items(service: Service, body: ResponsesBody) -> tuple[list[Item], list[tuple[str, Item]]]:
@@ -393,51 +644,3 @@ def _fitting(service: Service, call: ChatCall) -> int:
         return len(ids) + room <= service.context
 
     return len(latest_turns(messages, fits))
-
-
-def _echo(
-    service: Service, body: ResponsesBody, own: list[Item], is_cut: bool, notes: list[str]
-) -> RequestEcho:
-    """is_cut: whether the prompt lacks a part of the input, which nothing else holds then."""
-    is_kept = body.store is not False and service.responses.keeps
-    if is_kept and is_cut and not body.stream and not is_short(own, MOST_WAITING):
-        is_kept = False
-        notes.append("store: the response is not kept: its input is too long, and was cut")
-    include = body.include or []
-    text = body.text
-    shown: dict[str, Any] = {"type": "text"}
-    if text is not None and text.format is not None:
-        given = text.format
-        of_format = {"name": given.name, "schema": given.schema_, "strict": given.strict}
-        shown = {"type": given.type}
-        shown |= {name: value for name, value in of_format.items() if value is not None}
-    reasoning = body.reasoning
-    fields = {
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "metadata": dict(body.metadata or {}),
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": body.previous_response_id,
-        "reasoning": {
-            "effort": None if reasoning is None else reasoning.effort,
-            "summary": None if reasoning is None else reasoning.summary,
-        },
-        "store": is_kept,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
-        "text": {"format": shown, "verbosity": "medium"},
-        "tool_choice": shown_choice(body.tool_choice),
-        "tools": shown_tools(body.tools),
-        "top_logprobs": body.top_logprobs or 0,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
-        "truncation": body.truncation or "disabled",
-        "user": body.user,
-    }
-    fields = bounded(fields, notes)
-    return RequestEcho(
-        body.envelope.owner,
-        tuple(own) if is_kept else (),
-        fields,
-        logprobs=LOGPROBS in include or bool(body.top_logprobs),
-        encrypted=ENCRYPTED in include,
-        notes=tuple(notes),
-    )

@@ -1,4 +1,8 @@
-"""A response as one body, and as the events of a stream; and the routes of those that are kept.
+"""A response as one body, and as the events of a stream; what it repeats of its request; and the
+routes of those that are kept.
+
+The body loses its lists and longer texts before the reply is written. The echo lives as long as the
+reply is written, so its bytes are bounded here: nothing else counts them.
 
 A thought is an item of its own, text is a message, and each call is an item. Items follow each
 other; where text comes behind a call, it is another message.
@@ -10,7 +14,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query
@@ -22,8 +26,16 @@ from sfumato.engine import Account, Finished, Request
 from sfumato.refused import Refused
 from sfumato.server.chat import objects
 from sfumato.server.chat.deltas import DeltaRenderer, Entry, Logged
-from sfumato.server.dialects.responses.body import PATH, WORDING, RequestEcho, ResponsesBody, parse
-from sfumato.server.dialects.responses.input import new_id
+from sfumato.server.dialects.responses.body import (
+    ENCRYPTED,
+    LOGPROBS,
+    PATH,
+    WORDING,
+    ResponsesBody,
+    asked,
+    new_id,
+    shown_tools,
+)
 from sfumato.server.http import request_body
 from sfumato.server.http.errors import ApiError
 from sfumato.server.http.inflight import CollectedReply
@@ -42,6 +54,103 @@ encrypted."""
 _STATUS = {"max_tokens": "incomplete", "cancelled": "cancelled"}  # other replies are completed
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}  # others are errors of the server
 _NOT_KEPT = "store: the response was not kept: --response-store has no room, or it was deleted"
+
+
+MOST_ECHOED = 2**18  # characters of the tools, and again of the schema
+MOST_WAITING = 2**20  # of an input that was cut, and waits for the end of its reply to be kept
+
+
+@dataclass(frozen=True)
+class RequestEcho:
+    owner: str
+    items: tuple[Item, ...]  # of the body's own input, where the response is kept
+    fields: dict[str, Any]  # of the response
+    logprobs: bool
+    encrypted: bool  # whether thoughts have an encrypted content
+    notes: tuple[str, ...]  # for `warnings`
+
+
+def is_short(values: Iterable[Any], most: int = MOST_ECHOED) -> bool:
+    """Whether values of JSON come to at most so many characters."""
+    count = 0
+    for value in values:
+        count += len(json.dumps(value, ensure_ascii=False))
+        if count > most:
+            return False
+    return True
+
+
+def bounded(fields: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """The fields, in which long tools are none and a long schema is an empty one; notes: gets a
+    line for each."""
+    if not is_short(fields["tools"]):
+        fields = fields | {"tools": []}
+        notes.append("tools: too long to be repeated in the response")
+    text = fields["text"]
+    if not is_short([text["format"].get("schema")]):
+        fields = fields | {"text": text | {"format": text["format"] | {"schema": {}}}}
+        notes.append("text.format.schema: too long to be repeated in the response")
+    return fields
+
+
+def shown_choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any]:
+    """tool_choice, after it was checked, as the response repeats it."""
+    if isinstance(choice, Mapping):
+        return {"type": "function", "name": choice["name"]}
+    return choice or "auto"
+
+
+def parse(service: Service, body: ResponsesBody) -> list[Request]:
+    """The one request. Raises Refused."""
+    requests, own, notes = asked(service, body)
+    body.envelope.echo = _echo(service, body, own, notes)
+    return requests
+
+
+def _echo(service: Service, body: ResponsesBody, own: list[Item], notes: list[str]) -> RequestEcho:
+    """notes: of what the prompt lacks of the input, which nothing else holds then."""
+    is_kept = body.store is not False and service.responses.keeps
+    if is_kept and notes and not body.stream and not is_short(own, MOST_WAITING):
+        is_kept = False
+        notes.append("store: the response is not kept: its input is too long, and was cut")
+    include = body.include or []
+    text = body.text
+    shown: dict[str, Any] = {"type": "text"}
+    if text is not None and text.format is not None:
+        given = text.format
+        of_format = {"name": given.name, "schema": given.schema_, "strict": given.strict}
+        shown = {"type": given.type}
+        shown |= {name: value for name, value in of_format.items() if value is not None}
+    reasoning = body.reasoning
+    fields = {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": dict(body.metadata or {}),
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {
+            "effort": None if reasoning is None else reasoning.effort,
+            "summary": None if reasoning is None else reasoning.summary,
+        },
+        "store": is_kept,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": shown, "verbosity": "medium"},
+        "tool_choice": shown_choice(body.tool_choice),
+        "tools": shown_tools(body.tools),
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": body.truncation or "disabled",
+        "user": body.user,
+    }
+    fields = bounded(fields, notes)
+    return RequestEcho(
+        body.envelope.owner,
+        tuple(own) if is_kept else (),
+        fields,
+        logprobs=LOGPROBS in include or bool(body.top_logprobs),
+        encrypted=ENCRYPTED in include,
+        notes=tuple(notes),
+    )
 
 
 class ResponsesRenderer(DeltaRenderer):
