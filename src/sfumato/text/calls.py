@@ -27,8 +27,11 @@ MAX_DEPTH = 32
 _SPACE = re.compile(r"\s*")
 _HEAD = re.compile(rf"(?:call:\s*)?({TOOL_NAME.pattern})\s*")
 _KEY = re.compile(r"[^\s:={}\[\](),<>\"'\ud800]+")
-_JSON_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_PYTHON_STRING = re.compile(r"'([^'\\]*(?:\\.[^'\\]*)*)'", re.DOTALL)
+_STRINGS = {  # by the character that opens them
+    QUOTE: re.compile(r"\ud800([^\ud800]*)\ud800"),
+    '"': re.compile(r'"([^"\\]*(?:\\.[^"\\]*)*)"', re.DOTALL),
+    "'": re.compile(r"'([^'\\]*(?:\\.[^'\\]*)*)'", re.DOTALL),
+}
 _WORD = re.compile(r"[^,{}\[\]()<>\"'\ud800]+")
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
@@ -67,7 +70,7 @@ def parse_call(text: str, quote: str) -> ToolCall:
     if reader.peek() not in ("{", "("):
         raise reader.expected("'{'")
     arguments = reader.members(depth=1)
-    reader.skip_space()
+    reader.passes("")
     if reader.at < len(text):
         raise reader.expected("the end of the call")
     return ToolCall(head[1], arguments)
@@ -91,93 +94,73 @@ class _CallReader:
     def peek(self) -> str:
         return self.text[self.at : self.at + 1]
 
-    def skip_space(self) -> None:
+    def passes(self, characters: str) -> bool:
+        """Moves past white space, and past the next character if it is one of these."""
         space = _SPACE.match(self.text, self.at)
         assert space is not None  # the pattern matches nothing too
         self.at = space.end()
+        is_one = self.at < len(self.text) and self.peek() in characters
+        self.at += is_one
+        return is_one
 
     def entries(self, closer: str) -> Iterator[None]:
         """Stops at each entry between brackets, and ends past the closing one; a last comma is
         fine."""
         self.at += 1
-        may_begin = True  # the first one, or after a comma
-        while True:
-            self.skip_space()
-            if not may_begin and self.peek() == ",":
-                self.at += 1
-                self.skip_space()
-                may_begin = True
-            if self.peek() == closer:
-                self.at += 1
-                return
-            if not may_begin:
-                raise self.expected(f"',' or {closer!r}")
+        while not self.passes(closer):
             yield
-            may_begin = False
+            if not self.passes(",") and self.peek() != closer:
+                raise self.expected(f"',' or {closer!r}")
 
     def members(self, depth: int) -> dict[str, Any]:
         arguments: dict[str, Any] = {}
         for _ in self.entries(_CLOSER[self.peek()]):
-            key = self.key()
-            self.skip_space()
-            if self.peek() not in (":", "="):
+            quoted = self.string()
+            key = self.bare(_KEY, "a key") if quoted is None else quoted
+            if not self.passes(":="):
                 raise self.expected("':'")
-            self.at += 1
             arguments[key] = self.value(depth)
         return arguments
 
-    def items(self, depth: int) -> list[Any]:
-        return [self.value(depth) for _ in self.entries("]")]
-
-    def key(self) -> str:
-        quoted = self.string()
-        if quoted is not None:
-            return quoted
-        bare = _KEY.match(self.text, self.at)
-        if bare is None:
-            raise self.expected("a key")
-        self.at = bare.end()
-        return bare[0]
-
     def value(self, depth: int) -> Any:
-        self.skip_space()
+        self.passes("")
         if self.peek() in ("{", "["):
             if depth >= MAX_DEPTH:
                 raise CallSyntaxError(f"nested deeper than {MAX_DEPTH} levels")
-            return self.members(depth + 1) if self.peek() == "{" else self.items(depth + 1)
+            if self.peek() == "{":
+                return self.members(depth + 1)
+            return [self.value(depth + 1) for _ in self.entries("]")]
         quoted = self.string()
-        if quoted is not None:
-            return quoted
-        word = _WORD.match(self.text, self.at)
-        if word is None or not word[0].strip():
-            raise self.expected("a value")
-        self.at = word.end()
-        return _scalar(word[0].strip())
+        return _scalar(self.bare(_WORD, "a value")) if quoted is None else quoted
+
+    def bare(self, pattern: re.Pattern[str], what: str) -> str:
+        """A text without quotes."""
+        match = pattern.match(self.text, self.at)
+        if match is None or not match[0].strip():
+            raise self.expected(what)
+        self.at = match.end()
+        return match[0].strip()
 
     def string(self) -> str | None:
-        if self.text.startswith(QUOTE, self.at):
-            start = self.at + len(QUOTE)
-            end = self.text.find(QUOTE, start)
-            if end < 0:
-                raise self.expected(f"a text that ends with {self.quote}")
-            self.at = end + len(QUOTE)
-            return self.text[start:end]
-        pattern = {'"': _JSON_STRING, "'": _PYTHON_STRING}.get(self.peek())
-        if pattern is None:
+        """A text in quotes; None where none opens."""
+        opens = self.peek()
+        if opens not in _STRINGS:
             return None
-        match = pattern.match(self.text, self.at)
+        match = _STRINGS[opens].match(self.text, self.at)
         if match is None:
-            raise self.expected("a text with its closing quote")
-        body = match[0]
-        if pattern is _PYTHON_STRING:
-            body = '"' + match[1].replace("\\'", "'").replace('"', '\\"') + '"'
-        try:
-            value: str = json.loads(body, strict=False)
-            value.encode()  # "\ud800" is half a character
-        except ValueError as error:
-            raise self.expected("a text with JSON escapes") from error
+            ending = f"that ends with {self.quote}" if opens == QUOTE else "with its closing quote"
+            raise self.expected(f"a text {ending}")
+        text = match[1]
+        if opens == "'":
+            text = text.replace("\\'", "'").replace('"', '\\"')
+        if opens != QUOTE:
+            try:
+                text = json.loads(f'"{text}"', strict=False)
+                text.encode()  # "\ud800" is half a character
+            except ValueError as error:
+                raise self.expected("a text with JSON escapes") from error
         self.at = match.end()
-        return value
+        return text
 
 
 def _scalar(word: str) -> Any:

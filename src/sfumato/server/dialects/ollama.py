@@ -207,71 +207,54 @@ _KEYS = {
 def conversation(
     given: Sequence[Mapping[str, Any]], settings: ServerSettings, unknown: Unknown
 ) -> list[dict[str, Any]]:
-    """The messages in the roles of the chat template. Raises Refused."""
+    """The messages in the roles of the chat template. Clients may leave out which call a result
+    belongs to, and send results in the order of the calls. Raises Refused."""
     check_count(given, settings)
     messages: list[dict[str, Any]] = []
+    calls: list[Any] = []  # of the last message that is no result
+    results = 0  # of these calls, so far
     for number, message in enumerate(given):
-        messages.append(_message(message, f"messages[{number}]", unknown, messages))
+        clean = _message(message, f"messages[{number}]", unknown)
+        if clean["role"] == "tool":
+            function = _of(calls[results] if results < len(calls) else None, "function")
+            # LiteLLM leaves ids out of calls and sends them in results, where they say nothing.
+            if calls and all(_of(call, "id") is None for call in calls):
+                clean.pop("tool_call_id", None)
+            if clean["name"] is None and "tool_call_id" not in clean:
+                clean["name"] = _of(function, "name")
+            results += 1
+        else:
+            made, results = clean.get("tool_calls"), 0
+            calls = made if isinstance(made, list) else []
+        messages.append(clean)
     return messages
 
 
-def _message(
-    message: Mapping[str, Any],
-    where: str,
-    unknown: Unknown,
-    before: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:
+def _of(value: Any, name: str) -> Any:
+    """A field of what may be no object."""
+    return value.get(name) if isinstance(value, Mapping) else None
+
+
+def _message(message: Mapping[str, Any], where: str, unknown: Unknown) -> dict[str, Any]:
     role = message.get("role")
     role = "system" if role == "developer" else role
     if not isinstance(role, str) or role not in _KEYS:
         raise Refused(f"{where}.role", "must be one of system, user, assistant, tool")
     if message.get("images") not in (None, []):
-        name = f"{where}.images"
-        raise Refused(name, "images are not supported yet", code="unsupported")
-    known = _KEYS[role] | {"role", "images"}
-    unknown.check(message, known, where)
-    if not isinstance(message.get("content"), str | None):
+        raise Refused(f"{where}.images", _IMAGES, code="unsupported")
+    unknown.check(message, _KEYS[role] | {"role", "images"}, where)
+    content = message.get("content")
+    if not isinstance(content, str | None):
         raise Refused(f"{where}.content", "must be text")
-    clean: dict[str, Any] = {"role": role, "content": message.get("content")}
+    clean = {"role": role, "content": content}
     if role == "assistant":
-        clean["content"] = clean["content"] or ""
-        if message.get("tool_calls") is not None:
-            clean["tool_calls"] = message["tool_calls"]
-    elif role == "tool":
-        called = message.get("tool_name") or message.get("name")
-        if message.get("tool_call_id") is not None and _have_ids(before):
-            clean["tool_call_id"] = message["tool_call_id"]
-        if called is None and "tool_call_id" not in clean:
-            called = _called(before)
-        clean["name"] = called
+        clean["content"] = content or ""
+    if role == "tool":
+        clean["name"] = message.get("tool_name") or message.get("name")
+    for name in ("tool_calls", "tool_call_id"):
+        if name in _KEYS[role] and message.get(name) is not None:
+            clean[name] = message[name]
     return clean
-
-
-def _have_ids(before: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the last calls have ids: LiteLLM leaves them out of calls and sends them in results,
-    where they then say nothing."""
-    turns = (message for message in reversed(before) if message["role"] != "tool")
-    last = next(turns, None)
-    calls = None if last is None else last.get("tool_calls")
-    if not isinstance(calls, list):
-        return True  # no calls: what the id is worth is not known here
-    return any(isinstance(call, Mapping) and call.get("id") is not None for call in calls)
-
-
-def _called(before: Sequence[Mapping[str, Any]]) -> str | None:
-    """The name of the first call that has no result yet: clients may leave out which call a result
-    belongs to, and send results in the order of the calls."""
-    results = 0
-    for message in reversed(before):
-        if message["role"] != "tool":
-            break
-        results += 1
-    calls = before[-1 - results].get("tool_calls") if len(before) > results else None
-    if not isinstance(calls, list) or len(calls) <= results:
-        return None
-    function = calls[results].get("function") if isinstance(calls[results], Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    return name if isinstance(name, str) else None
 
 
 CHAT_PATH = "/api/chat"
