@@ -536,7 +536,9 @@ WORDING = {
 _OBJECT = {"type": "object"}
 
 
-def asked(service: Service, body: ResponsesBody) -> tuple[list[Request], list[Item], list[str]]:
+def request_and_input(
+    service: Service, body: ResponsesBody
+) -> tuple[list[Request], list[Item], list[str]]:
     """The one request, the items of the body's own input, and a note where the prompt lacks a part
     of it. Raises Refused."""
     before, placed = _items(service, body)

@@ -32,8 +32,8 @@ from sfumato.server.dialects.responses.body import (
     PATH,
     WORDING,
     ResponsesBody,
-    asked,
     new_id,
+    request_and_input,
     shown_tools,
 )
 from sfumato.server.http import request_body
@@ -102,7 +102,7 @@ def shown_choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any]
 
 def parse(service: Service, body: ResponsesBody) -> list[Request]:
     """The one request. Raises Refused."""
-    requests, own, notes = asked(service, body)
+    requests, own, notes = request_and_input(service, body)
     body.envelope.echo = _echo(service, body, own, notes)
     return requests
 
