@@ -66,7 +66,9 @@ class DecisionDialect(Generic[B, Typed]):
     state_of: Callable[[B], str]  # the state as the model reads it; raises Refused
     read: Callable[..., Typed]  # a question of a body; raises pydantic's ValidationError
     types: tuple[str, ...]  # of questions
-    asked: Callable[[Typed, Loc], ask.Question]  # the question that stands there; raises Refused
+    question_of: Callable[
+        [Typed, Loc], ask.Question
+    ]  # the question that stands there; raises Refused
     answered: Callable[[Typed, Answer], dict[str, Any]]
     usage: Callable[[DecisionUsage, int], dict[str, Any]]  # and how many questions there were
     check: Callable[[Service, str, B], None] = lambda service, endpoint, body: None
@@ -261,7 +263,7 @@ def _questions(
             raise refusal(loc, wrong, "string_length", "questions")
         one = _read(dialect, value, loc, lenient)
         loc = (*loc, value["type"]) if dialect.tagged else loc
-        question = dialect.asked(one, loc)
+        question = dialect.question_of(one, loc)
         try:
             ask.check_question(question, named(loc))
         except Refused as error:

@@ -256,7 +256,7 @@ SYSTEM_ONE = DecisionDialect(
     state_of=_state,
     read=_read_system_one,
     types=TYPES,
-    asked=_question,
+    question_of=_question,
     answered=_answer,
     usage=lambda usage, count: {
         "input_tokens": usage.input_tokens,
@@ -369,7 +369,7 @@ GEMINI_DECISIONS = DecisionDialect(
     state_of=lambda body: _parts_text(body.input, ("input",)),
     read=_read_gemini,
     types=TYPES,
-    asked=lambda typed, loc: _question(typed, loc, _parts_text),
+    question_of=lambda typed, loc: _question(typed, loc, _parts_text),
     answered=_gemini_answer,
     usage=lambda usage, count: {
         "total_input_tokens": usage.input_tokens,
@@ -618,7 +618,7 @@ OPENAI_DECISIONS = DecisionDialect(
     state_of=lambda body: state_of(body.input),
     read=read_openai,
     types=("predicate", "choice", "score"),
-    asked=_openai_question,
+    question_of=_openai_question,
     answered=_openai_answer,
     usage=lambda usage, count: {
         "input_tokens": usage.input_tokens,
