@@ -318,14 +318,13 @@ def _output(embedding: Read, activations: str) -> list[Weight] | None:
     if not isinstance(embedding, QuantizedTensor):
         return None
     rows, columns = embedding.shape
-    form = packing.packed_form(embedding.format.name, embedding.shape, embedding.device)
-    if form != PANELS:
+    if not _is_copied(embedding.format.name, embedding.shape, embedding.device):
         return None
     # All full chunks at once, as a stack of matrices: one allocation, filled by one call.
     chunks = rows // CHUNK
     blocks = embedding.data[: chunks * CHUNK].view(chunks, CHUNK, embedding.data.shape[1])
     stacked = QuantizedTensor(blocks, embedding.format, (chunks, CHUNK, columns))
-    packed = ops.pack(stacked, activations, is_dense=True)
+    packed = ops.pack(stacked, activations, "linear")
     output: list[Weight] = [packed[i] for i in range(chunks)]
     if rows % CHUNK:
         output.append(ops.pack(embedding[chunks * CHUNK :], activations))
@@ -339,22 +338,23 @@ def _converted(value: Read, name: str, mover: Mover, dtype: torch.dtype) -> Read
 
 
 def _packed(value: Read, name: str, activations: str) -> Weight:
-    if name == EMBEDDING:
-        return packing.pack_embedding(value)
-    return ops.pack(value, activations) if _multiplies(name) else value
+    return ops.pack(value, activations, _operation(name))
 
 
 def _is_packed(name: str, info: TensorInfo, device: torch.device) -> bool:
-    if name == EMBEDDING:
-        return packing.packs_embedding(info.format, info.shape, device)
-    return _multiplies(name) and ops.packs(info.format, info.shape, device)
+    return ops.packs(info.format, info.shape, device, _operation(name))
 
 
-def _multiplies(name: str) -> bool:
-    """Whether a tensor, if it is a matrix, is only multiplied with, so that its layout is free. The
-    embedding's rows are also read one by one, and a router must stay exact: its choice is
-    discrete."""
-    return name != EMBEDDING and ".router." not in name
+def _operation(name: str) -> str | None:
+    """The operation for whose kernels a tensor's layout is free; see `packing.form_on`. Rows of the
+    embedding are also read one by one, as the pass over the vocabulary does, and a router must stay
+    exact: its choice is discrete."""
+    return "vocabulary_pass" if name == EMBEDDING else "" if ".router." in name else None
+
+
+def _is_copied(format: str, shape: tuple[int, ...], device: torch.device) -> bool:
+    """Whether an embedding of such blocks is packed once more, for a CPU's head."""
+    return packing.form_on(format, shape, device) == PANELS
 
 
 def _kept_dtype(name: str, ndim: int, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
@@ -372,15 +372,11 @@ def loaded_bytes(name: str, info: TensorInfo, device: torch.device, dtype: torch
         kept = _kept_dtype(name, len(info.shape), stored, dtype)
         format = "BF16" if kept == torch.bfloat16 else "F32"
         size = math.prod(info.shape) * kept.itemsize
-    form = packing.packed_form(format, info.shape, device)
-    if form is None:
-        return size
-    packed = ops.packed_bytes(format, info.shape, device)
-    if name == EMBEDDING and packing.packs_embedding(format, info.shape, device):
-        return packed
-    if name == EMBEDDING:  # packed once more for a CPU's head, where it is quantized
-        return size if stored or form != PANELS else size + packed
-    return packed if _multiplies(name) else size
+    held = format, info.shape, device
+    if ops.packs(*held, _operation(name)):
+        return ops.packed_bytes(*held)
+    is_copied = name == EMBEDDING and stored is None and _is_copied(*held)
+    return size + ops.packed_bytes(*held) if is_copied else size
 
 
 def viewed_bytes(name: str, info: TensorInfo, device: torch.device, dtype: torch.dtype) -> int:

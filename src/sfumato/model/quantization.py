@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 
 from sfumato.ops import gpu, packing
-from sfumato.ops.registry import PLANES, kind_of
+from sfumato.ops.registry import PLANES, SCALED, kind_of
 from sfumato.ops.triton import planes
 from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.files.tensorfile import Files
 from sfumato.weights.formats import (
     BLOCKS,
-    CODES,
     FORMATS,
     Format,
     QuantizedTensor,
@@ -231,11 +230,9 @@ def as_codes(
         if device_of is None:
             return not planes.refusal(info.format, info.shape)
         device = device_of(name)
-        if info.format in CODES:
-            return packing.multiplies_codes(info.format, info.shape, device)
         if info.format == "INT4" and kind_of(device) == gpu.KIND:
             return True  # torch dequantizes it without kernels; Q4_0 rounds its scales
-        return packing.packed_form(info.format, info.shape, device) == PLANES
+        return packing.form_on(info.format, info.shape, device) in (PLANES, SCALED)
 
     # Rows of an embedding are read one by one, and a router's product is in float32.
     kept = {

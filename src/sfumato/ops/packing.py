@@ -1,7 +1,7 @@
 """How a loaded weight is held on a device: as stored, or repacked for the kernels that serve there.
 
-On a CPU compiled kernels multiply panels; on a GPU kernels multiply planes, where they passed their
-test for the operation and the format.  Everything else stays as it is.
+On a CPU compiled kernels multiply panels; on a GPU kernels multiply planes and 8-bit codes, where
+they passed their test for the operation and the format.  Everything else stays as it is.
 """
 
 from __future__ import annotations
@@ -10,78 +10,55 @@ import torch
 
 from sfumato.ops import gpu
 from sfumato.ops.cpu import panels
-from sfumato.ops.registry import PANELS, PLANES, is_off, kind_of
+from sfumato.ops.registry import PANELS, PLANES, SCALED, is_off, kind_of
 from sfumato.ops.triton import planes, serves_format
 from sfumato.weights.formats import KINDS, QuantizedTensor, Weight
 
+_IN_PANELS = ("linear", "experts")
 
-def packed_form(format: str, shape: tuple[int, ...], device: torch.device) -> str | None:
-    """PANELS or PLANES, as which `pack` gives a weight of such a format and shape on a device;
-    None where it gives the same."""
-    operation = _operation(shape)
-    if is_off(operation):
+
+def form_on(
+    format: str, shape: tuple[int, ...], device: torch.device, operation: str | None = None
+) -> str | None:
+    """PANELS, PLANES or SCALED, as which a device's kernels take a weight of such a format and
+    shape; None where torch takes it as it is.
+
+    operation: which one takes the weight: None for the one that multiplies a matrix, or a stack of
+    them; "" for none that may round it.
+    """
+    operation = _multiplying(shape) if operation is None else operation
+    if not operation or is_off(operation):
         return None
     if kind_of(device) == gpu.KIND:
-        return PLANES if _becomes_planes(operation, format, shape, device) else None
-    return PANELS if panels.packs(format, shape, device) else None
+        serves = not planes.refusal(format, shape) and serves_format(operation, format, device)
+        return (SCALED if format in KINDS else PLANES) if serves else None
+    return PANELS if operation in _IN_PANELS and panels.packs(format, shape, device) else None
 
 
-def _becomes_planes(
-    operation: str, format: str, shape: tuple[int, ...], device: torch.device
+def _multiplying(shape: tuple[int, ...]) -> str:
+    return "linear" if len(shape) == 2 else "experts"
+
+
+def packs(
+    format: str, shape: tuple[int, ...], device: torch.device, operation: str | None = None
 ) -> bool:
-    """Whether a GPU's kernels take blocks for an operation, as planes."""
-    is_block = format in planes.LAYOUTS and not planes.refusal(format, shape)
-    return is_block and serves_format(operation, format, device)
-
-
-def _operation(shape: tuple[int, ...], is_dense: bool | None = None) -> str:
-    """Which operation multiplies a weight: a matrix, or a stack of them. is_dense: see `pack`."""
-    return "linear" if is_dense or len(shape) == 2 else "experts"
-
-
-def packs(format: str, shape: tuple[int, ...], device: torch.device) -> bool:
     """Whether `pack` changes such a weight."""
-    return packed_form(format, shape, device) is not None
+    return form_on(format, shape, device, operation) in (PANELS, PLANES)
 
 
-def multiplies_codes(kind: str, shape: tuple[int, ...], device: torch.device) -> bool:
-    """Whether a GPU's kernels multiply a weight of codes of this kind and shape."""
-    if kind_of(device) != gpu.KIND or kind not in KINDS or planes.refusal(kind, shape):
-        return False
-    return serves_format(_operation(shape), kind, device)
-
-
-def pack(weight: Weight, activations: str, is_dense: bool | None = None) -> Weight:
-    """The weight as the device's kernels multiply it, else the same; see `panels.pack` for the
-    other parameters, which are of a CPU, and what it raises."""
-    operation = _operation(tuple(weight.shape), is_dense)
-    if is_off(operation):
-        return weight
-    if kind_of(weight.device) != gpu.KIND:
-        return panels.pack(weight, activations, is_dense)
-    return _in_planes(weight, _operation(tuple(weight.shape)))
-
-
-def _in_planes(weight: Weight, operation: str) -> Weight:
-    """Blocks as planes where a GPU's kernels take them for an operation, else the same."""
-    if not isinstance(weight, QuantizedTensor):
-        return weight
-    given = weight.format.name, weight.shape, weight.device
-    return planes.to_planes(weight) if _becomes_planes(operation, *given) else weight
-
-
-def packs_embedding(format: str, shape: tuple[int, ...], device: torch.device) -> bool:
-    """Whether `pack_embedding` changes an embedding: where a GPU's kernels make both of a pass over
-    the vocabulary, products and sums of rows, from its planes."""
-    is_gpu = kind_of(device) == gpu.KIND
-    return is_gpu and _becomes_planes("vocabulary_pass", format, shape, device)
-
-
-def pack_embedding(weight: Weight) -> Weight:
-    """The embedding [vocab, hidden] as planes where that serves, else the same. Its rows are read
-    one by one too, which planes allow and panels do not."""
-    is_gpu = kind_of(weight.device) == gpu.KIND
-    return _in_planes(weight, "vocabulary_pass") if is_gpu else weight
+def pack(weight: Weight, activations: str, operation: str | None = None) -> Weight:
+    """The weight as the device's kernels take it (see `form_on`), else the same; see `panels.pack`
+    for what is of a CPU, and what it raises.  "linear" multiplies every token by a weight, also by
+    each matrix of a stack."""
+    shape = tuple(weight.shape)
+    operation = _multiplying(shape) if operation is None else operation
+    if kind_of(weight.device) == gpu.KIND:
+        if not isinstance(weight, QuantizedTensor):
+            return weight
+        is_packed = packs(weight.format.name, shape, weight.device, operation)
+        return planes.to_planes(weight) if is_packed else weight
+    takes = operation in _IN_PANELS and not is_off(operation)
+    return panels.pack(weight, activations, operation == "linear") if takes else weight
 
 
 def packed_bytes(format: str, shape: tuple[int, ...], device: torch.device) -> int:
