@@ -22,7 +22,7 @@ import torch
 from sfumato import ops
 from sfumato.diffusion.scoring import LATE_AT_MOST
 from sfumato.model.head import AS_ROUNDED, CHUNK, Skip, VocabularyHead
-from sfumato.model.quantization import quantized
+from sfumato.weights.formats import FORMATS, quantize
 
 POSITIONS, HIDDEN, CAP = 256, 2816, 30.0
 CASES = ((0, 0), (0, 4), (16, 0), (16, 4), (64, 0), (64, 4), (128, 4), (256, 0))
@@ -31,7 +31,7 @@ CASES = ((0, 0), (0, 4), (16, 0), (16, 4), (64, 0), (64, 4), (128, 4), (256, 0))
 
 def random_head(vocabulary: int, format: str) -> VocabularyHead:
     embedding = torch.empty(vocabulary, HIDDEN).normal_(0, 0.02)
-    blocks = quantized("embed_tokens.weight", embedding, format)
+    blocks = quantize(embedding, FORMATS[format.upper()])
     output = [ops.pack(blocks[at : at + CHUNK], "int8") for at in range(0, vocabulary, CHUNK)]
     rounding = ops.rounding(output[0], torch.bfloat16)
     return VocabularyHead(blocks, CAP, output=output, rounding=rounding)

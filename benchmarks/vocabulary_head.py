@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 from sfumato import ops
 from sfumato.model.head import CHUNK, VocabularyHead
-from sfumato.model.quantization import quantized
+from sfumato.weights.formats import FORMATS, quantize
 
 POSITIONS, HIDDEN, CAP, TEMPERATURE = 256, 2816, 30.0, 0.7
 
@@ -47,7 +47,7 @@ def products(hidden: torch.Tensor, embedding: torch.Tensor) -> None:
 def heads(embedding: torch.Tensor) -> dict[str, VocabularyHead]:
     variants = {"sfumato, BF16": VocabularyHead(embedding, CAP)}
     for name in ("q8_0", "q6_k"):
-        blocks = quantized("embed_tokens.weight", embedding.float(), name)
+        blocks = quantize(embedding.float(), FORMATS[name.upper()])
         output = [
             ops.pack(blocks[at : at + CHUNK], "int8") for at in range(0, len(embedding), CHUNK)
         ]

@@ -49,7 +49,6 @@ from sfumato.model.families import Family, family_of, open_checkpoint
 from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.loading import (
     Progress,
-    check_other_layers,
     config_of,
     expected_shapes,
     faster_other_layers,
@@ -471,8 +470,7 @@ def load(
     config = config_of(checkpoint)
     checkpoint.check_tensors(expected_shapes(config))
     target, counts = pick_device(device), (experts_on_cpu, gpu_layers, split)
-    check_other_layers(other_layers)
-    placement = _placed(config, target, *counts)
+    placement = _placed(config, target, *counts, other_layers)
     weights = fingerprint(checkpoint)
     if quantize is not None:
         checkpoint = quantized_on_load(checkpoint, quantize, target)
@@ -480,10 +478,9 @@ def load(
     defaults, text = checkpoint_defaults(checkpoint), _fitting_text(checkpoint, config)
     if not has_twins(target):
         try_device(target, EMBEDDED)
-    if placement.leaves_layers:
+    if placement.leaves_layers and other_layers == "auto":
         trial = checkpoint, config, target, kind, activations, cache_type
-        chosen = faster_other_layers(*trial) if other_layers == "auto" else other_layers
-        placement = _placed(config, target, *counts, chosen)
+        placement = _placed(config, target, *counts, faster_other_layers(*trial))
     options = progress, activations, cache_type, placement
     network = load_network(checkpoint, target, kind, *options)
     if dtype == "auto" and kind == torch.float16 and not fits_float16(network):

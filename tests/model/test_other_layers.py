@@ -13,8 +13,8 @@ from tests.support.gguf_files import gguf_config, random_state, write_gguf
 
 from sfumato.model import loading
 from sfumato.model.families import open_checkpoint
-from sfumato.model.layer_devices import OTHER_LAYERS
 from sfumato.model.loading import ROUNDS, LayerTimes, config_of, faster_other_layers, load_network
+from sfumato.options.table import OTHER_LAYERS
 from sfumato.weights.checkpoint import Checkpoint
 
 CPU = torch.device("cpu")

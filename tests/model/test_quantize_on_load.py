@@ -18,7 +18,7 @@ from sfumato.model.families import open_checkpoint
 from sfumato.model.families.diffusion_gemma import TENSOR_NAMES
 from sfumato.model.families.diffusion_gemma.config import hf_config
 from sfumato.model.loading import loaded_bytes
-from sfumato.model.quantization import quantized, quantized_on_load
+from sfumato.model.quantization import format_on_load, quantized, quantized_on_load
 from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.weights.formats import FORMATS, QuantizedTensor, ScaledTensor, quantize
 
@@ -102,7 +102,8 @@ def test_another_target_is_refused(folder: Path, target: str) -> None:
         sfumato.load(folder, quantize=target)
 
 
-def test_a_weight_that_is_no_number_is_named(tmp_path: Path, folder: Path) -> None:
+@pytest.mark.parametrize("target", ["q4_k", "fp8"])
+def test_a_weight_that_is_no_number_is_named(tmp_path: Path, folder: Path, target: str) -> None:
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     state = {
@@ -112,7 +113,7 @@ def test_a_weight_that_is_no_number_is_named(tmp_path: Path, folder: Path) -> No
     state["model.decoder.layers.1.mlp.up_proj.weight"][3, 5] = torch.nan
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"quantize: .*layers\.1\.mlp\.up_proj.*not finite"):
-        sfumato.load(tmp_path, device="cpu", quantize="q4_k")
+        sfumato.load(tmp_path, device="cpu", quantize=target)
 
 
 @pytest.mark.parametrize(
@@ -136,25 +137,13 @@ def test_a_weight_that_is_no_number_is_named(tmp_path: Path, folder: Path) -> No
 def test_quantizing_at_load(
     name: str, shape: tuple[int, ...], target: str, format: str | None
 ) -> None:
-    values = torch.randn(*shape)
-    result = quantized(name, values, target)
-    if format is None:
-        assert result is values
-    else:
-        assert isinstance(result, QuantizedTensor)
-        assert (result.format.name, result.shape) == (format, shape)
-        assert torch.equal(result.data, quantize(values, FORMATS[format]).data)
-
-
-@pytest.mark.parametrize("target", ["q4_k_m", "q3_k", "Q4_K"])
-def test_a_target_that_no_single_tensor_has_is_refused(target: str) -> None:
-    with pytest.raises(ValueError, match=f"{target!r} is none of q8_0, q6_k, q5_k, q4_k, q5_0"):
-        quantized("layers.0.mlp.up_proj.weight", torch.randn(8, 256), target)
-
-
-def test_what_cannot_be_quantized_at_load_is_named() -> None:
-    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.up_proj\.weight: a value is not"):
-        quantized("layers.0.mlp.up_proj.weight", torch.full((8, 256), torch.nan), "q4_k")
+    chosen = format_on_load(name, shape, target)
+    assert (chosen and chosen.name) == format
+    if chosen is not None:
+        values = torch.randn(*shape)
+        result = quantized(values, chosen)
+        assert isinstance(result, QuantizedTensor) and result.shape == shape
+        assert torch.equal(result.data, quantize(values, chosen).data)
 
 
 def test_fp8_is_that_of_the_published_checkpoints(folder: Path) -> None:
@@ -175,10 +164,11 @@ def test_fp8_is_that_of_the_published_checkpoints(folder: Path) -> None:
     assert torch.equal(logits(model), logits(again))
 
 
-def test_a_weight_that_is_no_number_is_named_for_fp8() -> None:
+def test_no_codes_of_a_weight_that_is_no_number() -> None:
     weight = torch.ones(4, 32)
     weight[2, 1] = torch.inf
-    with pytest.raises(ValueError, match=r"^layers\.0\.mlp\.up_proj\.weight: .*not finite$"):
-        quantized("layers.0.mlp.up_proj.weight", weight, "fp8")
-    assert quantized("layers.0.router.proj.weight", weight, "fp8") is weight
-    assert quantized("layers.0.mlp.up_proj.weight", weight[:, :31], "fp8").shape == (4, 31)
+    with pytest.raises(ValueError, match=r"^holds values that are not finite$"):
+        quantized(weight, FORMATS["FP8"])
+    assert format_on_load("layers.0.mlp.up_proj.weight", (4, 32), "fp8") is FORMATS["FP8"]
+    assert format_on_load("layers.0.router.proj.weight", (4, 32), "fp8") is None
+    assert format_on_load("layers.0.mlp.up_proj.weight", (4, 31), "fp8") is None

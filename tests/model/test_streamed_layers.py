@@ -212,5 +212,5 @@ def test_the_option_of_a_placement() -> None:
     assert [placement.streamed_layer(name) for name in others] == [None] * 3
     assert not make_placement(CPU, 3, 0, 1, other_layers="stream").is_mixed
     assert not make_placement(META, 3, other_layers="stream").is_mixed
-    with pytest.raises(ValueError, match="other_layers: 'disk' is none of cpu, stream"):
+    with pytest.raises(ValueError, match="other_layers: 'disk' is none of auto, cpu, stream"):
         make_placement(META, 3, other_layers="disk")

@@ -579,5 +579,4 @@ def vocabulary_pass(
     # Of all positions: to leave some out would be a shape that depends on data.
     output = VocabularyHead(weight, softcap, chunk, packed)
     stats = VocabularyPass(output, hidden, PassSettings(temperature, uniform, bans=bans)).run()
-    plain = stats.argmax, stats.drawn, stats.entropy, stats.top_ids, stats.top_probs
-    return *plain, stats.soft
+    return tuple(getattr(stats, name) for name in PLAIN)

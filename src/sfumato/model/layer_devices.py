@@ -16,10 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
+from sfumato.options.table import OTHER_LAYERS
 from sfumato.refused import Refused
-
-OTHER_LAYERS = ("cpu", "stream")
-"""What becomes of layers that a card has no room for: the CPU runs them, or they are streamed."""
 
 _LAYER = re.compile(r"layers\.(\d+)\.(experts\.)?")
 
@@ -98,7 +96,8 @@ def make_placement(
     stay in the host's memory.
     split: how many of the layers on devices each of several cards has, in the order of the layers;
     the first card is `device`, the others have the numbers after its number. other_layers: a name
-    of OTHER_LAYERS, what becomes of the layers that `gpu_layers` leaves.
+    of OTHER_LAYERS, what becomes of the layers that `gpu_layers` leaves: the CPU runs them, also
+    for "auto" until that has been tried, or they are streamed.
 
     Both counts leave the first layers with the host, so that together they overlap rather than
     spread. Which end it is costs the same: hidden states go to the host and back once in a forward.

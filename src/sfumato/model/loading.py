@@ -33,7 +33,7 @@ from sfumato.model.cache import KVPool
 from sfumato.model.devices import is_out_of_memory
 from sfumato.model.families import family_of
 from sfumato.model.head import CHUNK
-from sfumato.model.layer_devices import OTHER_LAYERS, Placement, make_placement
+from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.model_config import ConfigError, ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import Clock, cache_dtype, medians
@@ -424,13 +424,6 @@ COPIED = 256 << 20
 """Bytes of a copy that is timed, at most: many times what a copy needs to reach its rate."""
 
 
-def check_other_layers(name: str) -> None:
-    """Raises ValueError for what is neither "auto" nor a name of OTHER_LAYERS."""
-    names = "auto", *OTHER_LAYERS
-    if name not in names:
-        raise Refused("other_layers", f"{name!r} is none of {', '.join(names)}")
-
-
 @dataclass(frozen=True)
 class LayerTimes:
     """Seconds of one layer at the rows of a canvas."""
@@ -441,8 +434,8 @@ class LayerTimes:
 
     @property
     def faster(self) -> str:
-        """The faster of OTHER_LAYERS, as if copies did not overlap with work, which may make
-        streaming faster by the shorter of the two times at most."""
+        """The faster of "cpu" and "stream", as if copies did not overlap with work, which may
+        make streaming faster by the shorter of the two times at most."""
         return "stream" if self.copy_s + self.card_s < self.cpu_s else "cpu"
 
 
@@ -455,7 +448,7 @@ def faster_other_layers(
     cache_type: str | None = None,
     clock: Clock = time.perf_counter,
 ) -> str:
-    """The faster of OTHER_LAYERS for a model that is not loaded yet, which is logged with its
+    """The faster of "cpu" and "stream" for a model that is not loaded yet, which is logged with its
     times; "cpu" where the trial runs out of memory. Raises what reading a tensor raises."""
 
     def trial(at: torch.device, stored: torch.dtype) -> tuple[float, int]:

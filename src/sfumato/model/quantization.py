@@ -20,6 +20,7 @@ from torch import Tensor
 from sfumato.ops import gpu, packing
 from sfumato.ops.registry import PLANES, SCALED, kind_of
 from sfumato.ops.triton import planes
+from sfumato.options.table import ON_LOAD
 from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.files.tensorfile import Files
@@ -63,8 +64,6 @@ TARGETS: dict[str, QuantRecipe] = {
     "f32": QuantRecipe("F32", 0),
 }
 """Every target of `sfumato convert`, by name."""
-FP8 = "fp8"
-"""A target for quantizing at load alone: GGUF files have no such format."""
 
 
 def formats(shapes: Mapping[str, tuple[int, ...]], target: QuantRecipe) -> dict[str, str]:
@@ -136,10 +135,6 @@ def format_of(
     return chosen if FORMATS[chosen].divides(columns) else "F16"
 
 
-ON_LOAD = ("q4_k", "q8_0", "fp8")
-"""The targets that are offered for it."""
-
-
 @dataclass(frozen=True)
 class QuantizedInfo(TensorInfo):
     """A matrix that becomes blocks or codes when it is read, on `device`, where it stays; of the
@@ -160,9 +155,9 @@ class QuantizedInfo(TensorInfo):
         floats = self.source.read(files).to(self.device)
         assert isinstance(floats, Tensor)
         try:
-            return _in_format(self.name, floats, FORMATS[self.format])
+            return quantized(floats, FORMATS[self.format])
         except ValueError as error:
-            raise Refused("quantize", f"{self.file}: {error}") from error
+            raise Refused("quantize", f"{self.file}: {self.name}: {error}") from error
 
 
 def quantized_on_load(checkpoint: Checkpoint, target: str, device: torch.device) -> Checkpoint:
@@ -175,44 +170,29 @@ def quantized_on_load(checkpoint: Checkpoint, target: str, device: torch.device)
         raise Refused("quantize", f"{target!r} is none of {', '.join(ON_LOAD)}")
     tensors = dict(checkpoint.tensors)
     for name, info in tensors.items():
-        if is_float(info.format) and (format := _format_on_load(name, info.shape, target)):
+        if is_float(info.format) and (format := format_on_load(name, info.shape, target)):
             given = name, info.shape, format.name, format.nbytes(info.shape), info.file
             tensors[name] = QuantizedInfo(*given, info.offset, info, device)
     return replace(checkpoint, tensors=tensors)
 
 
-def quantized(name: str, tensor: Tensor, target: str) -> QuantizedTensor | ScaledTensor | Tensor:
-    """A float tensor in the format that a target gives it, for quantizing at load.
-
-    name: canonical; target: "fp8", or a name in `TARGETS` with one format for all matrices ("q4_k",
-    "q8_0", …). A tensor that the target keeps as floats (vectors, routers, odd widths) is returned
-    unchanged. Raises ValueError for another target, and for values that are not finite.
-    """
-    format = _format_on_load(name, tuple(tensor.shape), target)
-    return tensor if format is None else _in_format(name, tensor, format)
-
-
-def _in_format(name: str, tensor: Tensor, format: Format) -> QuantizedTensor | ScaledTensor:
-    try:
-        if format.form == BLOCKS:
-            return quantize(tensor, format)
-        held = round_rows(tensor.contiguous(), "FP8")
-        if not bool(held.scales.isfinite().all()):
-            raise ValueError("holds values that are not finite")
-        return held
-    except ValueError as error:
-        raise Refused(name, str(error)) from error
+def quantized(floats: Tensor, format: Format) -> QuantizedTensor | ScaledTensor:
+    """Floats in a format of blocks, or in FP8. Raises ValueError for values that are not finite."""
+    if format.form == BLOCKS:
+        return quantize(floats, format)
+    held = round_rows(floats.contiguous(), "FP8")
+    if not bool(held.scales.isfinite().all()):
+        raise ValueError("holds values that are not finite")
+    return held
 
 
-def _format_on_load(name: str, shape: tuple[int, ...], target: str) -> Format | None:
-    """The format that a target gives a float tensor, see `quantized`; None where it stays."""
-    if target == FP8:
+def format_on_load(name: str, shape: tuple[int, ...], target: str) -> Format | None:
+    """The format that a target gives a float tensor: FP8, which GGUF files have not, or what the
+    target of that name in `TARGETS` gives it. None where it stays as it is (vectors, routers, odd
+    widths)."""
+    if target == "fp8":
         return FORMATS["FP8"] if takes_codes(name, shape) else None
-    chosen = TARGETS.get(target)
-    if chosen is None or chosen.sensitive is not None:
-        known = ", ".join(key for key, value in TARGETS.items() if value.sensitive is None)
-        raise Refused("quantize", f"{target!r} is none of {known}, {FP8}")
-    format = FORMATS[format_of(name, shape, chosen)]
+    format = FORMATS[format_of(name, shape, TARGETS[target])]
     return format if format.form == BLOCKS else None
 
 

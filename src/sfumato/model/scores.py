@@ -101,18 +101,30 @@ def vocabulary_mass(
     ids the highest score and Σ e^(s - highest) float32, and the argmax int64 [positions].
     """
     output = VocabularyHead(weight, softcap, chunk, packed)
+    state, products = _pass_over(output, hidden, ids)
+    return output.capped(products), state.max, state.sum_exp, state.argmax
+
+
+def _pass_over(
+    head: VocabularyHead, hidden: Tensor, ids: Tensor, more: MoreTop | None = None
+) -> tuple[SoftmaxState, Tensor]:
+    """The softmax of the whole vocabulary at temperature 1, and the products float32 [n, m] with
+    each position's ids int64 [n, m]; more: is offered all products."""
     state = SoftmaxState.empty(len(hidden), hidden.device)
     temperature = torch.ones(len(hidden), device=hidden.device)
     # Which chunks have given ids is not worth a host read.
-    on_host = ids.device.type == "cpu"
-    chunks = set((ids // chunk).unique().tolist()) if on_host else set(range(len(output.chunks())))
-    scores = torch.zeros(ids.shape, device=hidden.device)
-    for number, (start, _) in enumerate(output.chunks()):
-        raw = output.raw(hidden, start)
-        if number in chunks:  # before the softmax, which may overwrite the products
-            scores = _filled(scores, ids, raw, start)
-        ops.update_softmax(state, raw, start, temperature, softcap, hidden.dtype)
-    return output.capped(scores), state.max, state.sum_exp, state.argmax
+    on_host, every = ids.device.type == "cpu", range(len(head.chunks()))
+    chunks = set((ids // head.chunk).unique().tolist() if on_host else every)
+    products = torch.zeros(ids.shape, device=hidden.device)
+    for number, (start, _) in enumerate(head.chunks()):
+        raw = head.raw(hidden, start)
+        if number in chunks:
+            products = _filled(products, ids, raw, start)
+        if more is not None:
+            more.offer(raw, start)
+        # Last, since it may overwrite the products.
+        ops.update_softmax(state, raw, start, temperature, head.softcap, hidden.dtype)
+    return state, products
 
 
 def named_log_probs(
@@ -196,17 +208,9 @@ def token_scores(
 def _scores(
     head: VocabularyHead, hidden: Tensor, ids: Tensor, top: int, ranks: bool
 ) -> TokenScores:
-    state = SoftmaxState.empty(len(ids), hidden.device)
-    ones = torch.ones(len(ids), device=hidden.device)
     more = MoreTop.of(torch.full_like(ids, top), head.chunk, head.vocab_size)
-    own = torch.zeros_like(ones)  # the products of the given tokens
-    for start, _ in head.chunks():
-        raw = head.raw(hidden, start)
-        own = _filled(own[:, None], ids[:, None], raw, start)[:, 0]
-        if more is not None:
-            more.offer(raw, start)
-        # Last, since it may overwrite the products.
-        ops.update_softmax(state, raw, start, ones, head.softcap, hidden.dtype)
+    state, products = _pass_over(head, hidden, ids[:, None], more)
+    own = products[:, 0]
     total = state.max + state.sum_exp.log()
     top_ids, top_logs = state.top_ids, state.top - total[:, None]
     if more is not None:

@@ -121,13 +121,10 @@ def prepare(
 def serves_format(operation: str, format: str, device: torch.device) -> bool:
     """Whether kernels serve an operation with weights of a format, as planes or codes, on a device;
     before they are tested, whether they will if their tests pass."""
-    if format not in FORMATS_OF[operation] or is_off(operation):
-        return False
-    if device.type == "cuda" and not torch.cuda.is_available():
+    is_known = format in FORMATS_OF[operation] and not is_off(operation)
+    if not is_known or not self_test.usable(device):
         return False
     name = twin_name(operation, format)
-    if not self_test.usable(device):
-        return False
     will_serve = bool(self_test.undecided(device, (name,))) and not slower(name, device)
     return will_serve or self_test.serves(name, device)
 
@@ -135,7 +132,7 @@ def serves_format(operation: str, format: str, device: torch.device) -> bool:
 def serving(device: torch.device) -> frozenset[str]:
     """The operations that kernels serve on a device; before `prepare`, those that they will if
     their tests pass."""
-    if device.type != "cuda" or not torch.cuda.is_available() or not self_test.usable(device):
+    if device.type != "cuda" or not self_test.usable(device):
         return frozenset()
     passed = self_test.prepared(device)
     if passed is None:

@@ -164,7 +164,7 @@ def usable(device: torch.device) -> bool:
     """Whether kernels can run on a device at all."""
     if device.type == "cpu":
         return installed() and interpreting()
-    return device.type == "cuda" and not why_unusable(device)
+    return device.type == "cuda" and torch.cuda.is_available() and not why_unusable(device)
 
 
 def why_unusable(device: torch.device) -> str:

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import translate
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
 from sfumato.weights.errors import CheckpointError, quoted
@@ -55,6 +56,16 @@ _STRATEGIES: dict[Kind, tuple[str, ...]] = {
     "INT4": ("group",),
     "NVFP4": ("tensor_group", "group"),
 }
+_GROUPS: dict[Kind, tuple[Collection[int | None], str]] = {
+    "FP8": ((None, -1), ", and the strategy {!r} has no groups"),
+    "INT8": ((None, -1), ", and the strategy {!r} has no groups"),
+    "INT4": (
+        range(32, MOST_GROUP + 1, 32),
+        f"; INT4 is read with a multiple of 32 up to {MOST_GROUP}",
+    ),
+    "NVFP4": ((FP4_GROUP,), f"; NVFP4 is read with {FP4_GROUP}"),
+}
+"""Columns to a scale that are read, and what is said of others; {}: the strategy."""
 _PLAIN = {"codes": "weight", "scale": "weight_scale"}
 _PACKED = {"codes": "weight_packed", "scale": "weight_scale"}
 _ROLES: dict[Kind, dict[str, str]] = {
@@ -262,16 +273,10 @@ def _group_size(kind: Kind, weights: Mapping[str, Any], where: str) -> int:
         raise CheckpointError(
             f"{where}: weights: strategy is {quoted(strategy)}, which is not read for {kind}"
         )
-    if kind in ("FP8", "INT8"):
-        sound, expected = group in (None, -1), f", and the strategy {strategy!r} has no groups"
-    elif kind == "NVFP4":
-        sound = type(group) is int and group == FP4_GROUP
-        expected = f"; NVFP4 is read with {FP4_GROUP}"
-    else:
-        sound = type(group) is int and 0 < group <= MOST_GROUP and group % 32 == 0
-        expected = f"; INT4 is read with a multiple of 32 up to {MOST_GROUP}"
-    if not sound:
-        raise CheckpointError(f"{where}: weights: group_size is {quoted(group)}{expected}")
+    known, expected = _GROUPS[kind]
+    if type(group) not in (int, NoneType) or group not in known:
+        shown = f"{quoted(group)}{expected.format(strategy)}"
+        raise CheckpointError(f"{where}: weights: group_size is {shown}")
     return 0 if group in (None, -1) else int(group)
 
 
