@@ -16,9 +16,7 @@ from sfumato.cli import generation, terminal
 from sfumato.cli.arguments import CommandLine
 from sfumato.cli.display import Display
 from sfumato.diffusion import sampler
-from sfumato.model import quantization
 from sfumato.options import SAMPLERS
-from sfumato.options.table import ON_LOAD
 
 HI = Request("Hi")
 
@@ -26,7 +24,6 @@ HI = Request("Hi")
 def test_what_is_written_out_for_a_quick_help_is_the_truth() -> None:
     """The parser may not import torch, and so names what it cannot look up."""
     assert tuple(sampler.SAMPLERS) == SAMPLERS
-    assert quantization.ON_LOAD == ON_LOAD
     args = CommandLine().parse_args(["run", "Hi"])
     parameters = inspect.signature(Model.stream).parameters
     assert args.max_tokens == parameters["max_tokens"].default

@@ -12,10 +12,8 @@ import torch
 from sfumato.engine.memory.device_memory import Budget
 from sfumato.engine.memory.guard import check_placed
 from sfumato.model import placement
-from sfumato.model.layer_devices import OTHER_LAYERS
 from sfumato.ops import ACTIVATIONS as OURS
 from sfumato.options.table import ACTIVATIONS, CACHE_TYPES
-from sfumato.options.table import OTHER_LAYERS as OTHERS
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +40,6 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_the_names_written_out_are_all() -> None:
     assert ACTIVATIONS == OURS
     assert tuple(placement.CACHE_TYPES) == CACHE_TYPES
-    assert ("auto", *OTHER_LAYERS) == OTHERS
 
 
 def test_the_kind_of_cache_is_handed_on(cli: Any, loads: list[dict[str, Any]]) -> None:

@@ -93,12 +93,14 @@ def decoding(
     return Option(chosen.option, chosen.kind, commands, chosen.help + more, default, metavar, group)
 
 
+OTHER_LAYERS = ("auto", "cpu", "stream")
+"""What becomes of layers that a card has no room for: the CPU runs them, or they are streamed."""
+ON_LOAD = ("q4_k", "q8_0", "fp8")
+"""The targets that are offered for quantizing at load."""
 # Names that other modules define too, which need torch; tests hold them equal.
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ACTIVATIONS = ("int8", "bf16")
 CACHE_TYPES = ("bf16", "fp8", "q8_0")
-OTHER_LAYERS = ("auto", "cpu", "stream")
-ON_LOAD = ("q4_k", "q8_0", "fp8")
 FORMATS = (
     *("q4_k_m", "q5_k_m", "q8_0", "q6_k", "q5_k", "q4_k", "q5_0"),
     *("bf16", "f16", "f32"),

@@ -31,9 +31,7 @@ from sfumato.weights.formats import (
     Stored,
 )
 from sfumato.weights.formats.bits import in_bytes, of_bytes
-from sfumato.weights.formats.format import OF_ROW, SUPER, in_steps_of_1, ranges_of_rows
-from sfumato.weights.formats.iq4_nl import iq4_values
-from sfumato.weights.formats.nvfp4 import fp4_values
+from sfumato.weights.formats.format import OF_ROW, in_steps_of_1, ranges_of_rows
 
 MOST_ROWS, MOST_COLUMNS, MOST_CODES = 1 << 30, 1 << 20, 1 << 17
 """Rows of all matrices of a stack together, which kernels count in 32 bits; columns of a matrix;
@@ -150,7 +148,8 @@ class PlaneTensor(Stored):
         columns = self.shape[-1]
         out = torch.empty(self._own_rows, columns, dtype=dtype, device=self.device)
         for at in ranges_of_rows(out.shape, _CHUNK):
-            out[at] = _values({k: plane[at] for k, plane in self.planes.items()}, self.layout)
+            planes = {name: plane[at] for name, plane in self.planes.items()}
+            out[at] = self.layout.values(_codes(planes, self.layout), planes)
         return out.view(self.shape)
 
     def __repr__(self) -> str:
@@ -216,42 +215,9 @@ def to_planes(weight: QuantizedTensor) -> PlaneTensor:
     return made
 
 
-def _halves(plane: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:
-    return plane.clone(memory_format=torch.contiguous_format).view(dtype).float()
-
-
-def _values(planes: dict[str, Tensor], layout: Layout) -> Tensor:
-    """float32 [rows, columns] of planes, in the order of operations of the blocks' own floats."""
-    low = planes["low"]
-    if layout.bits == 8:
-        numbers = low.view(torch.int8).float()
-    else:
-        codes = of_bytes(low, layout.low_bits)
-        if "high" in planes:
-            high = of_bytes(planes["high"], layout.bits - layout.low_bits)
-            codes |= high << layout.low_bits
-        numbers = codes.float() - layout.centre
-        if layout.table:
-            numbers = iq4_values(low.device)[codes.int()]
-    if layout.floats:
-        numbers = fp4_values(low.device)[codes.int()]
-        groups = planes["scales"].contiguous().view(torch.float8_e4m3fn).float()
-        groups *= _halves(planes[OF_ROW], torch.float32)
-        return (numbers.view(len(low), -1, layout.group) * groups[..., None]).flatten(1)
-    if not layout.two_levels:
-        scales = _halves(planes["scales"], torch.bfloat16 if layout.wide else torch.float16)
-        values = numbers.view(len(low), -1, layout.group) * scales[..., None]
-        if layout.minima:
-            values += _halves(planes["minima"])[..., None]
-        return values.flatten(1)
-    each = SUPER // layout.group
-    bases = _halves(planes["bases"]).repeat_interleave(each, dim=1)
-    factors, minima = planes["scales"].view(torch.int8), planes.get("minima")
-    if layout.bits == 2:
-        factors, minima = planes["scales"] & 15, planes["scales"] >> 4
-    scales = bases * factors.float()
-    values = scales[..., None] * numbers.view(len(low), -1, layout.group)
-    if minima is not None:
-        bases = _halves(planes["minimum_bases"]).repeat_interleave(each, dim=1)
-        values -= (bases * minima.float())[..., None]
-    return values.flatten(1)
+def _codes(planes: Mapping[str, Tensor], layout: Layout) -> Tensor:
+    """The codes uint8 [rows, columns] of the planes of low and high bits."""
+    codes = of_bytes(planes["low"], layout.low_bits) if layout.bits < 8 else planes["low"]
+    if "high" in planes:
+        codes |= of_bytes(planes["high"], layout.bits - layout.low_bits) << layout.low_bits
+    return codes

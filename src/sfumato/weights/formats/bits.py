@@ -15,6 +15,7 @@ run along whole rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -23,11 +24,10 @@ HALF_LIMIT = 65520.0
 """From here on a float rounds to an infinite float16."""
 
 
-def half(blocks: Tensor, start: int, dtype: torch.dtype = torch.float16) -> Tensor:
-    """The float16, or bfloat16, at byte `start` of each block, as float32 [n, 1]."""
+def floats(plane: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:
+    """Bytes uint8 [n, width] of floats, as float32."""
     # A fresh copy is aligned for the view; a slice of one block need not be.
-    pair = blocks[:, start : start + 2].clone(memory_format=torch.contiguous_format)
-    return pair.view(dtype).float()
+    return plane.clone(memory_format=torch.contiguous_format).view(dtype).float()
 
 
 def fields(packed: Tensor, bits: int) -> Tensor:
@@ -75,6 +75,12 @@ def fifth_bits(codes: Tensor) -> Tensor:
 def five_bits(high: Tensor, low: Tensor) -> Tensor:
     """Five-bit codes, uint8 [n, 32]: bit 4 of each from `high` [n, 4], the rest from `low`."""
     return of_nibbles(low) | (fields(high[:, :, None], 1).reshape(-1, 32) << 4)
+
+
+@lru_cache
+def on_device(table: tuple[float, ...], device: torch.device) -> Tensor:
+    """A table of numbers, float32 [n]."""
+    return torch.tensor(table, dtype=torch.float32, device=device)
 
 
 def finite_half(values: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, overload
 import torch
 from torch import Tensor
 
+from sfumato.weights.formats.bits import floats, on_device
+
 Form = Literal["float", "blocks", "scaled"]
 
 FLOAT: Form = "float"
@@ -42,7 +44,8 @@ class Layout:
     scale is base · int8 and a minimum base · uint8, of bases float16 for SUPER elements; with one
     both are float16, or the scale, with `wide`, bfloat16.  Beside codes of two bits both factors
     have four, and share a byte, the scale's lower.  One of floats has codes of e2m1, a scale of
-    e4m3 for each group, and one of float32 for the row, times which the groups' come.
+    e4m3 for each group, and one of float32 for the row, times which the groups'
+    come; their table is that of NVFP4.
 
     parts: blocks uint8 [n, block_bytes] → "codes" in the order of the elements, uint8
     [n, block_size], and the bytes of the planes of scales, bases and minima by their names.
@@ -57,20 +60,21 @@ class Layout:
     group: int = 32  # elements that share a scale
     two_levels: bool = False
     minima: bool = False
-    table: bool = False  # codes are places in IQ4_VALUES
+    table: tuple[float, ...] = ()  # codes are places in it; kernels know that of IQ4_NL
     floats: bool = False
     wide: bool = False  # scales, of one level, are bfloat16
 
     @property
     def number(self) -> int:
         """The constant FORMAT of a kernel; see `weights.plane_rows`. None is 0."""
-        flags = (self.group == 16, self.two_levels, self.minima, self.table, self.floats, self.wide)
+        levels = self.group == 16, self.two_levels, self.minima
+        flags = (*levels, bool(self.table) and not self.floats, self.floats, self.wide)
         return self.bits + sum(16 << place for place, flag in enumerate(flags) if flag)
 
     @property
     def centre(self) -> int:
         """What is subtracted from a code."""
-        is_signed = self.minima or self.table or self.floats or self.bits == 8
+        is_signed = self.minima or self.table or self.bits == 8
         return 0 if is_signed else 1 << (self.bits - 1)
 
     @property
@@ -95,6 +99,46 @@ class Layout:
         if self.floats:
             widths[OF_ROW] = 4
         return widths
+
+    def dequantize(self, blocks: Tensor) -> Tensor:
+        """uint8 [n, block_bytes] → float32 [n, block_size]."""
+        parts = self.parts(blocks)
+        return self.values(parts["codes"], parts)
+
+    def values(self, codes: Tensor, planes: Mapping[str, Tensor]) -> Tensor:
+        """float32 [n, columns] of codes uint8 [n, columns] and the bytes of the other planes, in
+        the order of the float operations of ggml, or of the publishers' programs."""
+        if self.bits == 8:
+            numbers = codes.view(torch.int8).float()
+        elif self.table:
+            numbers = on_device(self.table, codes.device)[codes.int()]
+        else:
+            numbers = codes.float().sub_(self.centre)
+        numbers = numbers.view(len(codes), -1, self.group)
+        if self.two_levels:
+            factors, minima = planes["scales"].view(torch.int8), planes.get("minima")
+            if self.bits == 2:
+                factors, minima = planes["scales"] & 15, planes["scales"] >> 4
+            values = numbers.mul_(_products(planes["bases"], factors))
+            if minima is not None:
+                values -= _products(planes["minimum_bases"], minima)
+            return values.flatten(1)
+        if self.floats:
+            scales = floats(planes["scales"], torch.float8_e4m3fn)
+            scales *= floats(planes[OF_ROW], torch.float32)
+        else:
+            scales = floats(planes["scales"], torch.bfloat16 if self.wide else torch.float16)
+        values = numbers.mul_(scales[..., None])
+        if self.minima:
+            values += floats(planes["minima"])[..., None]
+        return values.flatten(1)
+
+
+def _products(bases: Tensor, factors: Tensor) -> Tensor:
+    """Float16 bases, a byte each half, times the factors [n, groups] that share each: float32
+    [n, groups, 1]."""
+    wide = floats(bases)[..., None]
+    return (wide * factors.float().unflatten(1, (wide.shape[1], -1))).view(len(bases), -1, 1)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,8 @@ import torch
 from torch import Tensor
 
 from sfumato.weights.formats import q4_0
-from sfumato.weights.formats.bits import half, of_bytes, of_nibbles
+from sfumato.weights.formats.bits import of_bytes
 from sfumato.weights.formats.format import Format, Layout, Published
-
-
-def _dequantize(blocks: Tensor) -> Tensor:
-    return half(blocks, 0, torch.bfloat16) * (of_nibbles(blocks[:, 2:]).float() - 8)
 
 
 def _encode(x: Tensor) -> Tensor:
@@ -33,9 +29,10 @@ def _unchanged(codes: Tensor, scales: Tensor, _: float) -> Tensor:
     return q4_0.of_codes(codes, scales, torch.bfloat16)
 
 
+_LAYOUT = Layout(4, q4_0.parts, 0.2, wide=True)
 INT4 = Format(
-    *("INT4", 32, 18, _dequantize),
+    *("INT4", 32, 18, _LAYOUT.dequantize),
     encode=_encode,
-    layout=Layout(4, q4_0.parts, 0.2, wide=True),
+    layout=_LAYOUT,
     published=Published("I32", 2, _numbers, ((q4_0.Q4_0, q4_0.of_codes),), _unchanged),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sfumato.weights.formats.bits import fields, half
+from sfumato.weights.formats.bits import fields, floats
 from sfumato.weights.formats.format import Format
 from sfumato.weights.formats.iq3_grids import S_GRID, S_LEVELS, numbers_of, signed
 
@@ -19,7 +19,7 @@ def _dequantize(blocks: Tensor) -> Tensor:
     grid = numbers_of(S_GRID, S_LEVELS, blocks.device)
     numbers = grid[blocks[:, 2:66].int() | top << 8]
     scales = fields(blocks[:, 106:, None], 4).reshape(-1, 8).float()
-    return signed(numbers, blocks[:, 74:106], half(blocks, 0) * (1 + 2 * scales))
+    return signed(numbers, blocks[:, 74:106], floats(blocks[:, :2]) * (1 + 2 * scales))
 
 
 IQ3_S = Format("IQ3_S", 256, 110, _dequantize, 21)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sfumato.weights.formats.bits import half
+from sfumato.weights.formats.bits import floats
 from sfumato.weights.formats.format import Format
 from sfumato.weights.formats.iq3_grids import XXS_GRID, XXS_LEVELS, numbers_of, signed
 
@@ -32,7 +32,7 @@ def _words(words: Tensor) -> tuple[Tensor, Tensor]:
 def _dequantize(blocks: Tensor) -> Tensor:
     """Behind 64 places of the grid stands a word for each of 8 groups."""
     signs, codes = _words(blocks[:, 66:])
-    scale = half(blocks, 0) * (0.5 + codes.float()) * 0.5
+    scale = floats(blocks[:, :2]) * (0.5 + codes.float()) * 0.5
     grid = numbers_of(XXS_GRID, XXS_LEVELS, blocks.device)
     return signed(grid[blocks[:, 2:66].int()], signs, scale)
 

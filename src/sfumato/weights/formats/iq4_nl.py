@@ -10,22 +10,14 @@ from torch import Tensor
 from sfumato.weights.formats.bits import (
     columns,
     fit_linear,
-    half,
     half_bytes,
     inverse,
     low_nibbles,
-    of_nibbles,
 )
 from sfumato.weights.formats.format import Format, Layout
 from sfumato.weights.formats.q4_0 import parts
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-
-
-@lru_cache
-def iq4_values(device: torch.device) -> Tensor:
-    """The table, float32 [16]."""
-    return torch.tensor(IQ4_VALUES, dtype=torch.float32, device=device)
 
 
 @lru_cache
@@ -36,10 +28,6 @@ def _cells(device: torch.device) -> tuple[Tensor, Tensor]:
     edges = (values[1:] + values[:-1]) / 2
     codes = torch.bucketize(torch.arange(-254, 228) / 2, edges, right=True)
     return values[codes].to(device), codes.to(device, torch.uint8)
-
-
-def _dequantize(blocks: Tensor) -> Tensor:
-    return half(blocks, 0) * iq4_values(blocks.device)[of_nibbles(blocks[:, 2:]).int()]
 
 
 def _encode(x: Tensor) -> Tensor:
@@ -54,5 +42,5 @@ def _encode(x: Tensor) -> Tensor:
     return torch.cat((half_bytes(scale), low_nibbles(picked)), dim=1)
 
 
-_LAYOUT = Layout(4, parts, 0.015, table=True)
-IQ4_NL = Format("IQ4_NL", 32, 18, _dequantize, 20, encode=_encode, layout=_LAYOUT)
+_LAYOUT = Layout(4, parts, 0.015, table=IQ4_VALUES)
+IQ4_NL = Format("IQ4_NL", 32, 18, _LAYOUT.dequantize, 20, encode=_encode, layout=_LAYOUT)

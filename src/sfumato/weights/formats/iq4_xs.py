@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sfumato.weights.formats.bits import fields, half
+from sfumato.weights.formats.bits import fields
 from sfumato.weights.formats.format import Format, Layout
-from sfumato.weights.formats.iq4_nl import iq4_values
+from sfumato.weights.formats.iq4_nl import IQ4_VALUES
 
 
 def _codes(blocks: Tensor) -> Tensor:
@@ -19,17 +19,11 @@ def _scale_codes(blocks: Tensor) -> Tensor:
     return low | (fields(blocks[:, 2:4, None], 2).reshape(-1, 8) << 4)
 
 
-def _dequantize(blocks: Tensor) -> Tensor:
-    scale = half(blocks, 0) * (_scale_codes(blocks).float() - 32)
-    codes = _codes(blocks).view(-1, 8, 32)
-    return (scale[:, :, None] * iq4_values(blocks.device)[codes.int()]).view(-1, 256)
-
-
 def _parts(blocks: Tensor) -> dict[str, Tensor]:
     # Modulo 256: the byte of the int8 that is 32 lower.
     scales = _scale_codes(blocks) - 32
     return {"codes": _codes(blocks), "scales": scales, "bases": blocks[:, :2]}
 
 
-_LAYOUT = Layout(4, _parts, 0.0008, two_levels=True, table=True)
-IQ4_XS = Format("IQ4_XS", 256, 136, _dequantize, 23, layout=_LAYOUT)
+_LAYOUT = Layout(4, _parts, 0.0008, two_levels=True, table=IQ4_VALUES)
+IQ4_XS = Format("IQ4_XS", 256, 136, _LAYOUT.dequantize, 23, layout=_LAYOUT)

@@ -8,39 +8,25 @@ Q8_0 where rows do not divide into 256.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
-from sfumato.weights.formats.bits import HALF_LIMIT, of_bytes
+from sfumato.weights.formats.bits import HALF_LIMIT, of_bytes, on_device
 from sfumato.weights.formats.format import OF_ROW, Format, Layout, Published
 from sfumato.weights.formats.q6_k import Q6_K, with_scales
 from sfumato.weights.formats.q8_0 import Q8_0
 
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Values of the e2m1 codes 0..7; 8..15 are their negatives."""
+_TABLE = (*FP4_VALUES, *(-value for value in FP4_VALUES))
 
 _STEPS = tuple(range(8, 16)), (1, 2, 4, 8)
 """The largest scale of 256 columns becomes one of these products: e4m3 scales have four bits, so
 that for one of them the scales within a factor of 8 to 64 are multiples of one number."""
 
 
-@lru_cache
-def fp4_values(device: torch.device) -> Tensor:
-    """The numbers of e2m1 codes, float32 [16]."""
-    values = torch.tensor(FP4_VALUES, device=device)
-    return torch.cat((values, -values))
-
-
 def _numbers(codes: Tensor) -> Tensor:
-    return fp4_values(codes.device)[of_bytes(codes, 4).int()]
-
-
-def _dequantize(blocks: Tensor) -> Tensor:
-    row, groups = blocks[:, :4].clone().view(torch.float32), blocks[:, 4:8].clone()
-    scales = groups.view(torch.float8_e4m3fn).float() * row
-    return (_numbers(blocks[:, 8:]).view(-1, 4, 16) * scales[:, :, None]).view(-1, 64)
+    return on_device(_TABLE, codes.device)[of_bytes(codes, 4).int()]
 
 
 def _parts(blocks: Tensor) -> dict[str, Tensor]:
@@ -90,8 +76,9 @@ def _common_unit(groups: Tensor) -> tuple[Tensor, Tensor]:
     return best_unit, best
 
 
+_LAYOUT = Layout(4, _parts, 0.35, (), group=16, table=_TABLE, floats=True)
 NVFP4 = Format(
-    *("NVFP4", 64, 40, _dequantize),
-    layout=Layout(4, _parts, 0.35, (), group=16, floats=True),
+    *("NVFP4", 64, 40, _LAYOUT.dequantize),
+    layout=_LAYOUT,
     published=Published("U8", 2, _numbers, ((Q6_K, _q6_k), (Q8_0, None)), _unchanged),
 )

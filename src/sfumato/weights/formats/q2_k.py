@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sfumato.weights.formats.bits import fields, half
+from sfumato.weights.formats.bits import fields
 from sfumato.weights.formats.format import Format, Layout
 
 
 def _codes(blocks: Tensor) -> Tensor:
     return fields(blocks[:, 16:80].reshape(-1, 2, 32), 2).reshape(-1, 256)
-
-
-def _dequantize(blocks: Tensor) -> Tensor:
-    scales, codes = blocks[:, :16], _codes(blocks).view(-1, 16, 16)
-    scale = half(blocks, 80) * (scales & 15).float()
-    offset = half(blocks, 82) * (scales >> 4).float()
-    return (scale[:, :, None] * codes.float() - offset[:, :, None]).view(-1, 256)
 
 
 def _parts(blocks: Tensor) -> dict[str, Tensor]:
@@ -25,4 +18,4 @@ def _parts(blocks: Tensor) -> dict[str, Tensor]:
 
 
 _LAYOUT = Layout(2, _parts, 0.09, (80, 82), group=16, two_levels=True, minima=True)
-Q2_K = Format("Q2_K", 256, 84, _dequantize, 10, layout=_LAYOUT)
+Q2_K = Format("Q2_K", 256, 84, _LAYOUT.dequantize, 10, layout=_LAYOUT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sfumato.weights.formats.bits import fields, half
+from sfumato.weights.formats.bits import fields
 from sfumato.weights.formats.format import Format, Layout
 
 
@@ -24,16 +24,10 @@ def _scale_codes(blocks: Tensor) -> Tensor:
     return low | (fields(blocks[:, None, 104:108], 2).reshape(-1, 16) << 4)
 
 
-def _dequantize(blocks: Tensor) -> Tensor:
-    scale = half(blocks, 108) * (_scale_codes(blocks).float() - 32)
-    codes = _codes(blocks).view(-1, 16, 16)
-    return (scale[:, :, None] * (codes.float() - 4)).view(-1, 256)
-
-
 def _parts(blocks: Tensor) -> dict[str, Tensor]:
     scales = (_scale_codes(blocks).to(torch.int8) - 32).view(torch.uint8)
     return {"codes": _codes(blocks), "scales": scales, "bases": blocks[:, 108:]}
 
 
 _LAYOUT = Layout(3, _parts, 0.024, (108,), group=16, two_levels=True)
-Q3_K = Format("Q3_K", 256, 110, _dequantize, 11, layout=_LAYOUT)
+Q3_K = Format("Q3_K", 256, 110, _LAYOUT.dequantize, 11, layout=_LAYOUT)

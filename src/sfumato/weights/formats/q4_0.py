@@ -5,17 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sfumato.weights.formats.bits import half, low_nibbles, of_nibbles, scale_bytes, signed_codes
+from sfumato.weights.formats.bits import low_nibbles, of_nibbles, scale_bytes, signed_codes
 from sfumato.weights.formats.format import Format, Layout
 
 
 def parts(blocks: Tensor) -> dict[str, Tensor]:
     """The planes of blocks: codes and scales."""
     return {"codes": of_nibbles(blocks[:, 2:]), "scales": blocks[:, :2]}
-
-
-def _dequantize(blocks: Tensor) -> Tensor:
-    return half(blocks, 0) * (of_nibbles(blocks[:, 2:]).float() - 8)
 
 
 def encode(x: Tensor) -> Tensor:
@@ -37,4 +33,5 @@ def of_codes(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float16) 
     return torch.cat((scale_bytes(each, nibbles, dtype), nibbles), dim=2).view(rows, -1)
 
 
-Q4_0 = Format("Q4_0", 32, 18, _dequantize, 2, encode=encode, layout=Layout(4, parts, 0.2))
+_LAYOUT = Layout(4, parts, 0.2)
+Q4_0 = Format("Q4_0", 32, 18, _LAYOUT.dequantize, 2, encode=encode, layout=_LAYOUT)

@@ -10,7 +10,6 @@ from sfumato.weights.formats.bits import (
     fields,
     finite_half,
     fit_affine,
-    half,
     integers,
     inverse,
     join,
@@ -39,14 +38,6 @@ def _scale_codes(blocks: Tensor) -> tuple[Tensor, Tensor]:
     scale = torch.cat((first & 63, (nibbles & 15) | ((first >> 2) & 48)), dim=1)
     offset = torch.cat((second & 63, (nibbles >> 4) | ((second >> 2) & 48)), dim=1)
     return scale, offset
-
-
-def scaled(blocks: Tensor, codes: Tensor) -> Tensor:
-    """The numbers of Q4_K or Q5_K blocks with these codes."""
-    scale, offset = _scale_codes(blocks)
-    scales = (half(blocks, 0) * scale.float())[:, :, None]
-    offsets = (half(blocks, 2) * offset.float())[:, :, None]
-    return (scales * codes.view(-1, 8, 32).float() - offsets).view(-1, 256)
 
 
 def planes(blocks: Tensor, codes: Tensor) -> dict[str, Tensor]:
@@ -79,10 +70,6 @@ def head_and_codes(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     return torch.cat((scale.view(torch.uint8), offset.view(torch.uint8), *packed), dim=1), codes
 
 
-def _dequantize(blocks: Tensor) -> Tensor:
-    return scaled(blocks, of_nibbles(blocks[:, 16:]))
-
-
 def _encode(x: Tensor) -> Tensor:
     head, codes = head_and_codes(x, 15)
     return torch.cat((head, nibbles(codes)), dim=1)
@@ -93,4 +80,4 @@ def _parts(blocks: Tensor) -> dict[str, Tensor]:
 
 
 _LAYOUT = Layout(4, _parts, 0.004, (0, 2), two_levels=True, minima=True)
-Q4_K = Format("Q4_K", 256, 144, _dequantize, 12, encode=_encode, layout=_LAYOUT)
+Q4_K = Format("Q4_K", 256, 144, _LAYOUT.dequantize, 12, encode=_encode, layout=_LAYOUT)

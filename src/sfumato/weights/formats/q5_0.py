@@ -5,16 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sfumato.weights.formats.bits import fifth_bits, five_bits, half, low_nibbles, signed_codes
+from sfumato.weights.formats.bits import fifth_bits, five_bits, low_nibbles, signed_codes
 from sfumato.weights.formats.format import Format, Layout
 
 
 def _codes(blocks: Tensor) -> Tensor:
     return five_bits(blocks[:, 2:6], blocks[:, 6:])
-
-
-def _dequantize(blocks: Tensor) -> Tensor:
-    return half(blocks, 0) * (_codes(blocks).float() - 16)
 
 
 def _encode(x: Tensor) -> Tensor:
@@ -26,4 +22,5 @@ def _parts(blocks: Tensor) -> dict[str, Tensor]:
     return {"codes": _codes(blocks), "scales": blocks[:, :2]}
 
 
-Q5_0 = Format("Q5_0", 32, 22, _dequantize, 6, encode=_encode, layout=Layout(5, _parts, 0.1))
+_LAYOUT = Layout(5, _parts, 0.1)
+Q5_0 = Format("Q5_0", 32, 22, _LAYOUT.dequantize, 6, encode=_encode, layout=_LAYOUT)

@@ -8,7 +8,6 @@ from torch import Tensor
 from sfumato.weights.formats.bits import (
     fifth_bits,
     five_bits,
-    half,
     half_bytes,
     integers,
     inverse,
@@ -19,10 +18,6 @@ from sfumato.weights.formats.format import Format, Layout
 
 def _codes(blocks: Tensor) -> Tensor:
     return five_bits(blocks[:, 4:8], blocks[:, 8:])
-
-
-def _dequantize(blocks: Tensor) -> Tensor:
-    return half(blocks, 0) * _codes(blocks).float() + half(blocks, 2)
 
 
 def _encode(x: Tensor) -> Tensor:
@@ -38,4 +33,4 @@ def _parts(blocks: Tensor) -> dict[str, Tensor]:
 
 
 _LAYOUT = Layout(5, _parts, 0.1, (0, 2), minima=True)
-Q5_1 = Format("Q5_1", 32, 24, _dequantize, 7, encode=_encode, layout=_LAYOUT)
+Q5_1 = Format("Q5_1", 32, 24, _LAYOUT.dequantize, 7, encode=_encode, layout=_LAYOUT)

@@ -7,16 +7,12 @@ from torch import Tensor
 
 from sfumato.weights.formats.bits import fields, join
 from sfumato.weights.formats.format import Format, Layout
-from sfumato.weights.formats.q4_k import head_and_codes, nibbles, of_nibbles, planes, scaled
+from sfumato.weights.formats.q4_k import head_and_codes, nibbles, of_nibbles, planes
 
 
 def _codes(blocks: Tensor) -> Tensor:
     top = fields(blocks[:, None, 16:48], 1).reshape(-1, 256)
     return of_nibbles(blocks[:, 48:]) | (top << 4)
-
-
-def _dequantize(blocks: Tensor) -> Tensor:
-    return scaled(blocks, _codes(blocks))
 
 
 def _encode(x: Tensor) -> Tensor:
@@ -30,4 +26,4 @@ def _parts(blocks: Tensor) -> dict[str, Tensor]:
 
 
 _LAYOUT = Layout(5, _parts, 0.002, (0, 2), two_levels=True, minima=True)
-Q5_K = Format("Q5_K", 256, 176, _dequantize, 13, encode=_encode, layout=_LAYOUT)
+Q5_K = Format("Q5_K", 256, 176, _LAYOUT.dequantize, 13, encode=_encode, layout=_LAYOUT)

@@ -11,7 +11,6 @@ from sfumato.weights.formats.bits import (
     fields,
     finite_half,
     fit_linear,
-    half,
     integers,
     inverse,
     join,
@@ -22,12 +21,6 @@ from sfumato.weights.formats.format import Format, Layout
 def _codes(blocks: Tensor) -> Tensor:
     low = fields(blocks[:, :128].reshape(-1, 2, 64), 4).reshape(-1, 256)
     return low | (fields(blocks[:, 128:192].reshape(-1, 2, 32), 2).reshape(-1, 256) << 4)
-
-
-def _dequantize(blocks: Tensor) -> Tensor:
-    scale = half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
-    codes = _codes(blocks).view(-1, 16, 16)
-    return (scale[:, :, None] * (codes.float() - 32)).view(-1, 256)
 
 
 def with_scales(x: Tensor, inverses: Tensor, group_codes: Tensor, scale: Tensor) -> Tensor:
@@ -55,4 +48,4 @@ def _parts(blocks: Tensor) -> dict[str, Tensor]:
 
 
 _LAYOUT = Layout(6, _parts, 0.0007, (208,), group=16, two_levels=True)
-Q6_K = Format("Q6_K", 256, 210, _dequantize, 14, encode=_encode, layout=_LAYOUT)
+Q6_K = Format("Q6_K", 256, 210, _LAYOUT.dequantize, 14, encode=_encode, layout=_LAYOUT)

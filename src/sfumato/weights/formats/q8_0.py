@@ -5,12 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sfumato.weights.formats.bits import half, half_bytes, inverse, scale_bytes
+from sfumato.weights.formats.bits import half_bytes, inverse, scale_bytes
 from sfumato.weights.formats.format import Format, Layout
-
-
-def _dequantize(blocks: Tensor) -> Tensor:
-    return blocks[:, 2:].view(torch.int8).float() * half(blocks, 0)
 
 
 def _encode(x: Tensor) -> Tensor:
@@ -34,4 +30,5 @@ def _parts(blocks: Tensor) -> dict[str, Tensor]:
     return {"codes": blocks[:, 2:], "scales": blocks[:, :2]}
 
 
-Q8_0 = Format("Q8_0", 32, 34, _dequantize, 8, encode=_encode, layout=Layout(8, _parts, 0.013))
+_LAYOUT = Layout(8, _parts, 0.013)
+Q8_0 = Format("Q8_0", 32, 34, _LAYOUT.dequantize, 8, encode=_encode, layout=_LAYOUT)
