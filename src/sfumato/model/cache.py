@@ -99,22 +99,18 @@ class KVPool:
             for _ in range(2)
         )
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._lengths = [0] * slots  # the same on the host, so that reading a length is no wait
+        self.held = [0] * slots  # the same on the host, so that reading a length is no wait
 
     def __len__(self) -> int:
-        return len(self._lengths)
+        return len(self.held)
 
     def slots(self) -> list[Slot]:
         """All slots, in order. All objects of one number share contents and length."""
         return [Slot(self, index) for index in range(len(self))]
 
-    def length(self, index: int) -> int:
-        """How many positions of a slot are filled."""
-        return self._lengths[index]
-
     def set_length(self, index: int, length: int) -> None:
         """Changes the length of a slot here and on the device."""
-        self._lengths[index] = length
+        self.held[index] = length
         self.lengths[index].fill_(length)
 
 
@@ -129,7 +125,7 @@ class Slot:
 
     @property
     def length(self) -> int:
-        return self.pool.length(self.index)
+        return self.pool.held[self.index]
 
     @length.setter
     def length(self, length: int) -> None:

@@ -16,7 +16,7 @@ from sfumato.model.cache import KVCache, KVPool, Slot, slot_bytes
 from sfumato.model.devices import to_device
 from sfumato.model.head import VocabularyHead
 from sfumato.model.layer_devices import Placement, make_placement
-from sfumato.model.segments import PackedRows, PartRows, RowPart, Suffix
+from sfumato.model.segments import Keeps, PackedRows, PartRows, RowPart, Suffix
 from sfumato.model.transformer import Transformer
 from sfumato.ops.gpu import device_memory
 from sfumato.refused import Refused
@@ -120,8 +120,7 @@ class Network:
         """Encodes as `encode` does, in one forward, rows of one token at least; returns each row's
         hidden states [n, hidden], whose scores in the vocabulary head are those of the next
         token."""
-        hidden = self._encode_chunk(self._checked(rows, slots), slots)
-        return list(hidden.split([len(ids) for ids in rows]))
+        return self._encode_chunk(self._checked(rows, slots), slots)
 
     def _checked(self, rows: Sequence[Tensor], slots: Sequence[Slot]) -> list[Tensor]:
         """The rows on the device. Raises ValueError as `encode` does."""
@@ -134,20 +133,24 @@ class Network:
             self.check_ids(ids, f"row {index}")
         return [to_device(ids, self.device) for ids in rows]
 
-    def _encode_chunk(self, pieces: Sequence[Tensor], slots: Sequence[Slot]) -> Tensor:
-        """Returns the hidden states of all pieces, one after another."""
-        suffixes, counts = [Suffix(slot) for slot in slots], [len(piece) for piece in pieces]
-        attend = PackedRows(suffixes, counts, "slots")
-        positions = attend.positions(self.device)
+    def _encode_chunk(self, pieces: Sequence[Tensor], slots: Sequence[Slot]) -> list[Tensor]:
+        """Returns the hidden states of each piece."""
         try:
-            tokens = torch.cat(list(pieces))
-            hidden = self.transformer.encode(tokens, positions, attend, self.dtype)
+            return self._encode(pieces, [Suffix(slot) for slot in slots], "slots")
         except BaseException:
             for slot in slots:
                 slot.reset()
             raise
+
+    def _encode(
+        self, pieces: Sequence[Tensor], suffixes: Sequence[Suffix], keeps: Keeps
+    ) -> list[Tensor]:
+        """One forward of the encode phase; returns the hidden states of each piece."""
+        attend = PackedRows(suffixes, [len(piece) for piece in pieces], keeps)
+        ids = to_device(torch.cat(list(pieces)), self.device)
+        hidden = self.transformer.encode(ids, attend.positions(), attend, self.dtype)
         attend.commit()
-        return hidden
+        return list(hidden.split(attend.counts))
 
     @torch.no_grad()
     def denoise(
@@ -182,9 +185,8 @@ class Network:
         the host and copies nothing to the device; the number of operations does not depend on the
         number of rows.
         """
-        positions, encoding = attend.positions(), attend.encodes
         return self.transformer.denoise(
-            tokens, soft, positions, attend, self.dtype, encoding=encoding
+            tokens, soft, attend.positions(), attend, self.dtype, encoding=attend.encodes
         )
 
     @torch.no_grad()
@@ -193,7 +195,7 @@ class Network:
         and leaves the slots as they are. A suffix whose forward fails is as it was."""
         attend = PackedRows(suffixes, [len(row) for row in rows], "suffixes")
         ids = to_device(torch.cat(list(rows)), self.device)
-        self.transformer.encode_keys(ids, attend.positions(self.device), attend, self.dtype)
+        self.transformer.encode_keys(ids, attend.positions(), attend, self.dtype)
         attend.commit()
 
     @torch.no_grad()
@@ -202,11 +204,7 @@ class Network:
     ) -> list[Tensor]:
         """Encodes as `encode_beside` does; returns each row's hidden states [n, hidden], as
         `encode_hidden`."""
-        attend = PackedRows(suffixes, [len(row) for row in rows], "suffixes")
-        ids = torch.cat([row.to(self.device) for row in rows])
-        hidden = self.transformer.encode(ids, attend.positions(self.device), attend, self.dtype)
-        attend.commit()
-        return list(hidden.split([len(row) for row in rows]))
+        return self._encode(rows, suffixes, "suffixes")
 
     @torch.no_grad()
     def denoise_beside(
@@ -228,8 +226,7 @@ class Network:
         only = [a + at for a, own in zip(starts, wanted, strict=False) for at in own]
         ids = to_device(torch.cat(list(canvases)), self.device)
         places = to_device(torch.tensor(only), self.device)
-        positions = attend.positions(self.device)
-        return self.transformer.denoise(ids, soft, positions, attend, self.dtype, places)
+        return self.transformer.denoise(ids, soft, attend.positions(), attend, self.dtype, places)
 
     def _parts(self, lengths: Sequence[int], slots: Sequence[Slot]) -> list[RowPart]:
         """One part for adjacent canvases of one length whose slots are of one pool."""

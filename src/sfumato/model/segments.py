@@ -259,10 +259,10 @@ class PackedRows:
         self._causal: dict[tuple[int, bool, bool, torch.device], ops.Causal] = {}
         self._parts: list[tuple[Tensor, Tensor]] = []  # of each layer, of all rows
 
-    def positions(self, device: torch.device) -> Tensor:
+    def positions(self) -> Tensor:
         """int64 [tokens]: each token's position in its row."""
-        rows = zip(self.suffixes, self.counts, strict=True)
-        return torch.cat([torch.arange(s.end, s.end + count, device=device) for s, count in rows])
+        at, rows = self.suffixes[0].slot.pool.device, zip(self.suffixes, self.counts, strict=True)
+        return torch.cat([torch.arange(s.end, s.end + count, device=at) for s, count in rows])
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [all queries, heads, d]; k and v [tokens, kv_heads, d] → like q."""

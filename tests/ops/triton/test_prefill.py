@@ -46,7 +46,7 @@ class Chunk:
 
 
 def attend(q: Tensor, keys: list[Tensor], values: list[Tensor], causal: Causal) -> Tensor:
-    from sfumato.ops.triton.prefill import attend as kernel
+    from sfumato.ops.triton.attention import attend as kernel
 
     return kernel(q, keys, values, causal)
 
@@ -101,7 +101,7 @@ def test_rows_after_one_prefix_are_served(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_it_does_not_take_is_left_to_torch() -> None:
-    from sfumato.ops.triton.prefill import TWINS
+    from sfumato.ops.triton.attention import TWINS
 
     chunk = Chunk()
     q, keys, values = chunk.floats()

@@ -62,7 +62,7 @@ def test_reads() -> None:
 
 
 def test_prefill() -> None:
-    from sfumato.ops.triton import prefill
+    from sfumato.ops.triton import attention
 
     old, new = torch.randn(2, 2, 70, 16), torch.randn(2, 2, 9, 16)
     parts = [[old[index], new[index]] for index in (0, 1)]
@@ -70,8 +70,8 @@ def test_prefill() -> None:
     taken = workspace("attend", torch.randn(9, 4, 16), *parts, causal)
     # One zero stands for all of the padding.
     assert taken == workspaces.prefill_bytes(79, 2, 16, FLOAT, CPU) + FLOAT
-    assert workspaces.kernel_of("prefill", 16) == prefill.SLIDING.name
-    assert workspaces.kernel_of("prefill", 512) == prefill.FULL.name
+    assert workspaces.kernel_of("prefill", 16) == attention.PREFILL[0].name
+    assert workspaces.kernel_of("prefill", 512) == attention.PREFILL[1].name
 
 
 def test_experts_and_router() -> None:

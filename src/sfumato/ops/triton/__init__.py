@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 OPERATIONS = {
     "after_attention": ("norms", ANY),
     "after_layer": ("norms", ANY),
-    "attend": ("prefill", ANY),
+    "attend": ("attention", ANY),
     "attend_padded": ("attention", ANY),
     "experts": ("experts", FLOAT),
     "linear": ("linear", FLOAT),

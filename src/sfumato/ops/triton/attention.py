@@ -1,9 +1,13 @@
-"""Attention over segments of keys, all rows in one launch: what slots hold, questions beside them,
-and the rows' own canvases.
+"""Attention over segments of keys: of padded rows, all in one launch, and of a prompt's tokens.
 
-One kernel serves rows that denoise, rows that denoise beside rows that commit, which see causally,
+`_attend` serves rows that denoise, rows that denoise beside rows that commit, which see causally,
 and canvases that follow questions.  Lengths, slots, places and phases are read on the device, so
 that a captured graph serves whatever they become.
+
+`_attend_causally` serves one packed row over what its slot holds and over itself.  The keys are
+copied into one tensor, as the reference copies them: of 4,096 tokens after a prefix of 32,768 the
+copies of a layer move 0.2 GB, and its products take a hundred times as long.  Blocks of keys begin
+at multiples of KEYS: a token's sums are the same whatever tokens stand beside it in a chunk.
 
 Rows of a tile are pairs of a position and a query head that share one key head: `GROUP` heads of a
 position, then the next position.  Softmax is in powers of two and float32; the weights of the
@@ -12,6 +16,7 @@ values are rounded to the dtype of the values, as all flash kernels round them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
@@ -22,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sfumato.ops import attention_reference
-from sfumato.ops.attention_reference import Questions, Rows
+from sfumato.ops.attention_reference import NOWHERE, Causal, Own, Questions, Rows
 from sfumato.ops.device_check import tensors_of
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.operands import EVERYTHING, matrix, multiplied
@@ -37,11 +42,13 @@ from sfumato.ops.triton.tiles import tile_for
 from sfumato.ops.triton.weights import as_descriptor, product
 from sfumato.ops.triton.workspaces import NARROW, kernel_of
 
+_MOST = 2**31  # numbers that 32 bits count
 _LOG2E = tl.constexpr(1.4426950408889634)
+SCANNED = tl.constexpr(2048)  # positions at a time, in the search for the keys that a tile sees
 
 
 @triton.jit
-def empty_state(ROWS: tl.constexpr, D: tl.constexpr) -> tl.tensor:
+def _empty_state(ROWS: tl.constexpr, D: tl.constexpr) -> tl.tensor:
     """The largest score of each row so far, the sum of powers, and the sum of weighted values."""
     largest = tl.full((ROWS,), float("-inf"), tl.float32)
     return largest, tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, D), tl.float32)
@@ -188,7 +195,7 @@ def _attend(
     row_at = row.to(tl.int64) * length * (HEADS * D)
     cells = cell[:, None] * D + columns[None, :]
     query = tl.load(q + row_at + cells, mask=inside[:, None], other=0.0)
-    largest, total, weighted = empty_state(ROWS, D)
+    largest, total, weighted = _empty_state(ROWS, D)
 
     own = length if width is None else tl.load(width + row).to(tl.int32)
     lowest = tl.full((ROWS,), -(2**30), tl.int32)
@@ -269,7 +276,7 @@ def _merge(
     pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     inside = pair < pairs
     columns = tl.arange(0, D)
-    largest, total, weighted = empty_state(PAIRS, D)
+    largest, total, weighted = _empty_state(PAIRS, D)
     for piece in range((held + SPLIT - 1) // SPLIT):
         at = (row.to(tl.int64) * pieces + piece) * pairs + pair
         its_largest = tl.load(extremes + at * 2, mask=inside, other=float("-inf"))
@@ -285,6 +292,71 @@ def _merge(
     result = weighted / tl.where(total > 0, total, 1.0)[:, None]
     target = out + (row.to(tl.int64) * pairs + pair)[:, None] * D + columns[None, :]
     tl.store(target, result, mask=inside[:, None])
+
+
+@triton.jit
+def _seen_range(
+    positions: tl.tensor, length: tl.tensor, above: tl.tensor, most: tl.tensor,
+    KEYS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Where the keys whose position lies above `above` and not above `most` begin, down to a
+    multiple of KEYS, and where they end. Of none, the end is 0."""
+    offsets = tl.arange(0, SCANNED)
+    begins = tl.full((SCANNED,), 2**30, tl.int32)
+    ends = tl.zeros((SCANNED,), tl.int32)
+    for at in range(0, length, SCANNED):
+        index = at + offsets
+        position = tl.load(positions + index, mask=index < length, other=2**31 - 1).to(tl.int32)
+        seen = (position > above) & (position <= most)
+        begins = tl.minimum(begins, tl.where(seen, index, 2**30))
+        ends = tl.maximum(ends, tl.where(seen, index + 1, 0))
+    return tl.min(begins) // KEYS * KEYS, tl.max(ends)
+
+
+@triton.jit(do_not_specialize=["queries", "positions", "tokens", "window"])
+def _attend_causally(
+    q: tl.tensor, keys: tl.tensor, values: tl.tensor, queries: tl.tensor, positions: tl.tensor,
+    out: tl.tensor, tokens: tl.tensor, length: tl.tensor, stored: tl.tensor, window: tl.tensor,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, UPCAST: tl.constexpr, DESCRIPTORS: tl.constexpr,
+) -> None:  # fmt: skip
+    """One tile of ROWS of one key head.  Grid: (⌈tokens · GROUP / ROWS⌉, KV_HEADS).
+
+    q and out [tokens, HEADS, D]; keys and values [stored, D], stored being KV_HEADS · length, and
+    length a multiple of KEYS; queries int64 [tokens] and positions int64 [length], which no token
+    sees where they are 2³¹ - 1. A token sees the `window` positions up to its own.
+
+    Blocks that no row of the tile sees are left out at both ends, and would have changed no bit.
+    """
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    head = tl.program_id(1)
+    # The last tokens see the most keys: programs that begin late have little to do.
+    pair = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS + tl.arange(0, ROWS)
+    token = pair // GROUP
+    inside = token < tokens
+    own = tl.load(queries + token, mask=inside, other=-1).to(tl.int32)
+    newest = tl.max(own)
+    lowest = own - window
+    begin, end = _seen_range(
+        positions, length, tl.min(tl.where(inside, lowest, newest)), newest, KEYS
+    )
+    columns = tl.arange(0, D)
+    cells = (token * HEADS + head * GROUP + pair % GROUP)[:, None] * D + columns[None, :]
+    query = tl.load(q + cells, mask=inside[:, None], other=0.0)
+    largest, total, weighted = _empty_state(ROWS, D)
+    keys = as_descriptor(keys, stored, D, KEYS, D, DESCRIPTORS)
+    values = as_descriptor(values, stored, D, KEYS, D, DESCRIPTORS)
+    offsets = tl.arange(0, KEYS)
+    line = head * length
+    for at in range(begin, end, KEYS):
+        position = tl.load(positions + at + offsets).to(tl.int32)[None, :]
+        seen = (position > lowest[:, None]) & (position <= own[:, None])
+        largest, total, weighted = add_keys(
+            query, keys.load([line + at, 0]), values.load([line + at, 0]), seen,
+            largest, total, weighted, True, UPCAST,
+        )  # fmt: skip
+    result = weighted / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(out + cells, result, mask=inside[:, None])
 
 
 _QUESTIONS = ("own_keys", "own_values", "starts", "counts", "places", "beside")
@@ -327,6 +399,16 @@ MERGE = register(
         },
         {"D": 512, "SPLIT": 4096},
     )
+)
+
+_CAUSAL_TYPES = {
+    **{name: _TYPES[name] for name in ("q", "out", "keys", "values", "tokens", "window")},
+    **dict.fromkeys(("queries", "positions"), "*i64"),
+    **dict.fromkeys(("length", "stored"), "i32:16"),
+}
+PREFILL = tuple(
+    register(Kernel(name, _attend_causally, _CAUSAL_TYPES, {"HEADS": 16, "KV_HEADS": n, "D": d}))
+    for name, n, d in (("prefill_256", 8, 256), ("prefill_512", 2, 512))
 )
 
 
@@ -413,59 +495,134 @@ def _merge_pieces(
     )
 
 
+def attend(
+    q: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    causal: Causal | None = None,
+    own: Sequence[Own] = (),
+) -> Tensor:
+    """See `ops.attend`; floats are bfloat16, and positions below 2³¹ - 1. A token that sees no key
+    gets zeros. Rows that follow a prefix are served one by one."""
+    if own:
+        return attention_reference.attend.reference(q, keys, values, causal, own)
+    assert causal is not None
+    q = q.contiguous()
+    tokens, heads, d = q.shape
+    out = torch.empty_like(q)
+    if out.numel() == 0:
+        return out
+    kernel = PREFILL[d > NARROW]
+    tile = tile_for(kernel.name, q.device)
+    padding = -sum(part.shape[1] for part in keys) % tile["KEYS"]
+    positions = torch.cat((causal.keys, causal.keys.new_full((padding,), NOWHERE)))
+    zeros = keys[0].new_zeros(1, 1, 1).expand(len(keys[0]), padding, d)
+    k, v = (torch.cat((*parts, zeros), dim=1) for parts in (keys, values))
+    kv_heads, length = k.shape[:2]
+    launch(
+        kernel,
+        (triton.cdiv(tokens * (heads // kv_heads), tile["ROWS"]), kv_heads),
+        tile,
+        q.device,
+        q=q,
+        keys=matrix(k, tile["KEYS"], d),
+        values=matrix(v, tile["KEYS"], d),
+        queries=causal.queries.contiguous(),
+        positions=positions,
+        out=out,
+        tokens=tokens,
+        length=length,
+        stored=kv_heads * length,
+        window=EVERYTHING if causal.window is None else causal.window,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        D=d,
+    )
+    return out
+
+
 def _serves(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> bool:
-    d, every = q.shape[-1], tensors_of(rows)
+    every = tensors_of(rows)
     held = [x for x in every if x.is_floating_point()]
-    stored = all(x.is_contiguous() and x[..., 0].numel() < 2**31 for x in held)
+    stored = all(x.is_contiguous() and x[..., 0].numel() < _MOST for x in held)
     numbers = all(x.dtype == torch.int64 for x in every if not x.is_floating_point())
-    shaped = 16 <= d <= 512 and d & (d - 1) == 0
-    return shaped and stored and numbers and multiplied(q, k, v, *held)
+    return _has_kernel(q) and stored and numbers and multiplied(q, k, v, *held)
+
+
+def _serves_packed(
+    q: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    causal: Causal | None = None,
+    own: Sequence[Own] = (),
+) -> bool:
+    most = max(q.numel(), sum(part.numel() for part in keys))
+    served = causal is not None and most < _MOST and _has_kernel(q)
+    return served and multiplied(q, *keys, *values)
+
+
+def _has_kernel(q: Tensor) -> bool:
+    """Whether the kernels take heads of this size."""
+    d = q.shape[-1]
+    return 16 <= d <= 512 and d & (d - 1) == 0
 
 
 def _check(device: torch.device) -> None:
-    """Narrow heads, and those of the 26B-A4B over prefixes of two pieces."""
+    """Narrow heads, and those of the 26B-A4B over prefixes of two pieces: rows of all lengths, of
+    which one has no prefix and one a full ring, and with and without a question, beside what
+    earlier requests left: NaN."""
     wide = [
         (heads, kv_heads, d, tile_for(kernel_of("attention", d), device)["SPLIT"] + 404, window)
         for heads, kv_heads, d, window in ((16, 8, 256, True), (16, 2, 512, False))
     ]
-    for sizes in sizes_for(device, [(4, 2, 64, 150, True)], wide):
-        _check_heads(device, *sizes)
+    for heads, kv_heads, d, size, windowed in sizes_for(device, [(4, 2, 64, 150, True)], wide):
+        n, places, before = 24, 200, size - 20
+        q, k, v, keys, values, own_keys, own_values = random_like(
+            *(device, (4, n, heads, d), (4, n, kv_heads, d), (4, n, kv_heads, d)),
+            *((3, kv_heads, size, d), (3, kv_heads, size, d)),
+            *((kv_heads, places, d), (kv_heads, places, d)),
+        )
+        for stored in (keys, values):
+            stored[2, :, before:] = stored[0] = float("nan")
+        for beside in (own_keys, own_values):
+            beside[:, :5] = beside[:, 50:60] = beside[:, 190:] = float("nan")
+        slots, first, width, commits, starts, counts = torch.tensor(
+            [
+                *([2, 0, 1, 2], [before, 0, 2 * size + 100, before]),
+                *([24, 7, 20, 24], [0, 1, 1, 0], [5, 60, 7, 7], [45, 130, 0, 20]),
+            ],
+            device=device,
+        )
+        canvases = Rows(keys, values, slots, first, size + 1 if windowed else None, width)
+        questions = Questions(own_keys, own_values, starts, counts, 130)
+        inside = torch.arange(n, device=device) < width[:, None]
+        kinds = (
+            (canvases, inside),
+            (replace(canvases, commits=commits), inside),
+            (replace(canvases, width=None, questions=questions), slice(None)),
+        )
+        for rows, seen in kinds:
+            given, right = (q * d**-0.5, k, v, rows), attention_reference.attend_padded.reference
+            bound = 2 * error_bound(q.dtype)
+            compare(attend_padded, right, given, bound, itemgetter(seen))
 
 
-def _check_heads(
-    device: torch.device, heads: int, kv_heads: int, d: int, size: int, windowed: bool
-) -> None:
-    """Rows of all lengths, of which one has no prefix and one a full ring, and with and without a
-    question, beside what earlier requests left: NaN."""
-    n, places, before = 24, 200, size - 20
-    q, k, v, keys, values, own_keys, own_values = random_like(
-        *(device, (4, n, heads, d), (4, n, kv_heads, d), (4, n, kv_heads, d)),
-        *((3, kv_heads, size, d), (3, kv_heads, size, d)),
-        *((kv_heads, places, d), (kv_heads, places, d)),
-    )
-    for stored in (keys, values):
-        stored[2, :, before:] = stored[0] = float("nan")
-    for beside in (own_keys, own_values):
-        beside[:, :5] = beside[:, 50:60] = beside[:, 190:] = float("nan")
-    slots, first, width, commits, starts, counts = torch.tensor(
-        [
-            *([2, 0, 1, 2], [before, 0, 2 * size + 100, before]),
-            *([24, 7, 20, 24], [0, 1, 1, 0], [5, 60, 7, 7], [45, 130, 0, 20]),
-        ],
-        device=device,
-    )
-    canvases = Rows(keys, values, slots, first, size + 1 if windowed else None, width)
-    questions = Questions(own_keys, own_values, starts, counts, 130)
-    inside = torch.arange(n, device=device) < width[:, None]
-    kinds = (
-        (canvases, inside),
-        (replace(canvases, commits=commits), inside),
-        (replace(canvases, width=None, questions=questions), slice(None)),
-    )
-    for rows, seen in kinds:
-        given, right = (q * d**-0.5, k, v, rows), attention_reference.attend_padded.reference
-        bound = 2 * error_bound(q.dtype)
-        compare(attend_padded, right, given, bound, itemgetter(seen))
+def _check_packed(device: torch.device) -> None:
+    """Narrow heads, and those of the 26B-A4B: a ring that has turned, behind zeros at no position,
+    and tokens that fill no tile."""
+    n, held = 40, 90
+    for heads, kv_heads, d in sizes_for(device, [(4, 2, 64)], [(16, 8, 256), (16, 2, 512)]):
+        shapes = (n, heads, d), *[(kv_heads, count, d) for count in (held, held, n, n)]
+        q, old_k, old_v, k, v = random_like(device, *shapes)
+        zeros = torch.zeros(kv_heads, 7, d, dtype=q.dtype, device=device)
+        queries = torch.arange(100 + held, 100 + held + n, device=device)
+        unseen = torch.full((7,), NOWHERE, device=device)
+        positions = torch.cat((unseen, torch.arange(100, 100 + held, device=device), queries))
+        given = q * d**-0.5, (zeros, old_k, k), (zeros, old_v, v), Causal(queries, positions, 60)
+        compare(attend, attention_reference.attend.reference, given, 2 * error_bound(q.dtype))
 
 
-TWINS = {"attend_padded": KernelTwin("attend_padded", attend_padded, _serves, _check)}
+TWINS = {
+    "attend": KernelTwin("attend", attend, _serves_packed, _check_packed),
+    "attend_padded": KernelTwin("attend_padded", attend_padded, _serves, _check),
+}

@@ -36,7 +36,7 @@ from sfumato.ops.triton.planes import LAYOUTS
 from sfumato.ops.triton.tiles import Tile, has_copy_engine
 from sfumato.weights.formats import FORMATS
 
-MODULES = ("attention", "experts", "head", "linear", "norms", "prefill", "step", "weights")
+MODULES = ("attention", "experts", "head", "linear", "norms", "step", "weights")
 """The modules of this package that register kernels."""
 
 FP_FUSION = False
