@@ -193,7 +193,7 @@ def test_what_cannot_be_restored() -> None:
 
 def test_windows() -> None:
     slot = new_slot(gguf_config(sliding_window=9), 20)
-    assert [slot.window(index) for index in range(3)] == [9, 9, None]
+    assert [slot.pool.window(index) for index in range(3)] == [9, 9, None]
 
 
 def test_slots_of_a_pool_are_views_and_share_nothing() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from sfumato.model.cache import KVPool, Slot
 from sfumato.model.families.diffusion_gemma.config import config_from_hf
 from sfumato.model.network import Network
-from sfumato.model.segments import PartRows, RowPart
+from sfumato.model.segments import PaddedRows, RowPart
 
 CONFIG = config_from_hf(tiny_config(canvas_length=32).to_dict())
 
@@ -55,7 +55,7 @@ class Step:
         )
 
     def __call__(self) -> None:
-        hidden = self.network.denoise_batch(self.tokens, self.soft, PartRows(self.parts))
+        hidden = self.network.denoise_batch(self.tokens, self.soft, PaddedRows(self.parts))
         self.network.head(hidden, self.temperature, self.uniform)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
-from sfumato.model.segments import PartRows, RowPart
+from sfumato.model.segments import PaddedRows, RowPart
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_a_canvas_in_a_wider_row_is_what_it_is_alone(network: Network) -> None:
     index = torch.tensor([*range(5), *range(16, 16 + 7)])
     part = RowPart(slots[0].pool, rows, 16, lengths, index)
     canvases = [torch.arange(5), torch.arange(7) + 9]
-    attend = PartRows([part])
+    attend = PaddedRows([part])
     assert attend.positions().tolist() == [*range(12, 17), *range(30, 37)]
     hidden = network.denoise_batch(torch.cat(canvases), None, attend)
     assert torch.equal(hidden, network.denoise(canvases, [slots[2], slots[0]]))

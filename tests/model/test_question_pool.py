@@ -10,7 +10,7 @@ from tests.support.oracle import F, S, network_of, random_oracle, tiny_config
 
 from sfumato.model.cache import MOST, QuestionPool
 from sfumato.model.network import Network
-from sfumato.model.segments import Beside, PartRows, RowPart, Suffix
+from sfumato.model.segments import Beside, PaddedRows, RowPart, Suffix
 
 
 @pytest.fixture(scope="module")
@@ -70,5 +70,5 @@ def test_reads_behind_places_are_those_behind_scratches(network: Network) -> Non
     counts = torch.tensor([suffix.length for suffix in placed[:4]])
     own = Beside(pool, starts, counts, torch.tensor([4]))
     part_of = RowPart(slots[0].pool, torch.tensor([2, 0, 2, 2]), 8, beside=own)
-    hidden = network.denoise_batch(torch.cat(canvases), None, PartRows([part_of]))
+    hidden = network.denoise_batch(torch.cat(canvases), None, PaddedRows([part_of]))
     torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=1e-4)

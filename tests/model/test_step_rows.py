@@ -7,7 +7,7 @@ import torch
 from tests.support.oracle import network_of, random_oracle, tiny_config
 
 from sfumato.model.network import Network
-from sfumato.model.segments import PartRows, RowPart
+from sfumato.model.segments import PaddedRows, RowPart
 
 CAPACITY = 40
 
@@ -37,7 +37,7 @@ def test_rows_of_both_phases_are_those_apart(network: Network, held: tuple[int, 
         torch.tensor([8, 8, 5]),
         commits=torch.tensor(counts),
     )
-    hidden = network.denoise_batch(tokens.flatten(), soft.flatten(0, 1), PartRows([part]))
+    hidden = network.denoise_batch(tokens.flatten(), soft.flatten(0, 1), PaddedRows([part]))
     assert [slot.length for slot in slots] == [*held]
     for slot, count in zip(slots, counts, strict=True):
         slot.advance(count)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.model_config import ModelConfig
-from sfumato.model.segments import PartRows
+from sfumato.model.segments import PaddedRows
 
 
 class ScriptedPool:
@@ -32,7 +32,7 @@ class PackedCanvases:
     def placement(self) -> Placement:
         return make_placement(self.device, len(self.config.layers))
 
-    def denoise_batch(self, tokens: Tensor, soft: Tensor | None, attend: PartRows) -> Tensor:
+    def denoise_batch(self, tokens: Tensor, soft: Tensor | None, attend: PaddedRows) -> Tensor:
         canvases, slots, softs = [], [], []
         first = 0
         for part in attend.parts:

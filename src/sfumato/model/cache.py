@@ -104,6 +104,10 @@ class KVPool:
     def __len__(self) -> int:
         return len(self.held)
 
+    def window(self, layer: int) -> int | None:
+        """The sliding window of a layer, the token itself included; None on full layers."""
+        return self.sliding_window if self.layers[layer].sliding else None
+
     def slots(self) -> list[Slot]:
         """All slots, in order. All objects of one number share contents and length."""
         return [Slot(self, index) for index in range(len(self))]
@@ -130,10 +134,6 @@ class Slot:
     @length.setter
     def length(self, length: int) -> None:
         self.pool.set_length(self.index, length)
-
-    def window(self, layer: int) -> int | None:
-        """The sliding window of a layer, the token itself included; None on full layers."""
-        return self.pool.sliding_window if self.pool.layers[layer].sliding else None
 
     def reset(self) -> None:
         """Empties the prefix; the memory stays allocated."""

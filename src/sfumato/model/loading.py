@@ -38,7 +38,7 @@ from sfumato.model.model_config import ConfigError, ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import Clock, cache_dtype, medians
 from sfumato.model.quantization import as_codes
-from sfumato.model.segments import PartRows, RowPart
+from sfumato.model.segments import PaddedRows, RowPart
 from sfumato.model.streamed_layers import HostMemory, KeptLayer, StreamedLayers, aligned
 from sfumato.model.transformer import Block, Rotary, Transformer, rotary_key
 from sfumato.ops import gpu, packing
@@ -492,11 +492,11 @@ def _seconds_of(
     pool = KVPool(replace(config, layers=(kind,)), 1, 1, stored, device)
     rows = torch.zeros(1, dtype=torch.int64, device=device)
     part = RowPart(pool, rows, length, torch.full_like(rows, length))
-    positions = PartRows([part]).positions()
+    positions = PaddedRows([part]).positions()
     rotary = Rotary((kind,)).tables(positions, dtype)[rotary_key(kind)]
     x = torch.sin(torch.arange(length * config.hidden_size, device=device).float())
     hidden = x.view(length, -1).to(dtype)
-    works = [lambda: layer(hidden, rotary, PartRows([part]), 0, False)]
+    works = [lambda: layer(hidden, rotary, PaddedRows([part]), 0, False)]
     return medians(works, device, clock, ROUNDS)[0]
 
 

@@ -16,7 +16,7 @@ from sfumato.model.cache import KVCache, KVPool, Slot, slot_bytes
 from sfumato.model.devices import to_device
 from sfumato.model.head import VocabularyHead
 from sfumato.model.layer_devices import Placement, make_placement
-from sfumato.model.segments import Keeps, PackedRows, PartRows, RowPart, Suffix
+from sfumato.model.segments import Keeps, PackedRows, PaddedRows, RowPart, Suffix
 from sfumato.model.transformer import Transformer
 from sfumato.ops.gpu import device_memory
 from sfumato.refused import Refused
@@ -173,10 +173,10 @@ class Network:
         tokens = torch.cat([canvas.to(self.device) for canvas in canvases])
         soft = self._soft(canvases, softs or [None] * len(canvases))
         parts = self._parts([len(canvas) for canvas in canvases], slots)
-        return self.denoise_batch(tokens, soft, PartRows(parts))
+        return self.denoise_batch(tokens, soft, PaddedRows(parts))
 
     @torch.no_grad()
-    def denoise_batch(self, tokens: Tensor, soft: Tensor | None, attend: PartRows) -> Tensor:
+    def denoise_batch(self, tokens: Tensor, soft: Tensor | None, attend: PaddedRows) -> Tensor:
         """One denoising forward of packed canvases: tokens int64 [n] of the rows of `attend`, one
         after another, and their soft embeddings [n, hidden] (None: zeros) in `dtype`.
 

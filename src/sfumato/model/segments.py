@@ -1,11 +1,12 @@
 """Which keys the tokens of a forward see, by segments: prefixes in slots, questions beside them,
 and the tokens of the forward themselves.
 
-There are two layouts.  Tokens whose number differs from row to row are packed (`PackedRows`), and
-rows are attended one slot after another, free of padding and of masks between rows: prompts,
-questions behind a slot, and their canvases.  Rows of one width are padded and attended all at once,
-in shapes that no data changes (`PartRows`): canvases, canvases beside commits, and canvases behind
-questions that have places in a pool.  In both, no row's result depends on the other rows.
+There are two layouts, each with one operation.  Tokens whose number differs from row to row are
+packed (`PackedRows`, `ops.attend`), and rows are attended one slot after another, free of padding
+and of masks between rows: prompts, questions behind a slot, and their canvases.  Rows of one width
+are padded and attended all at once, in shapes that no data changes (`PaddedRows`,
+`ops.attend_padded`): canvases, canvases beside commits, and canvases behind questions that have
+places in a pool.  In both, no row's result depends on the other rows.
 
 Many reads see one slot without copies of it.  Each keeps the keys and values of its own tokens, in
 parts or in a pool, for as long as its canvases are read.
@@ -74,7 +75,7 @@ class RowPart:
         )
 
 
-class PartRows:
+class PaddedRows:
     """Attention of the rows of some parts.
 
     The packed tokens are those of the parts, one part after another.  One operation serves a
@@ -94,8 +95,7 @@ class PartRows:
 
     def positions(self) -> Tensor:
         """int64 [tokens]: each token's position in its row."""
-        (here,) = self._seen.values()
-        return _joined([_positions(*each) for each in here])
+        return _joined([_positions(*each) for each in next(iter(self._seen.values()))])
 
     @property
     def encodes(self) -> Tensor | None:
@@ -125,10 +125,8 @@ class PartRows:
 def _attend(layer: int, part: RowPart, first: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention of one layer: q, k, v [rows, width, heads, d] → like q; first int64 [rows]: how
     many positions each prefix has."""
-    pool, beside = part.pool, part.beside
-    stored = pool.keys[layer], pool.values[layer]
-    window = pool.sliding_window if pool.layers[layer].sliding else None
-    questions = None
+    pool, beside, questions = part.pool, part.beside, None
+    stored, window = (pool.keys[layer], pool.values[layer]), pool.window(layer)
     if beside is not None:
         own = beside.pool.keys[layer], beside.pool.values[layer], beside.starts, beside.counts
         questions = ops.Questions(*own, beside.pool.longest)
@@ -205,7 +203,7 @@ class Suffix:
             keys, values = self.keys[layer], self.values[layer]
             keys.append(stored_as(key.transpose(0, 1), stored))
             values.append(stored_as(value.transpose(0, 1), stored))
-            window = self.slot.window(layer)
+            window = self.slot.pool.window(layer)
             while window and self.kept(layer) - keys[0].shape[1] >= window - 1:
                 del keys[0], values[0]
 
@@ -240,7 +238,7 @@ class PackedRows:
 
     A row sees its slot's prefix, what its suffix holds, and of its new tokens those up to each; a
     canvas sees all of its own.  For the mask all positions of a canvas are its first: on sliding
-    layers it sees the last `window - 1` positions of what comes before it, as `PartRows` has it.
+    layers it sees the last `window - 1` positions of what comes before it, as `PaddedRows` has it.
     """
 
     def __init__(
@@ -319,7 +317,7 @@ class PackedRows:
 
     def _seen(self, layer: int, rows: list[int], everywhere: bool, shared: Tensor) -> ops.Causal:
         """Which keys they see; alike on all layers of a kind and a device."""
-        window = self.suffixes[rows[0]].slot.window(layer)
+        window = self.suffixes[rows[0]].slot.pool.window(layer)
         name = rows[0], window is None, everywhere, shared.device
         if name not in self._causal:
             queries, own, counts = list[int](), list[int](), list[tuple[int, int]]()

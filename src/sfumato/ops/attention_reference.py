@@ -164,7 +164,7 @@ class Rows:
     """int64 [rows]: how many tokens of each row, the first ones, take part; None: all."""
     commits: Tensor | None = None
     """int64 [rows]: above 0 where tokens see none after them. Elsewhere, and where it is None, a
-    row is a canvas, whose tokens see one another. Never beside questions."""
+    row is a canvas, whose tokens see one another."""
     questions: Questions | None = None
 
     @property

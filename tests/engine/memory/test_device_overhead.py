@@ -25,7 +25,7 @@ from sfumato.engine.memory.estimate import (
 )
 from sfumato.model.cache import KVPool, slot_bytes
 from sfumato.model.families import DIFFUSION_GEMMA
-from sfumato.model.segments import PartRows, RowPart
+from sfumato.model.segments import PaddedRows, RowPart
 from sfumato.model.truncate import cutoff_bytes
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -88,7 +88,7 @@ def test_a_step_of_the_real_size_takes_what_is_predicted(
         parts = [RowPart(pool, torch.arange(rows), FULL.canvas_length, lengths)]
         given = *network.transformer.parameters(), *pool.keys, *pool.values
         with torch.no_grad(), LiveBytes(*given) as live:
-            hidden = network.denoise_batch(ids, soft, PartRows(parts))
+            hidden = network.denoise_batch(ids, soft, PaddedRows(parts))
             network.head(hidden, temperature, uniform)
     footprint = ModelFootprint(FULL, GPU, torch.bfloat16, torch.bfloat16, 0)
     predicted = predict(footprint, EngineConfig(slots=rows, context=context)).step

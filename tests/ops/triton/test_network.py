@@ -12,7 +12,7 @@ from torch import Tensor
 from sfumato.bench.subject import random_config
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.network import Network
-from sfumato.model.segments import PartRows, RowPart
+from sfumato.model.segments import PaddedRows, RowPart
 from sfumato.model.transformer import Transformer
 from sfumato.ops import registry
 from sfumato.ops.triton import self_test
@@ -49,7 +49,7 @@ def test_a_step_of_both_phases(network: Network, monkeypatch: pytest.MonkeyPatch
         lengths = torch.full((len(rows),), WIDTH)
         part = RowPart(slots[0].pool, numbers, WIDTH, lengths, commits=counts)
         inputs = tokens[rows].flatten(), soft[rows].flatten(0, 1)
-        return network.denoise_batch(*inputs, PartRows([part]))
+        return network.denoise_batch(*inputs, PaddedRows([part]))
 
     with registry.reference_only():
         expected = step([0, 1])

@@ -92,3 +92,5 @@ def test_what_it_does_not_take_is_left_to_torch() -> None:
     short = replace(questions, starts=questions.starts.int())
     assert not serves(q, k, v, replace(rows, questions=short))
     assert not serves(q, k, v, replace(rows, keys=rows.keys.bfloat16()))
+    for name in ("width", "commits"):
+        assert not serves(q, k, v, replace(rows, **{name: torch.ones_like(rows.slots)}))

@@ -34,7 +34,7 @@ from sfumato.model.cache import KVPool, QuestionPool, Slot
 from sfumato.model.devices import to_device
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.placement import serving_kernels
-from sfumato.model.segments import Beside, PartRows, RowPart, Suffix
+from sfumato.model.segments import Beside, PaddedRows, RowPart, Suffix
 from sfumato.ops.online_softmax import TOP, Bans
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class Forward(PoolRows, ABC):
         pool = self.pool
         assert pool is not None
         tokens, soft, part = self.inputs(pool)
-        self.hidden.copy_(self.network.denoise_batch(tokens, soft, PartRows([part])))
+        self.hidden.copy_(self.network.denoise_batch(tokens, soft, PaddedRows([part])))
 
 
 class BatchForward(Forward):
@@ -186,7 +186,7 @@ class DeviceStep(PoolRows):
         scoring = Scoring.plain(self.network.config.vocab_size, bans)
         # Rows that commit are done too: the step writes nothing of them.
         done = batch.done[:, None].expand(-1, batch.width).flatten()
-        evaluated = evaluate(self.network, (self._part,), scoring, PartRows([seen]), done=done)
+        evaluated = evaluate(self.network, (self._part,), scoring, PaddedRows([seen]), done=done)
         move_rows(batch, self._rules, evaluated.stats, evaluated.fresh[0], self.words)
 
 

@@ -37,7 +37,7 @@ from sfumato.model.cache import Slot
 from sfumato.model.devices import to_host
 from sfumato.model.head import HeadStats
 from sfumato.model.network import Network
-from sfumato.model.segments import PartRows
+from sfumato.model.segments import PaddedRows
 from sfumato.ops.online_softmax import TOP
 
 Result = Draft | Exception | None
@@ -178,7 +178,7 @@ class Denoiser:
         batch_rows = [self._batch_rows[key] for key in dict.fromkeys(map(self._key, ordered))]
         states = tuple((each, each.state) for each in batch_rows)
         attended = layout.attended(slots)
-        attend: PartRows | Tensor = PartRows(attended)
+        attend: PaddedRows | Tensor = PaddedRows(attended)
         if self.device_steps is not None and len(attended) == 1 and attended[0].index is None:
             pool = attended[0].pool
             attend = self.device_steps.hidden(batch_rows[0].batch, len(canvases), pool)

@@ -30,7 +30,7 @@ from sfumato.diffusion.step.rules import GroupedRules, LiftProbe, RuleGroup, Sta
 from sfumato.model.cache import KVPool, Slot
 from sfumato.model.head import PLAIN, HeadStats
 from sfumato.model.network import Network
-from sfumato.model.segments import PartRows, RowPart
+from sfumato.model.segments import PaddedRows, RowPart
 from sfumato.ops.registry import operation
 
 
@@ -143,7 +143,7 @@ def evaluate(
     network: Network,
     parts: Sequence[Part],
     scoring: Scoring,
-    attend: PartRows | Tensor,
+    attend: PaddedRows | Tensor,
     canvases: Sequence[Canvas] = (),
     done: Tensor | None = None,
 ) -> Evaluated:
@@ -210,7 +210,7 @@ def draw(parts: Sequence[Part], vocab_size: int) -> tuple[Tensor, Tensor, tuple[
     return _joined(temperatures), _joined(uniforms), tuple(fresh)
 
 
-def forward(network: Network, parts: Sequence[Part], attend: PartRows) -> Tensor:
+def forward(network: Network, parts: Sequence[Part], attend: PaddedRows) -> Tensor:
     """Hidden states [positions, hidden], packed. Before a row's first step its soft embedding is
     zeros, which give what none gives: whether there is one is not asked on the host."""
     tokens = _joined([part.pack(part.batch.tokens) for part in parts])

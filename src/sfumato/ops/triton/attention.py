@@ -546,7 +546,8 @@ def _serves(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> bool:
     held = [x for x in every if x.is_floating_point()]
     stored = all(x.is_contiguous() and x[..., 0].numel() < _MOST for x in held)
     numbers = all(x.dtype == torch.int64 for x in every if not x.is_floating_point())
-    return _has_kernel(q) and stored and numbers and multiplied(q, k, v, *held)
+    known = rows.questions is None or rows.width is rows.commits is None
+    return known and _has_kernel(q) and stored and numbers and multiplied(q, k, v, *held)
 
 
 def _serves_packed(
