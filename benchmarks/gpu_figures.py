@@ -21,6 +21,7 @@ from benchmarks.gpu_step import (
 
 from sfumato.bench.environment import PeakMemory
 from sfumato.bench.measure import measure
+from sfumato.bench.report import Case, Work
 from sfumato.bench.step_cost import (
     DeviceLimits,
     StepShape,
@@ -31,7 +32,6 @@ from sfumato.bench.step_cost import (
     stored_bytes,
 )
 from sfumato.bench.subject import Subject
-from sfumato.bench.workload import Case, Work
 from sfumato.diffusion.sampler_config import REFERENCE, fixed_steps
 
 CANVASES, FAST_STEPS = 4, 16  # of the end-to-end figure

@@ -10,9 +10,8 @@ import torch
 from sfumato.bench import measure as module
 from sfumato.bench.environment import PeakMemory
 from sfumato.bench.measure import measure
-from sfumato.bench.report import METRICS, PARTS, Report
+from sfumato.bench.report import METRICS, PARTS, Case, Report, Work, cases, conversation
 from sfumato.bench.subject import Subject, loaded
-from sfumato.bench.workload import Case, Work, cases, conversation
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.sampler_config import SamplerConfig, fixed_steps
 from sfumato.tasks.reply import ReplyTask

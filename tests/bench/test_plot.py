@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from sfumato.bench import report as forms
-from sfumato.bench.report import PARTS, CaseReport, Report
-from sfumato.bench.workload import Case
+from sfumato.bench.report import PARTS, Case, CaseReport, Report
 
 
 def a_report(*parts: str) -> Report:

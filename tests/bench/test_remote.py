@@ -10,8 +10,17 @@ from tests.support.fake_openai_server import DONE, Scripted, end, event, scripte
 
 from sfumato.bench import remote
 from sfumato.bench.remote import Endpoint, ServerError
-from sfumato.bench.report import METRICS, CaseReport, Report, to_json, to_tables
-from sfumato.bench.workload import Case, Work, cases, conversation
+from sfumato.bench.report import (
+    METRICS,
+    Case,
+    CaseReport,
+    Report,
+    Work,
+    cases,
+    conversation,
+    to_json,
+    to_tables,
+)
 
 USAGE = {"prompt_tokens": 12, "completion_tokens": 40}
 TIMINGS = {
@@ -28,8 +37,7 @@ TIMINGS = {
 
 
 def measured(server: Scripted, work: Work, *case: Case, **fields: Any) -> Report:
-    target = remote.RemoteModel(Endpoint(server.url), "painter", fields)
-    return remote.measure(target, work, list(case))
+    return remote.measure(Endpoint(server.url), {"model": "painter", **fields}, work, list(case))
 
 
 def plain(body: dict[str, Any]) -> Iterator[str | float]:
@@ -107,8 +115,8 @@ def test_whatever_a_server_tells_can_be_reported() -> None:
 
 def test_a_name_cannot_control_a_terminal() -> None:
     with scripted(plain) as server:
-        target = remote.RemoteModel(Endpoint(server.url), "a\x1b[2J", {})
-        report = remote.measure(target, Work([4], 0, 1), [Case(64)])
+        fields = {"model": "a\x1b[2J"}
+        report = remote.measure(Endpoint(server.url), fields, Work([4], 0, 1), [Case(64)])
     assert server.bodies[0]["model"] == "a\x1b[2J"
     assert report.subject["model"] == "a\ufffd[2J"
 
@@ -169,9 +177,9 @@ def test_a_bug_is_not_taken_for_a_failure(monkeypatch: pytest.MonkeyPatch) -> No
         raise TypeError("a bug")
 
     monkeypatch.setattr(remote, "_request", bug)
-    target = remote.RemoteModel(Endpoint("http://localhost/v1"), "painter", {})
+    endpoint = Endpoint("http://localhost/v1")
     with pytest.raises(TypeError, match="a bug"):
-        remote.measure(target, Work([4], 0, 2), [Case(64)])
+        remote.measure(endpoint, {"model": "painter"}, Work([4], 0, 2), [Case(64)])
 
 
 def test_ctrl_c_keeps_what_was_measured() -> None:
@@ -180,8 +188,8 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
             raise KeyboardInterrupt
 
     with scripted(frank) as server:
-        target = remote.RemoteModel(Endpoint(server.url), "painter", {})
-        report = remote.measure(target, Work([4], 1, 5), [Case(64), Case(32)], report_progress)
+        given = Endpoint(server.url), {"model": "painter"}
+        report = remote.measure(*given, Work([4], 1, 5), [Case(64), Case(32)], report_progress)
     assert report.interrupted
     assert [result.requests for result in report.cases] == [1]
     assert isinstance(report.cases[0], CaseReport)

@@ -7,8 +7,16 @@ import json
 import pytest
 from rich.console import Console
 
-from sfumato.bench.report import METRICS, CaseReport, Report, number, to_csv, to_json, to_tables
-from sfumato.bench.workload import Case
+from sfumato.bench.report import (
+    METRICS,
+    Case,
+    CaseReport,
+    Report,
+    number,
+    to_csv,
+    to_json,
+    to_tables,
+)
 
 
 def a_report() -> Report:

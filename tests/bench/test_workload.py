@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sfumato.bench.workload import Case, Work, cases, read_prompts
+from sfumato.bench.report import Case, Work, cases, read_prompts
 
 
 def written(folder: Path, text: str | bytes) -> Path:

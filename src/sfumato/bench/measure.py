@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.bench.environment import PeakMemory
-from sfumato.bench.report import PARTS, CaseReport, Report, Values, take
+from sfumato.bench.report import PARTS, Case, CaseReport, Job, Prompt, Report, Values, Work, take
 from sfumato.bench.step_cost import StepShape, beside_measured
 from sfumato.bench.subject import Subject
-from sfumato.bench.workload import Case, Prompt, Work
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import Denoiser
@@ -105,7 +104,7 @@ def _measure_case(
     )
     engine = _engine(subject, work, case, config)
 
-    def run(pairs: list[tuple[Prompt, int]]) -> Iterator[Measurement]:
+    def run(pairs: list[Job]) -> Iterator[Measurement]:
         makers = [partial(_request, subject, prompt, seed, case, config) for prompt, seed in pairs]
         return run_requests(engine, makers, case.concurrency or 1, length, begin)
 

@@ -7,19 +7,29 @@ Times are taken by the client's clock. What only the server can know (steps, pre
 from __future__ import annotations
 
 import json
-import queue
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from multiprocessing.pool import ThreadPool
 from typing import Any
 from urllib.parse import urlsplit
 
-from sfumato.bench.report import CaseReport, Report, Values, take
-from sfumato.bench.workload import Case, Messages, Prompt, Work, conversation
+from sfumato.bench.report import (
+    Case,
+    CaseReport,
+    Job,
+    Messages,
+    Prompt,
+    Report,
+    Values,
+    Work,
+    conversation,
+    take,
+)
 from sfumato.refused import Refused
 from sfumato.weights.errors import quoted
 
@@ -28,93 +38,64 @@ _TEXTS = ("content", "reasoning_content", "reasoning", "tool_calls")  # what of 
 _LARGEST = 1e15  # no figure of a reply comes near it, and sums and quotients of such stay finite
 
 
-@dataclass(frozen=True)
-class RemoteModel:
-    """A server's model, and what every request to it says besides messages, length and seed."""
-
-    endpoint: Endpoint
-    name: str
-    fields: Mapping[str, Any]
-
-
 def measure(
-    model: RemoteModel,
+    endpoint: Endpoint,
+    fields: Mapping[str, Any],
     work: Work,
     cases: list[Case],
     progress: Callable[[int, int], None] = lambda number, count: None,
 ) -> Report:
     """Every case, one after another; KeyboardInterrupt ends it with what is measured so far.
 
+    fields: the model's name, and what else every request says besides messages, length and seed;
     progress: (requests done, requests in all).  Raises ServerError where a warm-up fails, and
     ValueError where every measured request does; single failures are part of the report.
     """
 
     def one(result: CaseReport, done: Callable[[], None]) -> None:
-        for prompt, seed in work.warmups():
-            _request(model, prompt, seed, result.case.max_tokens)
+        ask = partial(_request, endpoint, fields, result.case.max_tokens)
+        for job in work.warmups():
+            ask(job)
             done()
         began = time.perf_counter()
-        for values in _together(model, work, result.case):
-            done()
-            if isinstance(values, ServerError):
-                result.failures.append(str(values))
-            else:
-                result.add(values)
-                result.finished(time.perf_counter() - began)
+        # Its threads are daemons: after Ctrl-C the program does not wait for replies on their way.
+        with ThreadPool(result.case.concurrency or 1) as pool:
+            for values in pool.imap_unordered(partial(_or_failure, ask), work.requests()):
+                done()
+                if isinstance(values, ServerError):
+                    result.failures.append(str(values))
+                else:
+                    result.add(values)
+                    result.finished(time.perf_counter() - began)
 
-    report = Report({"model": printable(model.name), "url": model.endpoint.url})
+    report = Report({"model": printable(fields["model"]), "url": endpoint.url})
     return take(report, work, cases, one, progress)
 
 
-def _together(model: RemoteModel, work: Work, case: Case) -> Iterator[Values | ServerError]:
-    """The figures of every request, or why it failed, as they end; `case.concurrency` at a time."""
-    waiting: queue.SimpleQueue[tuple[Prompt, int]] = queue.SimpleQueue()
-    for job in work.requests():
-        waiting.put(job)
-    ended: queue.SimpleQueue[Values | Exception] = queue.SimpleQueue()
-    stopped = threading.Event()
-
-    def client() -> None:
-        while not stopped.is_set():
-            try:
-                prompt, seed = waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                ended.put(_request(model, prompt, seed, case.max_tokens))
-            except Exception as error:
-                ended.put(error)
-
-    for _ in range(case.concurrency or 1):
-        # A daemon: after Ctrl-C the program does not wait for replies on their way.
-        threading.Thread(target=client, daemon=True).start()
+def _or_failure(ask: Callable[[Job], Values], job: Job) -> Values | ServerError:
     try:
-        for _ in work.requests():
-            values = ended.get()
-            if isinstance(values, Exception) and not isinstance(values, ServerError):
-                raise values
-            yield values
-    finally:
-        stopped.set()
+        return ask(job)
+    except ServerError as error:
+        return error
 
 
-def _request(model: RemoteModel, prompt: Prompt, seed: int, max_tokens: int) -> Values:
+def _request(endpoint: Endpoint, fields: Mapping[str, Any], max_tokens: int, job: Job) -> Values:
     """The figures of one request. Raises ServerError."""
+    prompt, seed = job
     body = {
-        "model": model.name,
         "messages": _messages(prompt, seed),
         "max_tokens": max_tokens,
         "seed": seed,
         "stream": True,
         "stream_options": {"include_usage": True},
-        **model.fields,
+        **fields,
     }
     values: Values = {}
     usage: Mapping[str, Any] = {}
     timings: Mapping[str, Any] = {}
     finished = False
     start = time.perf_counter()
-    for chunk in model.endpoint.stream_chat(body):
+    for chunk in endpoint.stream_chat(body):
         seconds = [time.perf_counter() - start]
         usage = _part(chunk, "usage") or usage
         timings = _part(chunk, "timings") or timings
@@ -128,7 +109,7 @@ def _request(model: RemoteModel, prompt: Prompt, seed: int, max_tokens: int) -> 
         finished = finished or choice.get("finish_reason") is not None
     total = time.perf_counter() - start
     if not finished:
-        raise ServerError(f"{model.endpoint.url}: the stream ended before the reply did")
+        raise ServerError(f"{endpoint.url}: the stream ended before the reply did")
     return values | {"total_s": [total]} | _server_figures(usage, timings, total)
 
 

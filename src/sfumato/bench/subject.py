@@ -20,7 +20,7 @@ from tokenizers import decoders, models
 from torch import Tensor
 
 from sfumato.api import Model, TextSide
-from sfumato.bench.workload import Prompt
+from sfumato.bench.report import Prompt
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.engine import EngineConfig, EngineError
 from sfumato.engine.memory.estimate import ModelFootprint

@@ -9,24 +9,29 @@ import sys
 from collections.abc import Callable, Iterable
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from sfumato.bench.workload import QUESTIONS, Prompt, Work, cases, conversation, read_prompts
-from sfumato.cli import files
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import sfumato
+from sfumato.bench import environment, measure, remote, report, step_cost, subject
+from sfumato.bench.report import QUESTIONS, Prompt, Report, Work, cases, conversation
+from sfumato.bench.step_cost import Products, StepShape
+from sfumato.cli import INTERRUPTED, files
 from sfumato.cli.arguments import COMMAND_LINE, origin_of, request_fields, sampler_options
+from sfumato.diffusion.sampler_config import SamplerConfig, fixed_steps
+from sfumato.model.devices import is_out_of_memory
+from sfumato.model.families import open_checkpoint
+from sfumato.model.loading import config_of
+from sfumato.model.model_config import ModelConfig
+from sfumato.model.placement import pick_device
+from sfumato.model.quantization import as_codes
+from sfumato.ops import gpu
 from sfumato.options import LAST_SEED, exclusions
 from sfumato.options.table import options_of
 from sfumato.refused import Refused
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from sfumato.bench.report import Report
-    from sfumato.bench.step_cost import Products
-    from sfumato.bench.subject import Subject
-    from sfumato.diffusion.sampler_config import SamplerConfig
-    from sfumato.model.model_config import ModelConfig
-    from sfumato.weights.checkpoint import Checkpoint
+from sfumato.weights.checkpoint import Checkpoint
 
 RANDOM_STEPS = 8  # of a canvas of random weights, which never settles by itself
 SYNTHETIC = 256  # tokens of a prompt where no option says it and the model cannot read
@@ -53,22 +58,20 @@ _EITHER = (
 
 def main(args: argparse.Namespace) -> int:
     """Measure, report, and return the exit code. Raises ValueError or OSError for bad input."""
-    from sfumato.cli import INTERRUPTED
-
     _check(args)
     if args.predict:
         return _predict(args)
     work = Work(_prompts(args), args.warmup, args.repeats, args.seed)
-    report = _local(args, work) if args.url is None else _remote(args, work)
+    measured = _local(args, work) if args.url is None else _remote(args, work)
     _show_progress(0, 0)
-    report.work = {
+    measured.work = {
         "prompts": args.prompts
         or ("synthetic" if isinstance(work.prompts[0], int) else "built-in"),
         "prompt_count": len(work.prompts),
         **{name: getattr(args, name) for name in ("warmup", "repeats", "seed", "fixed_steps")},
     }
-    _write(report, args)
-    return INTERRUPTED if report.interrupted else 0
+    _write(measured, args)
+    return INTERRUPTED if measured.interrupted else 0
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -81,9 +84,13 @@ def _check(args: argparse.Namespace) -> None:
     for name in _RANDOM:
         if getattr(args, name) is not None and not args.random_weights:
             raise Refused(name, "belongs to --random-weights")
-    given = {"--random-weights": args.random_weights, "--quantize": args.quantize}
-    given |= {"-m": args.model, "--prompts": args.prompts}
-    given["--prompt-tokens"] = args.prompt_tokens is not None
+    given = {
+        "--random-weights": args.random_weights,
+        "--quantize": args.quantize,
+        "-m": args.model,
+        "--prompts": args.prompts,
+        "--prompt-tokens": args.prompt_tokens is not None,
+    }
     exclusions.check(exclusions.BENCH, given)
     if args.seed + args.repeats - 1 > LAST_SEED:
         raise Refused("seed", "each repeat takes the next one, and the last is above 2^64-1")
@@ -97,9 +104,7 @@ def _check(args: argparse.Namespace) -> None:
     if len(set(real)) < len(real):
         raise Refused(_FILES, "two of them name one file", "name another")
     if args.plot:
-        from sfumato.bench.report import check_plot
-
-        check_plot(Path(args.plot))
+        report.check_plot(Path(args.plot))
 
 
 def _leave_out(args: argparse.Namespace) -> None:
@@ -119,7 +124,7 @@ def _leave_out(args: argparse.Namespace) -> None:
 
 def _prompts(args: argparse.Namespace) -> list[Prompt]:
     if args.prompts:
-        return read_prompts(Path(args.prompts))
+        return report.read_prompts(Path(args.prompts))
     if args.prompt_tokens is not None:
         return [args.prompt_tokens]
     if args.random_weights:
@@ -128,20 +133,13 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
 
 
 def _local(args: argparse.Namespace, work: Work) -> Report:
-    import torch
-
-    from sfumato.bench import environment
-    from sfumato.bench import measure as local
-    from sfumato.model.devices import is_out_of_memory
-    from sfumato.ops import gpu
-
     varied = cases(args.max_tokens, args.threads, args.context, args.concurrency)
     where = bool(args.where or args.plot)
     try:
         with environment.PeakMemory() as memory:
-            subject = _subject(args)
-            report = local.measure(
-                subject, work, varied, _sampler(args), memory, where, _show_progress
+            model = _subject(args)
+            measured = measure.measure(
+                model, work, varied, _sampler(args), memory, where, _show_progress
             )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -151,23 +149,17 @@ def _local(args: argparse.Namespace, work: Work) -> Report:
             f"the memory does not suffice ({why}); take fewer --layers, a smaller --format or "
             "--quantize, lower --concurrency, --max-tokens or --context, or free some memory"
         ) from error
-    report.environment = environment.environment() | {
+    measured.environment = environment.environment() | {
         "cpu": environment.cpu_name(),
         "cpu_features": environment.cpu_features(),
         "cores": environment.usable_cores(),
         "memory_bytes": gpu.device_memory(torch.device("cpu")),
-        "gpu": gpu.product(subject.network.device),
+        "gpu": gpu.product(model.network.device),
     }
-    return report
+    return measured
 
 
-def _subject(args: argparse.Namespace) -> Subject:
-    import torch
-
-    import sfumato
-    from sfumato.bench import subject
-    from sfumato.model.placement import pick_device
-
+def _subject(args: argparse.Namespace) -> subject.Subject:
     if args.threads:  # the first case's, for loading
         torch.set_num_threads(args.threads[0])
     how = {key: getattr(args, key) for key in ("device", "dtype", "cache_type")}
@@ -180,44 +172,37 @@ def _subject(args: argparse.Namespace) -> Subject:
 
 
 def _sampler(args: argparse.Namespace) -> SamplerConfig:
-    from sfumato.diffusion.sampler_config import SamplerConfig, fixed_steps
-
     steps = args.fixed_steps or (RANDOM_STEPS if args.random_weights else None)
     config = fixed_steps(steps) if steps else SamplerConfig()
     return config.options(**sampler_options(args))
 
 
 def _remote(args: argparse.Namespace, work: Work) -> Report:
-    from sfumato.bench import environment, remote
-
     endpoint = remote.Endpoint(args.url.rstrip("/"), args.api_key, args.timeout)
     models = [args.model] if args.model else endpoint.models()
     if not models:
         raise remote.ServerError(f"{args.url}: has no models; name one with -m")
-    fields = request_fields(args) | ({"stream_drafts": True} if args.drafts else {})
-    model = remote.RemoteModel(endpoint, models[0], fields)
+    drafts = {"stream_drafts": True} if args.drafts else {}
+    fields = {"model": models[0], **request_fields(args), **drafts}
     varied = cases(args.max_tokens, concurrency=args.concurrency or (1,))
-    report = remote.measure(model, work, varied, _show_progress)
+    measured = remote.measure(endpoint, fields, work, varied, _show_progress)
     # The client's precision, backend and processor say nothing about the server.
     known = environment.environment()
-    report.environment = {name: known[name] for name in ("date", "sfumato", "commit")} | {
+    measured.environment = {name: known[name] for name in ("date", "sfumato", "commit")} | {
         "client": f"{environment.cpu_name()}, {environment.usable_cores()} cores",
         **dict.fromkeys(("precision", "backend", "cpu", "memory_bytes")),
     }
-    return report
+    return measured
 
 
 def _predict(args: argparse.Namespace) -> int:
     """Prints a step's time on a device that need not be here. Runs no network."""
-    from sfumato.bench import step_cost
-    from sfumato.bench.step_cost import StepShape, step_costs
-
     limits = step_cost.limits_named(args.predict)
     config, stored, codes = _described(args)
     steps = []
     for rows, prefix in product(args.concurrency or (1,), args.context or (PREFIX,)):
         shape = StepShape(rows, config.canvas_length, prefix)
-        costs = step_costs(config, shape, stored, codes=codes)
+        costs = step_cost.step_costs(config, shape, stored, codes=codes)
         steps.append((shape, step_cost.step_time(costs, limits)))
     nbytes = sum(stored.values())
     if args.json:
@@ -240,21 +225,17 @@ def _predict(args: argparse.Namespace) -> int:
 def _described(args: argparse.Namespace) -> tuple[ModelConfig, dict[str, int], dict[str, Products]]:
     """The network, the bytes of its tensors as a GPU holds them, and what multiplies those that are
     8-bit codes: of random weights or of a checkpoint's headers."""
-    from sfumato.bench.step_cost import codes_of, held_bytes
-    from sfumato.bench.subject import random_checkpoint
-    from sfumato.model.families import open_checkpoint
-    from sfumato.model.loading import config_of
-    from sfumato.model.quantization import as_codes
-
     checkpoint: Checkpoint
     if args.random_weights:
-        checkpoint = random_checkpoint(args.random_weights, args.format or "bf16", args.layers)
+        given = args.random_weights, args.format or "bf16", args.layers
+        checkpoint = subject.random_checkpoint(*given)
     elif args.model:
         checkpoint = as_codes(open_checkpoint(args.model))
     else:
         raise Refused("predict", "of what: give --random-weights 26b-a4b, or -m with a file")
     formats = {name: info.format for name, info in checkpoint.tensors.items()}
-    return config_of(checkpoint), held_bytes(checkpoint.tensors), codes_of(formats)
+    held = step_cost.held_bytes(checkpoint.tensors)
+    return config_of(checkpoint), held, step_cost.codes_of(formats)
 
 
 def _show_progress(number: int, count: int) -> None:
@@ -264,13 +245,11 @@ def _show_progress(number: int, count: int) -> None:
         print(f"\r{text:<40}\r", end="", file=sys.stderr, flush=True)
 
 
-def _write(report: Report, args: argparse.Namespace) -> None:
-    from sfumato.bench import report as forms
-
+def _write(measured: Report, args: argparse.Namespace) -> None:
     contents: dict[str, Callable[[], str | bytes]] = {
-        "json": lambda: forms.to_json(report) + "\n",
-        "csv": lambda: forms.to_csv(report),
-        "plot": lambda: forms.draw(report, Path(args.plot)),
+        "json": lambda: report.to_json(measured) + "\n",
+        "csv": lambda: report.to_csv(measured),
+        "plot": lambda: report.draw(measured, Path(args.plot)),
     }
     # Files first: a reader of the table may close the pipe. All that can be written or printed is,
     # even where a file cannot: the measurement may have taken hours.
@@ -284,19 +263,17 @@ def _write(report: Report, args: argparse.Namespace) -> None:
                 files.write(path, content(), args.force, name)
         except (ValueError, OSError) as error:
             failure = failure or error
-    if report.interrupted:
+    if measured.interrupted:
         print("sfumato: interrupted: the report has what was measured until then", file=sys.stderr)
     if printed is not None:
         sys.stdout.write(str(printed))
     else:
-        _print_tables(forms.to_tables(report))
+        _print_tables(report.to_tables(measured))
     if failure is not None:
         raise failure
 
 
 def _print_tables(tables: Iterable[Table]) -> None:
-    from rich.console import Console
-
     console = Console(highlight=False, markup=False, emoji=False)
     for table in tables:
         console.print(table)
