@@ -42,7 +42,7 @@ def decider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedDecider:
     Path("t.csv").write_text(table(80))
     decider = ScriptedDecider()
     monkeypatch.setattr("sfumato.cli.generation.load", lambda args: MODEL)
-    monkeypatch.setattr("sfumato.cli.answers.running", decider.running)
+    monkeypatch.setattr("sfumato.cli.decide.running", decider.running)
     return decider
 
 
@@ -105,7 +105,7 @@ def test_labels_that_do_not_suffice(
 def test_too_many_rows_are_refused(
     cli: Any, decider: ScriptedDecider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sfumato.cli.calibrate.MOST_PROBABILITIES", 319)
+    monkeypatch.setattr("sfumato.cli.decide.MOST_PROBABILITIES", 319)
     assert "would have 320 probabilities, and 319 are the most" in cli(*RUN).err
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sfumato import YesNo
-from sfumato.cli.answers import Columns, label_number, row_state
+from sfumato.cli.decide import Columns, label_number, row_state
 from sfumato.decisions.question_file import QuestionFile, StateTemplate
 from sfumato.diffusion.constraints.questions import (
     ChoiceQuestion,

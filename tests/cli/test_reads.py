@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from tests.support.scripted_decider import ScriptedDecider
 
-from sfumato.cli.answers import outcomes
+from sfumato.cli.decide import outcomes
 from sfumato.diffusion.constraints.questions import YesNoQuestion
 from sfumato.engine.errors import EngineDead
 from sfumato.engine.request import DecisionRequest

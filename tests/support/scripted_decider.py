@@ -63,7 +63,7 @@ class ScriptedDecider:
 
     @contextmanager
     def running(self, *_: Any) -> Iterator[ScriptedDecider]:
-        """In the place of `sfumato.cli.answers.running`."""
+        """In the place of `sfumato.cli.decide.running`."""
         yield self
 
 

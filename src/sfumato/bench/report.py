@@ -1,9 +1,9 @@
-"""A benchmark: its requests and settings, its figures, each with its one definition, and the report.
+"""A benchmark: its requests and settings, its figures, each with its one definition, and reports.
 
-A report is a table for people, JSON for programs, CSV for spreadsheets, or a picture.  A measurement
-is a mapping from a metric's key to the values found: one for each request, step or canvas, as the
-definition says. What was not found has no key, and is never guessed. Knows no model, no server, and
-not how figures are taken.
+A report is a table for people, JSON for programs, CSV for spreadsheets, or a picture. A
+measurement is a mapping from a metric's key to the values found: one for each request, step or
+canvas, as the definition says. What was not found has no key, and is never guessed. Knows no
+model, no server, and not how figures are taken.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ COMMANDS = (
         "answer questions about each row of a table with probabilities, without writing text",
         (Argument("table", "a CSV, TSV or JSON Lines file; or use --state", Path(), count="?"),),
     ),
-    Command("calibrate", "fit the probabilities of decisions to labelled rows"),
+    Command("calibrate", "fit the probabilities of decisions to labelled rows", module="decide"),
     Command(
         "perplexity",
         "measure how well the causal mode predicts a text",

@@ -9,16 +9,13 @@ import sys
 from collections import deque
 from glob import escape, glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sfumato.cli import INTERRUPTED, complain, files, generation
 from sfumato.cli.terminal import print_message, wrapped
-from sfumato.engine import EngineError, TooLarge
+from sfumato.engine import Engine, EngineError, TooLarge
 from sfumato.options import LAST_SEED, MOST_STEPS
 from sfumato.values import Whole, quoted
-
-if TYPE_CHECKING:
-    from sfumato.engine import Engine
 
 EMBEDDED_NAME = "sfumato-embedded"
 CONTEXT = 4096  # tokens of conversation before a larger cache slot has to be made

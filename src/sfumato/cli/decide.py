@@ -1,4 +1,8 @@
-"""`sfumato decide`: questions of a file about one text, or about every row of a table."""
+"""`sfumato decide` and `sfumato calibrate`: questions of a file about one text or the rows of a table.
+
+One engine is asked about a few rows at a time. `calibrate` fits a temperature for each question to
+a table of labelled rows.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +10,64 @@ import argparse
 import hashlib
 import json
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from sfumato.api import Model
 from sfumato.cli import INTERRUPTED, files, generation, terminal
-from sfumato.cli.answers import Asking, ask_rows, reading_of, row_state
 from sfumato.cli.rows import Row, Source, Target, cell_text
-from sfumato.cli.terminal import table
-from sfumato.decisions.calibration import find_calibration
-from sfumato.decisions.question_file import read_questions
+from sfumato.cli.terminal import rows_progress, table
+from sfumato.decisions.calibration import (
+    Calibration,
+    ModelIdentity,
+    Reading,
+    calibration_path,
+    calibration_text,
+    find_calibration,
+)
+from sfumato.decisions.fit import HIGHEST, LOWEST, Fitted, fit, plot
+from sfumato.decisions.question_file import QuestionFile, json_text, read_questions
 from sfumato.decisions.results import Decision, TypedAnswer, shown
+from sfumato.decisions.schema import Choice, YesNo
+from sfumato.diffusion.constraints.decision_plan import DecisionSettings
+from sfumato.diffusion.constraints.questions import Question, ScoreQuestion, YesNoQuestion
+from sfumato.engine import Engine, EngineConfig, own_engine
+from sfumato.engine.errors import EngineDead, NotReady
+from sfumato.engine.events import Decided, Handle, RequestFailed
+from sfumato.engine.request import DecisionRequest
 from sfumato.refused import Refused
+
+T = TypeVar("T")
+CONTEXT = 4_096  # positions of a slot; a larger one is made for a state that needs it
+ERROR = "error"
+_DIGITS = 6
+_FIELDS = {
+    "yes/no": ("answer", "probability"),
+    "choice": ("answer", "confidence"),
+    "score": ("answer", "score", "confidence"),
+}
+"""The columns that answers to a kind of question always have."""
 
 MOST_REASONS = 100  # that are told apart
 SHOWN_REASONS, SHOWN_OPTIONS = 5, 12
 LEAST_MASS = 0.5  # of a mean label mass, below which the summary has a note
+MOST_PROBABILITIES = 2_000_000  # of all rows, questions and options: fitting them takes a minute
+MOST_ERRORS = 5  # of rows, that are shown
+_NAME = "letters, digits, - and _"
 
 
 def main(args: argparse.Namespace) -> int:
-    """Decide, and print. Raises ValueError or OSError for bad input."""
+    """Run the one that the options name. Raises ValueError or OSError for bad input."""
+    return _calibrate(args) if args.command == "calibrate" else _decide(args)
+
+
+def _decide(args: argparse.Namespace) -> int:
     if (args.table is None) == (args.state is None):
         raise ValueError("give a table, or a text with --state, and not both")
     if (args.table is None) != (args.out is None):
@@ -42,16 +81,11 @@ def main(args: argparse.Namespace) -> int:
 
 def _one(args: argparse.Namespace, asking: Asking) -> int:
     """One state: bars, or an object of JSON."""
-    state = args.state
-    if state == "-":
-        state = files.read_text("-")
+    state = files.read_text("-") if args.state == "-" else args.state
     model, questions = generation.load(args), asking.file.questions
     decision = model.decide(state, questions, calibration=asking.calibration, **asking.options)
-    if args.json:
-        cells = asking.columns(probabilities=True).cells(decision, "")
-        terminal.print_json(cells)
-    else:
-        print(decision)
+    cells = asking.columns(probabilities=True).cells(decision, "")
+    terminal.print_report(args.json, cells, [str(decision)])
     return 0
 
 
@@ -221,3 +255,363 @@ def lines(figures: dict[str, Any]) -> list[str]:
         if len(reasons) > SHOWN_REASONS:
             out.append(f"  and {len(reasons) - SHOWN_REASONS} other reasons")
     return out
+
+
+@dataclass(frozen=True)
+class Asking:
+    """Questions of a file, and how they are read."""
+
+    file: QuestionFile
+    questions: Mapping[str, Question]  # those of the file that are read
+    reading: Reading
+    seed: int
+    label_mass: bool
+    calibration: Calibration | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `Model.decide`, `DecisionSettings` and `DecisionRequest` take besides the texts."""
+        return {**asdict(self.reading), "seed": self.seed, "label_mass": self.label_mass}
+
+    def check(self, model: Model) -> None:
+        """Raises ValueError for questions that cannot be asked about any state at all, and for a
+        calibration that is not for them."""
+        model.plan_decision("", self.questions, DecisionSettings(**self.options))
+        if self.calibration is not None:
+            self.calibration.check(self.questions, model.identity, self.reading)
+
+    def request(self, row: Row) -> DecisionRequest:
+        """The request about a row."""
+        return DecisionRequest(row_state(self.file, row.cells), self.questions, **self.options)
+
+    def decision(self, decided: Decided, model: ModelIdentity) -> Decision[dict[str, Any]]:
+        """The typed answers to all questions of the file. model: for the calibration."""
+        answers = decided.answers
+        if self.calibration is not None:
+            answers = self.calibration.apply(answers, self.questions, model, self.reading)
+        return self.file.schema.decision(answers, decided.usage)
+
+    def columns(self, probabilities: bool) -> Columns:
+        """The columns of the answers."""
+        kinds = {YesNo: "yes/no", Choice: "choice"}
+        named = {name: kinds.get(type(each), "score") for name, each in self.file.questions.items()}
+        spread = self.reading.samples != 1 or self.reading.orders > 1
+        return Columns(named, probabilities, self.label_mass, spread)
+
+
+def reading_of(args: argparse.Namespace) -> Reading:
+    """How the options say that questions are read."""
+    return Reading(args.samples, args.orders, args.order, args.steps, args.joint)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns each question has."""
+
+    questions: Mapping[str, str]  # names, with "yes/no", "choice" or "score"
+    probabilities: bool
+    label_mass: bool
+    spread: bool
+
+    def names(self, table: Collection[str]) -> list[str]:
+        """The columns of the answers, to stand behind the columns of the table. Raises ValueError,
+        naming the column, where two are the same or the table has it already."""
+        made = [*(f"{name}_{field}" for name, field in self._fields()), ERROR]
+        name, count = Counter(made).most_common(1)[0]
+        if count > 1:
+            raise ValueError(f"two columns would have the name {name!r}; rename a question")
+        for name in made:
+            if name in table:
+                raise ValueError(
+                    f"the table has a column {name!r} already, where answers would stand; rename "
+                    "the column or the question"
+                )
+        return made
+
+    def _fields(self) -> list[tuple[str, str]]:
+        """Each column as its question, and the field of the answer that it shows."""
+        more = ["label_mass"] * self.label_mass + ["spread", "order_spread"] * self.spread
+        more += ["probabilities"] * self.probabilities
+        own = [(name, field) for name, kind in self.questions.items() for field in _FIELDS[kind]]
+        return own + [(name, field) for field in more for name in self.questions]
+
+    def cells(self, decision: Decision[Any] | None, error: str) -> dict[str, Any]:
+        """The cells of a row. Where there is no decision all are empty but the error."""
+        cells = {
+            f"{name}_{field}": None if decision is None else _value(decision[name], field)
+            for name, field in self._fields()
+        }
+        return {**cells, ERROR: error or None}
+
+
+def _value(answer: TypedAnswer, field: str) -> Any:
+    """The field of an answer as a plain value."""
+    if field == "answer":
+        return shown(answer.value)
+    if field == "probabilities":
+        return {shown(v): round(p, _DIGITS) for v, p in answer.probabilities.items()}
+    value = answer.probabilities.get(True) if field == "probability" else getattr(answer, field)
+    return None if value is None else round(value, _DIGITS)
+
+
+def row_state(file: QuestionFile, cells: Mapping[str, Any]) -> str:
+    """The state of a row: the file's template filled, or else all columns as JSON, but those that
+    have the name of a question: they are labels. Raises ValueError where the template names a
+    column that is not there, or nothing is left."""
+    if file.state is not None:
+        return file.state.fill(cells)
+    left = {name: value for name, value in cells.items() if name not in file.questions}
+    if not left:
+        raise ValueError("every column has the name of a question, so no state is left")
+    return json_text(left)
+
+
+def label_number(question: Question, text: str) -> int | None:
+    """The number of the option that a label's cell names; None for an empty cell.
+
+    An option's own name comes first, then other words for yes and no, then a level's number from 0.
+    Raises ValueError."""
+    text = text.strip()
+    if not text:
+        return None
+    names = [option.name for option in question.options]
+    if text in names:
+        return names.index(text)
+    word = text.lower()
+    if isinstance(question, YesNoQuestion):
+        for number, words in enumerate((("yes", "true", "1"), ("no", "false", "0"))):
+            if word in words:
+                return number
+    elif isinstance(question, ScoreQuestion) and word in map(str, range(len(names))):
+        return int(word)
+    raise ValueError(f"{text!r:.80} is none of {', '.join(names)[:200]}")
+
+
+@dataclass
+class Outcome(Generic[T]):
+    """A row that is asked about: its answers, or why there are none, once there are any."""
+
+    row: T
+    handle: Handle[Decided] | None = None  # None: the engine has refused it
+    decided: Decided | None = None
+    error: str = ""
+
+
+def outcomes(
+    engine: Engine,
+    rows: Iterable[T],
+    request: Callable[[T], DecisionRequest],
+    at_a_time: int,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[Outcome[T]]:
+    """Each row's outcome, in order. stopped: when it returns True nothing more comes, and what is
+    under way is cancelled. Raises ValueError where the engine does not go on."""
+    waiting = iter(rows)
+    under_way: deque[Outcome[T]] = deque()
+    try:
+        while not stopped():
+            while len(under_way) < at_a_time and (row := next(waiting, None)) is not None:
+                under_way.append(_submitted(engine, row, request(row)))
+            if not under_way:
+                return
+            outcome = under_way.popleft()
+            try:
+                outcome.decided = outcome.handle and outcome.handle.result()
+            except RequestFailed as failed:
+                outcome.error = str(failed)
+            if stopped():
+                return
+            yield outcome
+    finally:
+        for outcome in under_way:
+            if outcome.handle is not None:
+                outcome.handle.cancel()
+
+
+def _submitted(engine: Engine, row: T, request: DecisionRequest) -> Outcome[T]:
+    try:
+        return Outcome(row, engine.decide(request))
+    except ValueError as error:
+        return Outcome(row, error=str(error))
+    except (EngineDead, NotReady) as error:
+        raise ValueError(f"the engine has stopped: {error}; the same command goes on") from error
+
+
+@contextmanager
+def running(model: Model, at_a_time: int) -> Iterator[Engine]:
+    """An engine for so many states at a time. Raises ValueError where the memory is too small."""
+    context = min(CONTEXT, model.config.context_length)
+    layout = EngineConfig(at_a_time, context, queue=2 * at_a_time)
+    engine = own_engine(model, layout, "lower --concurrency, or free some memory").start()
+    try:
+        yield engine
+    finally:
+        engine.close(drain_s=0)
+
+
+def ask_rows(
+    args: argparse.Namespace,
+    asking: Asking,
+    model: Model,
+    rows: Iterable[Row],
+    total: int,
+    before: int = 0,
+) -> Iterator[Outcome[Row]]:
+    """The outcomes of a table's rows, with their progress on standard error; after Ctrl-C no more
+    come. total, before: see `rows_progress`."""
+    with (
+        generation.counted() as presses,
+        running(model, args.concurrency) as engine,
+        rows_progress(total, before) as show,
+    ):
+        at_a_time = 2 * args.concurrency  # so that none of the engine's slots waits for this thread
+        results = outcomes(engine, rows, asking.request, at_a_time, lambda: presses.count > 0)
+        for done, outcome in enumerate(results, 1):
+            yield outcome
+            show(done)
+
+
+@dataclass
+class Labelled:
+    """What one question's labelled rows have been read as."""
+
+    rows: list[tuple[float, ...]] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    """Read, fit, store and print."""
+    file = read_questions(args.questions)
+    if not args.name.replace("-", "").replace("_", "").isalnum():
+        raise Refused("name", f"{args.name!r:.80} has other characters than {_NAME}")
+    path = calibration_path(file.path, args.name)
+    for each in (path, path.with_suffix(".svg")):
+        files.check(str(each), args.force, "name")
+    source = Source(args.labelled)
+    total, columns = source.scan(lambda row: _check_row(file, row))
+    names = [name for name in file.questions if name in columns]
+    if not names:
+        raise ValueError(
+            f"{source.path}: has no labels; give it a column for each question: "
+            f"{', '.join(file.questions)[:200]}"
+        )
+    count = total * sum(len(file.schema.questions[name].options) for name in names)
+    if count > MOST_PROBABILITIES:
+        raise ValueError(
+            f"{source.path}: has {total:,} rows, whose options would have {count:,} probabilities, "
+            f"and {MOST_PROBABILITIES:,} are the most; some thousand rows suffice"
+        )
+    # Read apart, a question needs no other; jointly all are on the canvas, as they will be.
+    every = file.schema.questions
+    questions = every if args.joint else {name: every[name] for name in names}
+    asking = Asking(file, questions, reading_of(args), args.seed, label_mass=False)
+    model = generation.load(args)
+    asking.check(model)
+    labelled = {name: Labelled() for name in names}
+    done, errors = _read(ask_rows(args, asking, model, source.rows(), total), asking, labelled)
+    if done < total:
+        return INTERRUPTED
+    fitted, refusals = _fit(args, labelled)
+    warnings = [f"{source.path}:{error}" for error in errors[:MOST_ERRORS]]
+    warnings += [f"and {len(errors) - MOST_ERRORS} other rows"] * (len(errors) > MOST_ERRORS)
+    for text in [*warnings, *(refusals if fitted else [])]:
+        terminal.print_message("warning", text)
+    if not fitted:
+        raise ValueError("; ".join(refusals))
+    _store(args, asking, model.identity, path, fitted, labelled)
+    # Without the probabilities of every row.
+    figures = {
+        name: {key: value for key, value in asdict(each).items() if key != "held_out"}
+        for name, each in fitted.items()
+    }
+    terminal.print_report(args.json, figures, _lines(fitted, path))
+    return 0
+
+
+def _check_row(file: QuestionFile, row: Row) -> None:
+    row_state(file, row.cells)
+    for name, question in file.schema.questions.items():
+        if name in row.cells:
+            try:
+                label_number(question, cell_text(row.cells[name]))
+            except ValueError as error:
+                raise ValueError(f"column {name!r}: {error}") from None
+
+
+def _read(
+    results: Iterable[Outcome[Row]], asking: Asking, labelled: Mapping[str, Labelled]
+) -> tuple[int, list[str]]:
+    """Adds the probabilities of every labelled question. Returns how many rows there were, and
+    why some have none."""
+    done, errors = 0, list[str]()
+    for outcome in results:
+        done += 1
+        if outcome.decided is None:
+            errors.append(f"{outcome.row.line}: {outcome.error}")
+            continue
+        for name, into in labelled.items():
+            text = cell_text(outcome.row.cells.get(name))
+            number = label_number(asking.questions[name], text)
+            if number is not None:
+                into.labels.append(number)
+                into.rows.append(outcome.decided.answers[name].probabilities)
+    return done, errors
+
+
+def _fit(
+    args: argparse.Namespace, labelled: Mapping[str, Labelled]
+) -> tuple[dict[str, Fitted], list[str]]:
+    """The fit of each question that can be fitted, and why others cannot."""
+    fitted, refusals = {}, []
+    for name, each in labelled.items():
+        try:
+            fitted[name] = fit(each.rows, each.labels, args.folds, args.seed)
+        except ValueError as error:
+            refusals.append(f"{name}: {error}")
+    return fitted, refusals
+
+
+def _store(
+    args: argparse.Namespace,
+    asking: Asking,
+    model: ModelIdentity,
+    path: Path,
+    fitted: Mapping[str, Fitted],
+    labelled: Mapping[str, Labelled],
+) -> None:
+    """The calibration, and its plot beside it."""
+    made = datetime.now(UTC).date().isoformat()
+    text = calibration_text(model, asking.reading, asking.questions, fitted, made)
+    square = {name: (f, labelled[name].rows, labelled[name].labels) for name, f in fitted.items()}
+    for target, content in ((path.with_suffix(".svg"), plot(square)), (path, text)):
+        files.write(str(target), content, args.force, "name")
+
+
+def _lines(fitted: Mapping[str, Fitted], path: Path) -> list[str]:
+    """A table of the fits, and what to do with them."""
+    rows: list[tuple[str, ...]] = [
+        ("question", "labels", "T", "T of folds", "accuracy", "Brier", "ECE", "NLL")
+    ]
+    for name, each in fitted.items():
+        folds = f"{min(each.fold_temperatures):.2f}-{max(each.fold_temperatures):.2f}"
+        rows.append(
+            (
+                name,
+                str(each.labels),
+                f"{each.temperature:.2f}",
+                folds,
+                f"{each.before.accuracy:.1%}",
+                *(
+                    f"{getattr(each.before, key):.3f} → {getattr(each.after, key):.3f}"
+                    for key in ("brier", "ece", "nll")
+                ),
+            )
+        )
+    out = ["before → after, on rows that the temperature was not fitted to:", *table(rows)]
+    for name, each in fitted.items():
+        if each.kept:
+            out.append(f"{name}: T stays 1, since the fitted one did not lower the NLL held out")
+        elif not LOWEST * 1.01 < each.temperature < HIGHEST * 0.99:
+            out.append(f"{name}: T is at its bound; look at the labels before you use it")
+    plotted = path.with_suffix(".svg")
+    return [*out, f"stored in {path}; {plotted} shows it", f"use it: --calibration {path}"]

@@ -14,18 +14,29 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich.console import Console
 
 import sfumato
-from sfumato.api import EMBEDDED
+from sfumato.api import EMBEDDED, Model, Reply
 from sfumato.cli import terminal
 from sfumato.cli.arguments import sampler_options
 from sfumato.cli.display import CanvasDrawing, Display, Live, Plain, is_visual
+from sfumato.cli.display import Event as ReplyEvent
 from sfumato.diffusion.noise import Noise
-from sfumato.engine import Engine, EngineConfig, Failed, Finished, Request, TooLarge, own_engine
+from sfumato.engine import (
+    Account,
+    Engine,
+    EngineConfig,
+    Event,
+    Failed,
+    Finished,
+    Request,
+    TooLarge,
+    own_engine,
+)
 from sfumato.engine.memory.guard import Subject, check_placed, most_gpu_layers
 from sfumato.engine.prepare import prepare, snapshot_points_of
 from sfumato.model.cache import snapshot_bytes
@@ -38,11 +49,6 @@ from sfumato.options.table import DEVICES
 from sfumato.refused import Refused
 from sfumato.server.examples import CANNOT, is_answered
 from sfumato.weights.checkpoint import fingerprint
-
-if TYPE_CHECKING:
-    from sfumato.api import Model, Reply
-    from sfumato.cli.display import Event as ReplyEvent
-    from sfumato.engine import Account, Event
 
 Message = dict[str, Any]
 

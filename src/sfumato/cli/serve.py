@@ -19,19 +19,20 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
+from sfumato.cli import generation
 from sfumato.cli.arguments import origin_of
+from sfumato.engine import Engine, EngineConfig, Terminal
+from sfumato.engine.audit import AuditLog, AuditWriter, facts
+from sfumato.engine.request import AnyRequest
 from sfumato.refused import Refused
+from sfumato.server.app import create_app
 from sfumato.server.http import logs
 from sfumato.server.http.logs import RateLimit
 from sfumato.server.http.uvicorn_server import SIGNALS, Listener, bind
+from sfumato.server.metrics import Metrics
 from sfumato.server.settings import ServerSettings
-
-if TYPE_CHECKING:
-    from sfumato.engine import Engine, EngineConfig, Terminal
-    from sfumato.engine.audit import AuditWriter
-    from sfumato.engine.request import AnyRequest
 
 log = logging.getLogger(__name__)
 
@@ -74,11 +75,6 @@ def _serve(
 ) -> tuple[int, bool]:
     """Loads the model and serves until a signal comes or the engine dies. Returns the exit code,
     and whether the engine's thread may still be in a step."""
-    from sfumato.cli import generation
-    from sfumato.engine import Engine
-    from sfumato.server.app import create_app
-    from sfumato.server.metrics import Metrics
-
     ends: list[Callable[[AnyRequest, Terminal], None]] = []
 
     def finished(request: AnyRequest, event: Terminal) -> None:
@@ -186,8 +182,6 @@ def _is_loopback(host: str) -> bool:
 
 def _config(args: argparse.Namespace, longest: int) -> EngineConfig:
     """longest: the context that the model was made for."""
-    from sfumato.engine import EngineConfig
-
     return EngineConfig(
         slots=args.slots,
         context=args.context or min(EngineConfig.context, longest),
@@ -203,8 +197,6 @@ def _config(args: argparse.Namespace, longest: int) -> EngineConfig:
 
 def _audit_log(args: argparse.Namespace) -> AbstractContextManager[AuditWriter | None]:
     """The open audit log: a path that cannot be written is refused before the model is loaded."""
-    from sfumato.engine.audit import AuditLog, AuditWriter
-
     if not args.audit_log:
         return nullcontext()
     log = AuditLog(args.audit_log, max_bytes=args.audit_max_bytes, text=args.audit_text)
@@ -214,8 +206,6 @@ def _audit_log(args: argparse.Namespace) -> AbstractContextManager[AuditWriter |
 def _recorder(
     log: AuditWriter, engine: Engine, name: str
 ) -> Callable[[AnyRequest, Terminal], None]:
-    from sfumato.engine.audit import facts
-
     budget = engine.state().memory.budget
     limit = RateLimit()
 
