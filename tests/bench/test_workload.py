@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from sfumato.bench.report import Case, Work, cases, read_prompts
+from sfumato.bench.report import Case, Prompt, Work, cases
+from sfumato.bench.report import read_prompts as prompts_of
+from sfumato.cli.files import read_text
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """As `sfumato bench --prompts` reads them."""
+    return prompts_of(read_text(str(path)), str(path))
 
 
 def written(folder: Path, text: str | bytes) -> Path:

@@ -77,7 +77,7 @@ def test_a_signal_leaves_nothing(
 
         sfumato.convert.convert(*given, progress=interrupt, **more)
 
-    monkeypatch.setattr("sfumato.cli.convert.convert", convert)
+    monkeypatch.setattr("sfumato.cli.checkpoint.convert", convert)
     before = set(tmp_path.iterdir())
     assert cli("convert", str(source), str(tmp_path / out)).code == code
     assert set(tmp_path.iterdir()) == before

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sfumato.cli.inspect import memory
+from sfumato.cli.checkpoint import memory
 from sfumato.model.cache import slot_bytes
 from sfumato.model.families import open_checkpoint
 from sfumato.model.head import head_bytes
@@ -18,7 +18,7 @@ from sfumato.train.recipe import EMBEDDED, initialised, save_checkpoint
 
 @pytest.fixture(autouse=True)
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sfumato.cli.inspect.pick_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr("sfumato.cli.checkpoint.pick_device", lambda: torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_the_memory_predicted_is_what_loading_takes(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     """Routers, norms and scales included, which are kept apart from the others' dtype."""
-    monkeypatch.setattr("sfumato.cli.inspect.pick_dtype", lambda *_: dtype)
+    monkeypatch.setattr("sfumato.cli.checkpoint.pick_dtype", lambda *_: dtype)
     cpu, opened = torch.device("cpu"), open_checkpoint(checkpoint)
     network = load_network(opened, cpu, dtype)
     needs = memory(opened, network.config, cpu)

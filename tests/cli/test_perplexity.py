@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sfumato.cli import main, perplexity
+from sfumato.cli import main, train
 
 
 def test_a_file_and_standard_input(
@@ -43,7 +43,7 @@ def test_bad_texts(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(perplexity, "MOST_BYTES", 8)
+    monkeypatch.setattr(train, "MOST_BYTES", 8)
     path = tmp_path / "text.txt"
     if data is not None:
         path.write_bytes(data)

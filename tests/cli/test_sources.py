@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from sfumato.cli.arguments import LARGEST, CommandLine, in_options, origin_of, suspicious
+from sfumato.cli.arguments import CommandLine, in_options, origin_of, suspicious
 from sfumato.cli.serve import _api_keys
+from sfumato.decisions.question_file import LARGEST
 from sfumato.options.table import OPTIONS, Option
 from sfumato.refused import Refused
 from sfumato.values import Choice, Each, Flag, Number, Text, Whole
@@ -150,7 +151,7 @@ def test_what_is_required_may_come_from_anywhere(parse: Any, refused: Any) -> No
         ({"file": "config = 'y'"}, "config in sfumato.toml: a file cannot name another file"),
         ({"file": "port = "}, "sfumato.toml: is not TOML: Invalid value (at end of document)"),
         ({"file": "a=" + "[" * 5000}, "sfumato.toml: is not TOML"),
-        ({"file": "#" * (LARGEST + 1)}, "sfumato.toml: has more than 1,048,576 bytes"),
+        ({"file": "#" * (LARGEST + 1)}, "sfumato.toml: has more than 4,194,304 bytes"),
     ],
 )
 def test_wrong_values_are_told_with_their_place(

@@ -92,23 +92,21 @@ def conversation(text: str) -> Messages:
     return [{"role": "user", "content": text}]
 
 
-def read_prompts(path: Path) -> list[Prompt]:
-    """Prompts of a file: one a line, or JSON objects, one a line, with `messages` or a `text`.
+def read_prompts(text: str, name: str) -> list[Prompt]:
+    """Prompts of a file's text: one a line, or JSON objects, one a line, with `messages` or a
+    `text`.
 
     Empty lines do not count; a file whose first line begins with { is read as JSON. Raises
-    OSError where the file cannot be read, and ValueError naming the line.
+    ValueError naming the file and the line.
     """
-    try:
-        # Not splitlines(): other separators, as U+2028, may be part of a prompt.
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: is not UTF-8 text: {error}") from None
+    # Not splitlines(): other separators, as U+2028, may be part of a prompt.
+    lines = text.removeprefix("\ufeff").split("\n")
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
-        raise ValueError(f"{path}: has no prompts; write one a line")
+        raise ValueError(f"{name}: has no prompts; write one a line")
     if not numbered[0][1].lstrip().startswith("{"):
         return [conversation(line.strip()) for _, line in numbered]
-    return [_from_json(line, f"{path}:{number}") for number, line in numbered]
+    return [_from_json(line, f"{name}:{number}") for number, line in numbered]
 
 
 def _from_json(line: str, where: str) -> Messages:

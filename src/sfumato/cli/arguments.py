@@ -27,7 +27,6 @@ _EPILOG = (
 )
 
 
-LARGEST = 1 << 20  # bytes of a file
 # No options; the modules that need them read them.
 OTHER_VARIABLES = (f"{PREFIX}ISA", f"{PREFIX}DEBUG", f"{PREFIX}OFF")
 FILE, ENVIRONMENT, COMMAND_LINE = 1, 2, 3  # ranks of sources; a default has rank 0
@@ -94,6 +93,7 @@ COMMANDS = (
         "perplexity",
         "measure how well the causal mode predicts a text",
         (Argument("file", "a file of UTF-8 text; - is standard input", Path()),),
+        module="train",
     ),
     Command("serve", "serve a model over HTTP, to OpenAI's clients and as a web page"),
     Command("demo", "watch the embedded model solve a Sudoku and answer questions"),
@@ -101,6 +101,7 @@ COMMANDS = (
         "inspect",
         "list what is in a checkpoint, without loading it",
         (Argument("path", _CHECKPOINT, Path()),),
+        module="checkpoint",
     ),
     Command(
         "convert",
@@ -109,6 +110,7 @@ COMMANDS = (
             Argument("source", _CHECKPOINT),
             Argument("out", "a file that ends in .gguf, or else a folder of safetensors"),
         ),
+        module="checkpoint",
     ),
     Command("doctor", "estimate whether DiffusionGemma fits this machine, and how fast it is"),
     Command(
@@ -362,16 +364,11 @@ def _read(option: Option, origin: Origin, given: Any, from_text: bool = False) -
 def read_file(path: str) -> dict[str, Entries]:
     """The tables of a TOML file by command, and under "" the keys of all commands, with every key
     and every value checked. Raises ValueError or OSError."""
-    import tomllib  # here: `sfumato --help` needs none
+    import pathlib  # here: `sfumato --help` needs none
 
-    with open(path, "rb") as file:
-        data = file.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise ValueError(f"{path}: has more than {LARGEST:,} bytes, which no file of options needs")
-    try:
-        raw = tomllib.loads(data.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}: is not TOML: {error}") from None
+    from sfumato.decisions.question_file import read_toml
+
+    raw = read_toml(pathlib.Path(path))
     tables = {name: value for name, value in raw.items() if isinstance(value, dict)}
     for name in tables:
         if name not in _COMMANDS:

@@ -124,7 +124,7 @@ def _leave_out(args: argparse.Namespace) -> None:
 
 def _prompts(args: argparse.Namespace) -> list[Prompt]:
     if args.prompts:
-        return report.read_prompts(Path(args.prompts))
+        return report.read_prompts(files.read_text(args.prompts), args.prompts)
     if args.prompt_tokens is not None:
         return [args.prompt_tokens]
     if args.random_weights:

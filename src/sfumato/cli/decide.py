@@ -1,4 +1,4 @@
-"""`sfumato decide` and `sfumato calibrate`: questions of a file about one text or the rows of a table.
+"""`sfumato decide` and `sfumato calibrate`: questions of a file about texts, or rows of a table.
 
 One engine is asked about a few rows at a time. `calibrate` fits a temperature for each question to
 a table of labelled rows.

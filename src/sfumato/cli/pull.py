@@ -423,8 +423,8 @@ def download(listing: Listing, names: list[str], reference: Reference) -> Path:
     hub = library()
     with explained(reference):
         for name in names:
-            if _resumable(listing, name) and not _cached(listing, name):
-                _resume(hub, listing, name)
+            if not _cached(listing, name) and (blob := _blob(listing, name)):
+                _resume(hub, listing, name, blob)
             # Registers a file that is in the cache, and downloads the small files.
             place = Path(hub.hf_hub_download(listing.repo, name, revision="main"))
     depth = names[-1].count("/")
@@ -433,15 +433,11 @@ def download(listing: Listing, names: list[str], reference: Reference) -> Path:
 
 def _held(listing: Listing, name: str) -> int:
     """Bytes of a file that are already downloaded."""
+    size, blob = listing.sizes[name], _blob(listing, name)
     if _cached(listing, name):
-        return listing.sizes[name]
-    if not _resumable(listing, name):
-        return 0
-    blob = _blob(listing, name)
-    for path in (blob, blob.with_suffix(".part")):
-        if path.exists():
-            return min(path.stat().st_size, listing.sizes[name])
-    return 0
+        return size
+    places = (blob, blob.with_suffix(".part")) if blob else ()
+    return next((min(path.stat().st_size, size) for path in places if path.exists()), 0)
 
 
 def _cached(listing: Listing, name: str) -> bool:
@@ -449,21 +445,19 @@ def _cached(listing: Listing, name: str) -> bool:
     return isinstance(find(listing.repo, name, revision=listing.revision), str)
 
 
-def _resumable(listing: Listing, name: str) -> bool:
-    return name in listing.hashes and listing.sizes[name] <= WHOLE
-
-
-def _blob(listing: Listing, name: str) -> Path:
-    digest = listing.hashes[name]
+def _blob(listing: Listing, name: str) -> Path | None:
+    """A file's place in the cache; None where the library alone downloads the file."""
+    digest = listing.hashes.get(name)
+    if digest is None or listing.sizes[name] > WHOLE:
+        return None
     if not re.fullmatch("[0-9a-f]{64}", digest):  # it becomes the name of a file
         raise ValueError(f"{listing.repo}: {name}: the hub gives no SHA-256 for it")
     return cache_folder(listing.repo) / "blobs" / digest
 
 
-def _resume(hub: Any, listing: Listing, name: str) -> None:
+def _resume(hub: Any, listing: Listing, name: str, blob: Path) -> None:
     """Downloads a file to its place in the cache. What is there of an interrupted download is kept
     beside that place: the library itself would start again from the beginning."""
-    blob, expected = _blob(listing, name), listing.sizes[name]
     part = blob.with_suffix(".part")
     blob.parent.mkdir(parents=True, exist_ok=True)
     locks = blob.parents[2] / ".locks" / blob.parents[1].name  # the library's own
@@ -472,8 +466,7 @@ def _resume(hub: Any, listing: Listing, name: str) -> None:
         if blob.exists():  # another process has downloaded it
             return
         held = part.stat().st_size if part.exists() else 0
-        if held > expected:
-            held = 0
+        held = 0 if held > listing.sizes[name] else held
         with part.open("r+b" if held else "wb") as file:
             file.seek(held)
             _stream(hub, listing, name, file, held)

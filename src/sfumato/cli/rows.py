@@ -187,21 +187,26 @@ class Target:
         self.count = 0  # rows that are there already
         self.last: Mapping[str, Any] = {}  # the last of them
         made = {**made, "columns": self._columns}
-        if not force and (self.path.exists() or self._about.exists()) and self._goes_on(made):
-            self._take_up()
-        else:
-            self._begin(made)
+        is_there = self.path.exists() or self._about.exists()
+        goes_on = is_there and not force and self._goes_on(made)
+        if not goes_on:
+            text = json.dumps(made, ensure_ascii=False, indent=1)
+            self._about.write_text(text + "\n", encoding="utf-8")
+            self.path.write_bytes(b"")
+        self._file: BinaryIO = self.path.open("r+b", buffering=0)
+        # What is left of a row that was not written to its end is cut off.
+        end, _ = _whole_records(self._file, self._delimiter is not None)
+        self._file.truncate(end)
+        self._file.seek(end)
+        if end:
+            for row in Source(self.path, MOST_OWN_ROW, MOST_OWN_COLUMNS).rows():
+                self.count, self.last = self.count + 1, row.cells
+        elif self._delimiter is not None:
+            self._append(self._csv(self._columns))
 
     @property
     def _about(self) -> Path:
         return self.path.with_name(f"{self.path.name}.about.json")
-
-    def _begin(self, made: Mapping[str, Any]) -> None:
-        text = json.dumps(made, ensure_ascii=False, indent=1)
-        self._about.write_text(text + "\n", encoding="utf-8")
-        self._file: BinaryIO = self.path.open("wb", buffering=0)
-        if self._delimiter is not None:
-            self._append(self._csv(self._columns))
 
     def _goes_on(self, made: Mapping[str, Any]) -> bool:
         """Whether the file was made so; False where it was not, but has no rows yet."""
@@ -225,18 +230,6 @@ class Target:
                 f"with it; {advice}"
             )
         return not other
-
-    def _take_up(self) -> None:
-        """Counts the rows, and cuts off what is left of one that was not written to its end."""
-        with self.path.open("r+b") as file:
-            end, _ = _whole_records(file, self._delimiter is not None)
-            file.truncate(end)
-        if end:
-            for row in Source(self.path, MOST_OWN_ROW, MOST_OWN_COLUMNS).rows():
-                self.count, self.last = self.count + 1, row.cells
-        self._file = self.path.open("ab", buffering=0)
-        if not end and self._delimiter is not None:
-            self._append(self._csv(self._columns))
 
     def append(self, cells: Mapping[str, Any]) -> None:
         """Writes a row to its end, or not at all. Raises OSError."""

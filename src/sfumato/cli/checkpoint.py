@@ -1,4 +1,6 @@
-"""`sfumato inspect`: what is in a checkpoint and what running it would take."""
+"""`sfumato inspect` and `sfumato convert`: what is in a checkpoint and what running it would take,
+and the same checkpoint in another format.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from typing import Any
 
 import torch
 
-from sfumato.cli.terminal import print_report, size, table
+from sfumato.cli.terminal import print_message, print_report, progress, size, table
+from sfumato.convert import Converted, convert
 from sfumato.engine.memory.estimate import ModelFootprint
 from sfumato.model.cache import slot_bytes
 from sfumato.model.families import open_checkpoint
@@ -25,7 +28,11 @@ CONTEXTS = (4096, 32768, 131072, 262144)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the findings. Raises CheckpointError or OSError where there is no checkpoint."""
+    """Run the one that the options name. Raises ValueError or OSError for bad input."""
+    return _convert(args) if args.command == "convert" else _inspect(args)
+
+
+def _inspect(args: argparse.Namespace) -> int:
     checkpoint = open_checkpoint(args.path)
     summary = facts(checkpoint, args.quantize, args.cache_type)
     lines = report(summary)
@@ -156,3 +163,19 @@ def _needs(memory: dict[str, Any]) -> list[str]:
         if memory[option]:
             how += f", --{option.replace('_', '-')} {memory[option]}"
     return [f"memory predicted on {memory['device']}, {how}:", *table(rows)]
+
+
+def _convert(args: argparse.Namespace) -> int:
+    with progress("converting", in_bytes=True) as show:
+        done = convert(args.source, args.out, args.to, force=args.force, progress=show)
+    for note in done.notes:
+        print_message("note", note)
+    print(_written(done))
+    return 0
+
+
+def _written(done: Converted) -> str:
+    """One line: what was written, and how many tensors are of which format."""
+    counted = Counter(tensor.format for tensor in done.tensors).most_common()
+    formats = ", ".join(f"{count} {name}" for name, count in counted)
+    return f"{done.path}: {done.target}, {size(done.nbytes)} ({formats})"
