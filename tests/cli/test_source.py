@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sfumato.cli.rows import Source, cell_text
+from sfumato.cli.files import Source, cell_text
 
 
 def source(folder: Path, name: str, data: str | bytes) -> Source:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sfumato.cli.rows import Source, Target
+from sfumato.cli.files import Source, Target
 
 ROWS = [{"a": "x\ny", "b": '"'}, {"a": "carriage\rreturn", "b": ","}, {"a": "", "b": "ü"}]
 

@@ -99,7 +99,7 @@ def _request(endpoint: Endpoint, fields: Mapping[str, Any], max_tokens: int, job
         seconds = [time.perf_counter() - start]
         usage = _part(chunk, "usage") or usage
         timings = _part(chunk, "timings") or timings
-        choice = _choice(chunk)
+        choice = _part(chunk, "choices", 0)
         delta = _part(choice, "delta")
         if any("draft" in part for part in (chunk, choice, delta)):
             values.setdefault("first_draft_s", seconds)
@@ -139,17 +139,14 @@ def _messages(prompt: Prompt, seed: int) -> Messages:
     return conversation(" ".join(random.Random(seed).choices(_WORDS, k=prompt)))
 
 
-def _choice(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The one choice of a chunk; a chunk of figures alone has none."""
-    choices = chunk.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    return choice if isinstance(choice, Mapping) else {}
-
-
-def _part(chunk: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The object under a key, empty where there is none."""
-    part = chunk.get(key)
-    return part if isinstance(part, Mapping) else {}
+def _part(chunk: Any, *path: str | int) -> Mapping[str, Any]:
+    """The object at the end of a path of keys, empty where there is none."""
+    try:
+        for key in path:
+            chunk = chunk[key]
+    except (KeyError, IndexError, TypeError):
+        return {}
+    return chunk if isinstance(chunk, Mapping) else {}
 
 
 def _number(part: Mapping[str, Any], key: str) -> float | None:

@@ -39,14 +39,6 @@ SYNTHETIC = 256  # tokens of a prompt where no option says it and the model cann
 PREFIX = 512  # tokens before the canvas of a step that is predicted, where no option says it
 
 _FILES = ("json", "csv", "plot")  # options that name files to write
-# Options that have no meaning for a server, or for a local model.
-_LOCAL = (
-    *("random_weights", "format", "layers", "device", "dtype", "activations", "quantize"),
-    *("cache_type", "predict", "context", "threads", "fixed_steps", "soft_skip", "soft_top_k"),
-    "where",
-)
-_REMOTE = ("api_key", "drafts")
-_RANDOM = ("format", "layers")
 # Where the first option of a pair is given, the second has another meaning, or none.
 _EITHER = (
     *(("url", "model"), ("random_weights", "model"), ("model", "random_weights")),
@@ -77,20 +69,9 @@ def main(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     """Refuses what cannot be measured, before anything slow."""
     _leave_out(args)
-    for name in _REMOTE if args.url is None else _LOCAL:
-        if getattr(args, name) not in (None, False, "auto"):
-            side = "a server, with --url" if args.url is None else "this machine, not for a server"
-            raise Refused(name, f"is for measuring {side}", "leave it out")
-    for name in _RANDOM:
-        if getattr(args, name) is not None and not args.random_weights:
-            raise Refused(name, "belongs to --random-weights")
-    given = {
-        "--random-weights": args.random_weights,
-        "--quantize": args.quantize,
-        "-m": args.model,
-        "--prompts": args.prompts,
-        "--prompt-tokens": args.prompt_tokens is not None,
-    }
+    given = {option.flag: _is_given(args, option.key) for option in options_of("bench")}
+    given |= {"-m": args.model, "--url=none": args.url is None}
+    given["--random-weights=none"] = not args.random_weights
     exclusions.check(exclusions.BENCH, given)
     if args.seed + args.repeats - 1 > LAST_SEED:
         raise Refused("seed", "each repeat takes the next one, and the last is above 2^64-1")
@@ -107,13 +88,18 @@ def _check(args: argparse.Namespace) -> None:
         report.check_plot(Path(args.plot))
 
 
+def _is_given(args: argparse.Namespace, key: str) -> bool:
+    value = getattr(args, key)
+    return value is not None and value is not False and value != "auto"
+
+
 def _leave_out(args: argparse.Namespace) -> None:
     """Resets options that have no meaning in this run and are not on the command line: a variable
     or a file may set them for other commands and other runs."""
-    defaults = {option.key: option.default for option in options_of("bench")}
-    for name in _REMOTE if args.url is None else _LOCAL:
-        if origin_of(args, name).rank < COMMAND_LINE:
-            setattr(args, name, defaults[name])
+    meaningless = exclusions.REMOTE if args.url is None else exclusions.LOCAL
+    for option in options_of("bench"):
+        if option.flag in meaningless and origin_of(args, option.key).rank < COMMAND_LINE:
+            setattr(args, option.key, option.default)
     for one, other in _EITHER:
         if (
             getattr(args, one) is not None

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sfumato.cli.terminal import print_message, print_report, progress, size, table
-from sfumato.convert import Converted, convert
+from sfumato.convert import convert
 from sfumato.engine.memory.estimate import ModelFootprint
 from sfumato.model.cache import slot_bytes
 from sfumato.model.families import open_checkpoint
@@ -61,7 +61,11 @@ def facts(
     summary: dict[str, Any] = {
         "path": str(checkpoint.path),
         "kind": checkpoint.kind,
-        "architecture": _architecture(checkpoint),
+        "architecture": str(
+            checkpoint.metadata.get("general.architecture")
+            if checkpoint.kind == "gguf"
+            else checkpoint.metadata["config"].get("model_type")
+        ),
         "tensors": len(tensors),
         "bytes": sum(t.nbytes for t in tensors),
         "formats": _formats(tensors),
@@ -106,12 +110,6 @@ def memory(
     }
 
 
-def _architecture(checkpoint: Checkpoint) -> str:
-    if checkpoint.kind == "gguf":
-        return str(checkpoint.metadata.get("general.architecture"))
-    return str(checkpoint.metadata["config"].get("model_type"))
-
-
 def _formats(tensors: Iterable[TensorInfo]) -> dict[str, dict[str, int]]:
     """Number and bytes of the tensors of each format, the largest share first."""
     tensors = list(tensors)
@@ -135,34 +133,32 @@ def report(summary: dict[str, Any]) -> list[str]:
         lines.append(f"vision, kept aside: {vision} tensors, {size(summary['vision']['bytes'])}")
     if not summary["runs"]:
         return [*lines, f"cannot run: {summary['why_not']}"]
-    return [*lines, *_shape(summary["config"]), *_needs(summary["memory"])]
-
-
-def _shape(config: dict[str, Any]) -> list[str]:
-    layers = config["layers"]
-    full = sum(not layer["sliding"] for layer in layers)
-    return [
-        f"{len(layers)} layers ({full} full, the others with a window of "
-        f"{config['sliding_window']}), hidden size {config['hidden_size']}, vocabulary "
-        f"{config['vocab_size']}",
-        f"{config['num_experts']} experts, {config['experts_per_token']} active; canvas of "
-        f"{config['canvas_length']}, context of {config['context_length']}",
-    ]
-
-
-def _needs(memory: dict[str, Any]) -> list[str]:
-    fixed = memory["weights"] + memory["head_buffer"]
-    rows = [
-        ("weights", size(memory["weights"]), ""),
-        ("vocabulary head's buffer", size(memory["head_buffer"]), ""),
-    ]
-    for length, cache in memory["kv_cache"].items():
-        rows.append((f"cache for {length} tokens", size(cache), f"{size(fixed + cache)} in all"))
+    config, memory = summary["config"], summary["memory"]
+    full = sum(not layer["sliding"] for layer in config["layers"])
     how = f"in {memory['dtype']}"
     for option in ("quantize", "cache_type"):
         if memory[option]:
             how += f", --{option.replace('_', '-')} {memory[option]}"
-    return [f"memory predicted on {memory['device']}, {how}:", *table(rows)]
+    fixed = memory["weights"] + memory["head_buffer"]
+    return [
+        *lines,
+        f"{len(config['layers'])} layers ({full} full, the others with a window of "
+        f"{config['sliding_window']}), hidden size {config['hidden_size']}, vocabulary "
+        f"{config['vocab_size']}",
+        f"{config['num_experts']} experts, {config['experts_per_token']} active; canvas of "
+        f"{config['canvas_length']}, context of {config['context_length']}",
+        f"memory predicted on {memory['device']}, {how}:",
+        *table(
+            [
+                ("weights", size(memory["weights"]), ""),
+                ("vocabulary head's buffer", size(memory["head_buffer"]), ""),
+                *(
+                    (f"cache for {length} tokens", size(cache), f"{size(fixed + cache)} in all")
+                    for length, cache in memory["kv_cache"].items()
+                ),
+            ]
+        ),
+    ]
 
 
 def _convert(args: argparse.Namespace) -> int:
@@ -170,12 +166,7 @@ def _convert(args: argparse.Namespace) -> int:
         done = convert(args.source, args.out, args.to, force=args.force, progress=show)
     for note in done.notes:
         print_message("note", note)
-    print(_written(done))
-    return 0
-
-
-def _written(done: Converted) -> str:
-    """One line: what was written, and how many tensors are of which format."""
     counted = Counter(tensor.format for tensor in done.tensors).most_common()
     formats = ", ".join(f"{count} {name}" for name, count in counted)
-    return f"{done.path}: {done.target}, {size(done.nbytes)} ({formats})"
+    print(f"{done.path}: {done.target}, {size(done.nbytes)} ({formats})")
+    return 0

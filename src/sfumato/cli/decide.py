@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from sfumato.api import Model
 from sfumato.cli import INTERRUPTED, files, generation, terminal
-from sfumato.cli.rows import Row, Source, Target, cell_text
+from sfumato.cli.files import Row, Source, Target, cell_text
 from sfumato.cli.terminal import rows_progress, table
 from sfumato.decisions.calibration import (
     Calibration,
@@ -97,7 +97,11 @@ def _table(args: argparse.Namespace, asking: Asking) -> int:
     names = answers.names(columns)
     if Path(args.out).suffix.lower() != ".jsonl":  # whose rows may have any keys
         names = [*columns, *names]
-    _check_out(source.path, Path(args.out))
+    out = Path(args.out)
+    if out.exists() and out.samefile(source.path):
+        raise Refused("out", f"{out} is the table itself", "name another file")
+    if not out.parent.is_dir():
+        raise Refused("out", f"{out}: its folder does not exist", "make it first")
     with Target(args.out, names, _made(args, asking), args.force) as target:
         summary = Summary(asking.questions, target.count)
         rows = _rest(source, target, columns, total)
@@ -120,13 +124,6 @@ def _table(args: argparse.Namespace, asking: Asking) -> int:
         )
         return INTERRUPTED
     return 0
-
-
-def _check_out(table: Path, out: Path) -> None:
-    if out.exists() and out.samefile(table):
-        raise Refused("out", f"{out} is the table itself", "name another file")
-    if not out.parent.is_dir():
-        raise Refused("out", f"{out}: its folder does not exist", "make it first")
 
 
 def _made(args: argparse.Namespace, asking: Asking) -> dict[str, Any]:
@@ -416,7 +413,7 @@ def outcomes(
                 return
             outcome = under_way.popleft()
             try:
-                outcome.decided = outcome.handle and outcome.handle.result()
+                outcome.decided = outcome.handle.result() if outcome.handle else None
             except RequestFailed as failed:
                 outcome.error = str(failed)
             if stopped():

@@ -59,11 +59,8 @@ def grid(cells: Sequence[tuple[str, str]]) -> list[Text]:
 
 def puzzle_board(text: str) -> list[Text]:
     """A puzzle as the model reads it, in lines: its given digits distinct."""
-    return grid([_given(character) for character in text.replace("\n", "")])
-
-
-def _given(character: str) -> tuple[str, str]:
-    return ("·", HAZE) if character == "." else (character, GIVEN)
+    cells = text.replace("\n", "")
+    return grid([("·", HAZE) if cell == "." else (cell, GIVEN) for cell in cells])
 
 
 class BoardView(CanvasDrawing):
@@ -80,28 +77,22 @@ class BoardView(CanvasDrawing):
         if [len(row) for row in rows] != [4] * 4 or width < WIDTH:
             return lines
         self.carry = Text()
-        return grid([(c, self._settled(cell, c)) for cell, c in enumerate("".join(rows))])
+        cells = zip("".join(rows), self._text, strict=True)
+        return grid([(c, GIVEN if c == given else SETTLED) for c, given in cells])
 
     def lines(self, width: int, height: int) -> list[Text]:
         if width < WIDTH or height < HEIGHT:
             return super().lines(width, height)
         if not self._ids:  # before the first draft
-            return grid([_given(character) for character in self._text])
+            return puzzle_board(self._text)
+        cells = []
         pieces = self._pieces(self._ids)
-        shown = [(self._cell(pieces[place]), place) for place in _PLACES]
-        return grid(
-            [
-                (c, GIVEN if c == self._text[cell] else self._style(place))
-                for cell, (c, place) in enumerate(shown)
-            ]
-        )
-
-    def _settled(self, cell: int, character: str) -> str:
-        return GIVEN if character == self._text[cell] else SETTLED
-
-    @staticmethod
-    def _cell(piece: str) -> str:
-        return piece if len(piece) == 1 and piece.isprintable() and piece != " " else "·"
+        for given, place in zip(self._text, _PLACES, strict=True):
+            piece = pieces[place]
+            is_shown = len(piece) == 1 and piece.isprintable() and piece != " "
+            style = GIVEN if piece == given else self._style(place)
+            cells.append((piece if is_shown else "·", style))
+        return grid(cells)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -133,18 +124,14 @@ def main(args: argparse.Namespace) -> int:
         print(f"› {question}\n")
         if ask(_request(question, args.seed)) is None:
             return INTERRUPTED
-    _decide(model)
+    print("It decides too: the probability of each answer, read in one step without writing.\n")
+    asked = " ".join(kind.instructions for kind in DECISIONS.values())
+    print(f"› {STATE} {asked}\n\n{model.decide(STATE, DECISIONS)}\n")
     if visual:
         console.print(Text("Colours: ") + COLOURS)
         print()
     print(wrapped('Your turn: sfumato run "…", sfumato chat, or -m PATH for a large model.'))
     return 0
-
-
-def _decide(model: sfumato.Model) -> None:
-    print("It decides too: the probability of each answer, read in one step without writing.\n")
-    questions = " ".join(kind.instructions for kind in DECISIONS.values())
-    print(f"› {STATE} {questions}\n\n{model.decide(STATE, DECISIONS)}\n")
 
 
 def _request(text: str, seed: int) -> Request:

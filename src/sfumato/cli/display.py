@@ -544,21 +544,17 @@ def is_visual() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
-def filling(display: Display, shows_text: bool) -> Callable[[Event], None]:
-    """Shows how a given text is filled or changed, whose canvases all stand in one place: drafts,
-    and with the last event the complete text, which no canvas that settles shows before.
+def filling(event: Event, shows_text: bool) -> Event | None:
+    """What is shown of an event while a given text is filled or changed, whose canvases all stand
+    in one place: drafts, and with the last event the complete text, which no canvas that settles
+    shows before.
 
     shows_text: False where the caller shows the text in another form."""
-
-    def show(event: Event) -> None:
-        if isinstance(event, Draft):
-            display.show(event)
-        elif isinstance(event, Done):
-            reply = event.reply
-            text = reply.text if reply.filled is None else reply.filled.text
-            display.show(Done(replace(reply, text=text if shows_text else "")))
-
-    return show
+    if isinstance(event, Done):
+        reply = event.reply
+        text = reply.text if reply.filled is None else reply.filled.text
+        return Done(replace(reply, text=text if shows_text else ""))
+    return event if isinstance(event, Draft) else None
 
 
 def show_diff(lines: list[str]) -> None:

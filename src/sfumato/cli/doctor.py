@@ -119,6 +119,7 @@ def facts(tests: bool = False) -> dict[str, Any]:
     measured = measure(device, cores)
     usable = min((n for n in (total, limit) if n is not None), default=None)
     formats = entries(measured, free_memory, usable)
+    taken = best(formats)
     return {
         "sfumato": __version__,
         "python": platform.python_version(),
@@ -148,7 +149,7 @@ def facts(tests: bool = False) -> dict[str, Any]:
         "budget": free_memory and {"bytes": free_memory.nbytes, "source": free_memory.source},
         "usable": usable,
         "formats": formats,
-        "best": best(formats),
+        "best": taken and taken["format"],
         "least_s": least_seconds(measured.speed, catalog.PUBLISHED[0].nbytes),
     }
 
@@ -188,17 +189,16 @@ def fits(need: float, free_memory: Budget | None, usable: int | None) -> str:
     return "not now" if usable is not None and need <= usable else "no"
 
 
-def best(formats: list[dict[str, Any]]) -> str | None:
+def best(formats: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The format to begin with, the smallest that fits; None: none does."""
-    return next((each["format"] for each in formats if each["fits"] in ("yes", "unknown")), None)
+    return next((each for each in formats if each["fits"] in ("yes", "unknown")), None)
 
 
 def verdict(findings: dict[str, Any]) -> list[str]:
     """Whether the model fits and how fast it is, in two or three sentences."""
     smallest, budget = findings["formats"][0], findings["budget"]
     place = "this CPU" if findings["runs_on"] == "cpu" else findings["runs_on"]
-    taken = next((f for f in findings["formats"] if f["format"] == findings["best"]), None)
-    if taken is None:
+    if (taken := best(findings["formats"])) is None:
         free = f"{size(budget['bytes'])} of memory are free" if budget else "too little is free"
         now = " now, while other programs hold memory" if smallest["fits"] == "not now" else ""
         return [
@@ -239,8 +239,7 @@ def notes(findings: dict[str, Any]) -> list[str]:
     if findings["runs_on"] == "cpu" and threads < cores:
         limit = "OMP_NUM_THREADS" if "OMP_NUM_THREADS" in os.environ else "torch"
         lines.append(f"They are for {threads} of {cores} cores, to which {limit} limits threads.")
-    if findings["best"] is not None:
-        taken = next(f for f in findings["formats"] if f["format"] == findings["best"])
+    if (taken := best(findings["formats"])) is not None:
         disk = f"; {size(free)} of disk are free" if (free := findings["disk_free"]) else ""
         lines.append(f"Get it ({size(taken['download'])}{disk}):")
         lines.append(f"  sfumato pull {taken['name']}")

@@ -1,18 +1,29 @@
-"""Files that users name: reading a text, what a command writes, and a file that a command changes.
+"""Files that users name: reading a text, what a command writes, a file that a command changes, and
+tables of states and of answers, row by row.
 
 A file that exists is replaced only where its user says so, and the new one appears whole or not at
-all. A pipe or a device (/dev/null, >(…)) has no content to lose and is always written. Knows no
-command.
+all. A pipe or a device (/dev/null, >(…)) has no content to lose and is always written.
+
+A table is CSV, TSV or JSON Lines; one row of it is in memory, whatever the file has. Every refusal
+of a row names the file and the line. Beside a table of answers stands a file of JSON that says how
+the table was made; a run that would make it otherwise is refused. Knows no command, no questions
+and no model.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import difflib
+import io
+import json
 import os
 import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
 
 from sfumato.refused import Refused
 from sfumato.weights.files.atomic_write import atomic_path, check_writable, create_file
@@ -20,6 +31,11 @@ from sfumato.weights.files.atomic_write import atomic_path, check_writable, crea
 MOST_BYTES = 16 << 20  # of a file: far more than any context holds
 MOST_BACKUPS = 1000  # of one file
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
+MOST_ROW = 4 << 20  # bytes of a row
+MOST_COLUMNS = 4_096
+DELIMITERS = {".csv": ",", ".tsv": "\t", ".jsonl": None}
+# What a row of the largest table of answers may become: quotation marks twice, and answers.
+MOST_OWN_ROW, MOST_OWN_COLUMNS = 8 * MOST_ROW, 4 * MOST_COLUMNS
 
 
 def read_bytes(name: str, most: int = MOST_BYTES) -> bytes:
@@ -142,3 +158,262 @@ def _back_up(path: Path, data: bytes, like: os.stat_result) -> Path:
             create_file(backup, data, like)
             return backup
     raise ValueError(f"{path}: has {MOST_BACKUPS} backups, and was not written; remove some")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: the line that it begins in, from 1, and its cells by column."""
+
+    line: int
+    cells: Mapping[str, Any]  # texts of CSV; any JSON values of JSON Lines
+
+
+class Source:
+    """A table of a file, read as often as wanted."""
+
+    def __init__(
+        self, path: str | Path, most_row: int = MOST_ROW, most_columns: int = MOST_COLUMNS
+    ) -> None:
+        """most_row: bytes. Raises ValueError for a name that says no format, and OSError where
+        there is no file."""
+        self.path, self._most_row, self._most_columns = Path(path), most_row, most_columns
+        self._delimiter = delimiter_of(self.path)
+        with self.path.open("rb"):  # whether it is there, and readable
+            pass
+
+    def rows(self) -> Iterator[Row]:
+        """Raises ValueError, naming the line, for what is no row."""
+        with self.path.open("rb") as file:
+            yield from self._json(file) if self._delimiter is None else self._csv(file)
+
+    def scan(self, check: Callable[[Row], object]) -> tuple[int, list[str]]:
+        """Reads all rows, and calls `check` with each, whose ValueError gets the line's name. Gives
+        their count, and the columns of all of them in the order in which they came."""
+        count, columns = 0, dict[str, None]()
+        for count, row in enumerate(self.rows(), 1):  # noqa: B007 (the last one is the result)
+            columns |= dict.fromkeys(row.cells)
+            if len(columns) > self._most_columns:
+                self._refuse(row.line, f"with it there are over {self._most_columns} columns")
+            try:
+                check(row)
+            except ValueError as error:
+                self._refuse(row.line, str(error))
+        if not count:
+            raise ValueError(f"{self.path}: has no rows")
+        return count, list(columns)
+
+    def _refuse(self, line: int, why: str) -> NoReturn:
+        raise ValueError(f"{self.path}:{line}: {why}") from None
+
+    def _lines(self, file: BinaryIO) -> Iterator[str]:
+        """Each line with its end, decoded, of bounded length."""
+        number = 0
+        while data := file.readline(self._most_row + 1):
+            number += 1
+            if len(data) > self._most_row:
+                self._refuse(number, f"the line has more than {self._most_row >> 20} MiB")
+            try:
+                yield data.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                self._refuse(number, f"is not UTF-8 text: {error.reason}; save the table as UTF-8")
+
+    def _json(self, file: BinaryIO) -> Iterator[Row]:
+        for number, line in enumerate(self._lines(file), 1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line, parse_constant=_no_constant)
+                if "\\u" in line:  # perhaps half of a surrogate pair, which no file can hold
+                    json.dumps(value, ensure_ascii=False).encode()
+            except (ValueError, RecursionError) as error:
+                self._refuse(number, f"is not JSON: {str(error)[:120]}")
+            if not isinstance(value, dict):
+                self._refuse(number, "must be a JSON object, with columns as its keys")
+            if len(value) > self._most_columns:
+                self._refuse(number, f"has more than {self._most_columns} keys")
+            yield Row(number, value)
+
+    def _csv(self, file: BinaryIO) -> Iterator[Row]:
+        assert self._delimiter
+        csv.field_size_limit(self._most_row)  # Python's own is smaller, and for the whole process
+        start = size = 0  # the line in which a row begins, and its characters
+
+        def lines() -> Iterator[str]:
+            nonlocal size
+            for line in self._lines(file):
+                size += len(line)
+                if size > self._most_row:
+                    most = f"{self._most_row >> 20} MiB"
+                    why = f"the row has more than {most}; is a quotation mark left open?"
+                    self._refuse(start, why)
+                yield line
+
+        reader = csv.reader(lines(), delimiter=self._delimiter, strict=True)
+        header: list[str] | None = None
+        while True:
+            start, size = reader.line_num + 1, 0
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                self._refuse(start, f"is not CSV: {error}")
+            if not cells:
+                continue
+            if header is None:
+                header = self._header(start, cells)
+            elif len(cells) != len(header):
+                fault = f"has {len(cells)} cells, and the header has {len(header)}"
+                self._refuse(start, fault + _other_delimiter(header))
+            else:
+                yield Row(start, dict(zip(header, cells, strict=True)))
+
+    def _header(self, line: int, names: list[str]) -> list[str]:
+        if len(names) > self._most_columns:
+            self._refuse(line, f"has more than {self._most_columns} columns")
+        if "" in names:
+            self._refuse(line, "a column has no name; the first row must name every column")
+        name, count = Counter(names).most_common(1)[0]
+        if count > 1:
+            self._refuse(line, f"two columns have the name {name!r:.80}")
+        return names
+
+
+def _other_delimiter(header: list[str]) -> str:
+    """What to do where a header of one column holds a mark that may divide several."""
+    mark = next((mark for mark in ";\t|" if len(header) == 1 and mark in header[0]), None)
+    if mark is None:
+        return ""
+    return f"; columns seem to be divided by {mark!r}: use commas, or tabs in a .tsv file"
+
+
+def delimiter_of(path: Path) -> str | None:
+    """What divides the cells of a table; None for JSON Lines. Raises ValueError for a name that
+    says no format."""
+    if path.suffix.lower() not in DELIMITERS:
+        *others, last = DELIMITERS
+        raise ValueError(f"{path}: must end in {', '.join(others)} or {last}")
+    return DELIMITERS[path.suffix.lower()]
+
+
+def cell_text(value: Any) -> str:
+    """A value as a cell of CSV: a text as it is, nothing for null, else JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+class Target:
+    """A table of answers. Use it in a `with`."""
+
+    def __init__(
+        self, path: str | Path, columns: Sequence[str], made: Mapping[str, Any], force: bool
+    ) -> None:
+        """columns: of CSV; made: how the table is made, plain values; force: replace a file.
+
+        Raises ValueError where there is a file that was not made so, OSError where it cannot be
+        written."""
+        self.path, self._columns = Path(path), list(columns)
+        self._delimiter = delimiter_of(self.path)
+        self.count = 0  # rows that are there already
+        self.last: Mapping[str, Any] = {}  # the last of them
+        made = {**made, "columns": self._columns}
+        is_there = self.path.exists() or self._about.exists()
+        goes_on = is_there and not force and self._goes_on(made)
+        if not goes_on:
+            text = json.dumps(made, ensure_ascii=False, indent=1)
+            self._about.write_text(text + "\n", encoding="utf-8")
+            self.path.write_bytes(b"")
+        self._file: BinaryIO = self.path.open("r+b", buffering=0)
+        # What is left of a row that was not written to its end is cut off.
+        end, _ = _whole_records(self._file, self._delimiter is not None)
+        self._file.truncate(end)
+        self._file.seek(end)
+        if end:
+            for row in Source(self.path, MOST_OWN_ROW, MOST_OWN_COLUMNS).rows():
+                self.count, self.last = self.count + 1, row.cells
+        elif self._delimiter is not None:
+            self._append(self._csv(self._columns))
+
+    @property
+    def _about(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.about.json")
+
+    def _goes_on(self, made: Mapping[str, Any]) -> bool:
+        """Whether the file was made so; False where it was not, but has no rows yet."""
+        advice = "name another file with --out, or replace it with --force"
+        if self.path.exists() and not (self.path.is_file() and self._about.is_file()):
+            raise ValueError(f"{self.path}: exists, and `sfumato decide` did not make it; {advice}")
+        try:
+            before = json.loads(self._about.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError):
+            before = None
+        if not isinstance(before, dict) or "columns" not in before:
+            raise ValueError(f"{self._about}: is not what `sfumato decide` writes; {advice}")
+        if not self.path.exists():  # moved away
+            return False
+        other = [key for key in made if before.get(key) != made[key]]
+        with self.path.open("rb") as file:
+            _, records = _whole_records(file, self._delimiter is not None)
+        if other and records > (self._delimiter is not None):
+            raise ValueError(
+                f"{self.path}: was made with other {', '.join(other)}, so this run cannot go on "
+                f"with it; {advice}"
+            )
+        return not other
+
+    def append(self, cells: Mapping[str, Any]) -> None:
+        """Writes a row to its end, or not at all. Raises OSError."""
+        if self._delimiter is None:
+            line = json.dumps(cells, ensure_ascii=False) + "\n"
+        else:
+            line = self._csv([cell_text(cells.get(name)) for name in self._columns])
+        self._append(line)
+
+    def _append(self, line: str) -> None:
+        start = self._file.tell()
+        left = memoryview(line.encode())
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except BaseException:
+            self._file.truncate(start)  # of a full disk, say
+            raise
+
+    def _csv(self, cells: Sequence[str]) -> str:
+        text = io.StringIO()
+        assert self._delimiter
+        # Before Python 3.13 a lone carriage return is not quoted by itself.
+        writer = csv.writer(
+            text,
+            delimiter=self._delimiter,
+            lineterminator="\n",
+            quoting=csv.QUOTE_ALL if any("\r" in cell for cell in cells) else csv.QUOTE_MINIMAL,
+        )
+        writer.writerow(cells)
+        return text.getvalue()
+
+    def __enter__(self) -> Target:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def _whole_records(file: BinaryIO, quoted: bool) -> tuple[int, int]:
+    """Where the last complete record ends, and how many there are. quoted: a line within quotation
+    marks goes on; files of our own have an even number of them in each record."""
+    file.seek(0)
+    position = end = marks = records = 0
+    while data := file.readline(MOST_ROW):
+        position += len(data)
+        marks += data.count(b'"') if quoted else 0
+        if marks % 2 == 0 and data.endswith(b"\n"):
+            end, records = position, records + 1
+    return end, records

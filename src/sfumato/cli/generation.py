@@ -141,34 +141,29 @@ def engine(model: Model, first: Request, context: int = 1, kept: int = 0) -> Eng
     return own_engine(model, EngineConfig(1, context, snapshot_bytes=kept * one), _ADVICE)
 
 
+Seen = Callable[[ReplyEvent], ReplyEvent | None]
+"""What a command does with an event: returns the one to be shown, or None."""
+
+
 def once(
-    args: argparse.Namespace,
-    model: Model,
-    request: Request,
-    showing: Callable[[Display], Callable[[ReplyEvent], None]] | None = None,
+    args: argparse.Namespace, model: Model, request: Request, seen: Seen = lambda event: event
 ) -> Answer:
-    """One reply, on an engine of its own. showing: what takes in the events, where that is not the
-    display alone. Raises as `engine` and `answer` do."""
+    """One reply, on an engine of its own. Raises as `engine` and `answer` do."""
     own = engine(model, request)
     if is_embedded(model) and not args.json and sys.stderr.isatty():
         print(terminal.wrapped(TOY) + "\n", file=sys.stderr)
-    shown = display(args, model, args.slow)
-    return answer(own, request, shown, showing(shown) if showing else None)
+    return answer(own, request, display(args, model, args.slow), seen)
 
 
 def answer(
-    engine: Engine,
-    request: Request,
-    display: Display,
-    show: Callable[[ReplyEvent], None] | None = None,
+    engine: Engine, request: Request, display: Display, seen: Seen = lambda event: event
 ) -> Answer:
     """Generate one reply and show it on the way. Raises ValueError where the request fails.
 
-    show: takes in the events, where that is not the display alone.
     The first Ctrl-C ends the reply before the next step, with the committed text and the last
     draft; a second one at once, which the engine may not survive.
     """
-    show, committed = show or display.show, list[str]()
+    committed = list[str]()
     draft: sfumato.Draft | None = None  # of the canvas under way
     try:
         with (
@@ -179,17 +174,18 @@ def answer(
             for event in events:
                 if isinstance(event, Failed):
                     raise _advised(event.refused or ValueError(event.message))
+                if isinstance(event, sfumato.Settled):
+                    committed.append(event.text)
+                before, draft = draft, event if isinstance(event, sfumato.Draft) else None
+                shown = seen(sfumato.Done(event.reply) if isinstance(event, Finished) else event)
+                if shown is not None:
+                    display.show(shown)
                 if isinstance(event, Finished):
-                    show(sfumato.Done(event.reply))
                     for warning in event.reply.warnings:
                         terminal.print_message("warning", warning)
                     reply, interrupted = event.reply, presses.count > 0
-                    last = draft.text if draft and reply.stop_reason == "cancelled" else ""
+                    last = before.text if before and reply.stop_reason == "cancelled" else ""
                     return Answer(reply, reply.text, interrupted, event.account, last)
-                draft = event if isinstance(event, sfumato.Draft) else None
-                if isinstance(event, sfumato.Settled):
-                    committed.append(event.text)
-                show(event)
         raise AssertionError("a request ends in Finished or Failed")
     except KeyboardInterrupt:
         return Answer(None, "".join(committed), True, draft=draft.text if draft else "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from sfumato.refused import Refused
 
 if TYPE_CHECKING:
     from sfumato.api import Model
-    from sfumato.cli.display import Display, Event
+    from sfumato.cli.display import Event
     from sfumato.cli.generation import Answer
     from sfumato.server.replay import Recorder
 
@@ -37,9 +36,8 @@ def main(args: argparse.Namespace) -> int:
     request = generation.request(args, messages)
     model = generation.load(args)
     recorder = _recorder(model) if args.replay else None
-    answer = generation.once(
-        args, model, request, partial(_recorded, recorder) if recorder else None
-    )
+    seen = [partial(_recorded, recorder)] if recorder else []
+    answer = generation.once(args, model, request, *seen)
     remark = None if answer.interrupted else generation.remark(answer, model)
     if recorder:
         embedded = generation.is_embedded(model)
@@ -124,17 +122,13 @@ def _recorder(model: Model) -> Recorder:
     )
 
 
-def _recorded(recorder: Recorder, display: Display) -> Callable[[Event], None]:
-    """Shows events, and records them."""
-
-    def show(event: Event) -> None:
-        if isinstance(event, sfumato.Draft):
-            recorder.draft(event)
-        elif isinstance(event, sfumato.Settled):
-            recorder.settled(event)
-        display.show(event)
-
-    return show
+def _recorded(recorder: Recorder, event: Event) -> Event:
+    """Records an event, which is shown as it is."""
+    if isinstance(event, sfumato.Draft):
+        recorder.draft(event)
+    elif isinstance(event, sfumato.Settled):
+        recorder.settled(event)
+    return event
 
 
 def _replay(

@@ -1,7 +1,8 @@
 """What does not go together, once: the checks, their messages and docs/exclusions.md.
 
 A name is a field or an option as its place writes it: `Request` and `SamplerConfig`, the body of a
-dialect, or the command line; "mode=causal" is one choice of a field. A request that names a choice
+dialect, or the command line; "mode=causal" is one choice of a field, and "--url=none" that an
+option is not given. A request that names a choice
 and one that does not go with it is refused by `check`. Knows what is called what, and no meaning.
 """
 
@@ -234,7 +235,20 @@ OLLAMA = (
     ),
     Exclusion("suffix", ("format", "logprobs"), "does not go together with suffix", ""),
 )
+LOCAL = (
+    *("--random-weights", "--format", "--layers", "--device", "--dtype", "--activations"),
+    *("--quantize", "--cache-type", "--predict", "--context", "--threads", "--fixed-steps"),
+    *("--soft-skip", "--soft-top-k", "--where"),
+)
+"""Options of `sfumato bench` that have no meaning for a server."""
+
+REMOTE = ("--api-key", "--drafts")
+"""Those that have none for a model on this machine."""
+
 BENCH = (
+    Exclusion("--url", LOCAL, "is for measuring this machine, not for a server", "leave it out"),
+    Exclusion("--url=none", REMOTE, "is for measuring a server, with --url", "leave it out"),
+    Exclusion("--random-weights=none", ("--format", "--layers"), "belongs to --random-weights", ""),
     Exclusion(
         "--random-weights",
         ("--quantize",),
