@@ -148,7 +148,7 @@ def _end_to_end(setting: Setting) -> tuple[float | None, float]:
     commit = setting.predicted(StepShape(1, width, setting.prefix, encodes=True)).predicted_ms
     prefill = setting.predicted(StepShape(1, setting.prefix, 0, encodes=True)).predicted_ms
     needed = CANVASES * FAST_STEPS * step + (CANVASES - 1) * commit + prefill
-    return speed and speed.p50, 1e3 * tokens / needed
+    return speed and speed["p50"], 1e3 * tokens / needed
 
 
 def _outside(setting: Setting) -> tuple[float | None, float]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sfumato import YesNo
-from sfumato.cli.decide import Columns, label_number, row_state
+from sfumato.cli.decide import cells_of, columns_of, label_number, names_beside, row_state
 from sfumato.decisions.question_file import QuestionFile, StateTemplate
 from sfumato.diffusion.constraints.questions import (
     ChoiceQuestion,
@@ -15,16 +15,17 @@ from sfumato.diffusion.constraints.questions import (
     YesNoQuestion,
 )
 
+MORE = ("label_mass", "spread", "order_spread", "probabilities")
 KINDS = {"urgent": "yes/no", "team": "choice", "anger": "score"}
 
 
 def test_names_of_columns() -> None:
-    plain = Columns(KINDS, False, False, False).names(["text", "urgent"])
+    plain = names_beside(columns_of(KINDS, []), ["text", "urgent"])
     assert plain == [
         *("urgent_answer", "urgent_probability", "team_answer", "team_confidence"),
         *("anger_answer", "anger_score", "anger_confidence", "error"),
     ]
-    more = Columns({"a": "yes/no"}, True, True, True).names([])
+    more = names_beside(columns_of({"a": "yes/no"}, MORE), [])
     assert more == [
         *("a_answer", "a_probability", "a_label_mass", "a_spread", "a_order_spread"),
         *("a_probabilities", "error"),
@@ -33,12 +34,18 @@ def test_names_of_columns() -> None:
 
 def test_a_column_that_would_be_there_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="the table has a column 'team_answer' already"):
-        Columns(KINDS, False, False, False).names(["team_answer"])
+        names_beside(columns_of(KINDS, []), ["team_answer"])
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="two columns would have the name 'a_order_spread'; ren"):
+        columns_of({"a": "yes/no", "a_order": "yes/no"}, MORE)
 
 
 def test_a_row_without_a_decision_has_its_error() -> None:
-    cells = Columns(KINDS, True, False, False).cells(None, "no room")
-    assert set(cells) == set(Columns(KINDS, True, False, False).names([]))
+    columns = columns_of(KINDS, ["probabilities"])
+    cells = cells_of(columns, None, "no room")
+    assert set(cells) == set(names_beside(columns, []))
     assert {value for name, value in cells.items() if name != "error"} == {None}
     assert cells["error"] == "no room"
 

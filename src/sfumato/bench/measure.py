@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -102,7 +102,10 @@ def _measure_case(
     result.values.update(
         beside_measured(subject.network, StepShape(case.concurrency or 1, length, prefix))
     )
-    engine = _engine(subject, work, case, config)
+    need = _needed_context(subject, work, case, config)
+    layout = EngineConfig(case.concurrency or 1, need, snapshot_bytes=0)
+    advice = "lower --concurrency, --max-tokens or --context, or free some memory"
+    engine = own_engine(subject.model, layout, advice)
 
     def run(pairs: list[Job]) -> Iterator[Measurement]:
         makers = [partial(_request, subject, prompt, seed, case, config) for prompt, seed in pairs]
@@ -120,15 +123,6 @@ def _measure_case(
         else:
             result.failures.append(measured.failure)
     engine.close()
-
-
-def _engine(subject: Subject, work: Work, case: Case, config: SamplerConfig) -> Engine:
-    """With a slot for each request at a time. Raises ValueError where the memory does not hold
-    them."""
-    need = _needed_context(subject, work, case, config)
-    layout = EngineConfig(case.concurrency or 1, need, snapshot_bytes=0)
-    advice = "lower --concurrency, --max-tokens or --context, or free some memory"
-    return own_engine(subject.model, layout, advice)
 
 
 def _needed_context(subject: Subject, work: Work, case: Case, config: SamplerConfig) -> int:
@@ -279,7 +273,7 @@ def where_it_goes(subject: Subject, ids: Tensor, config: SamplerConfig, seed: in
     canvas = make(ReplyTask(plan, PromptTokens(ids.tolist(), ()), make).next_canvas())
     values: Values = {key: [] for key in ("where_step_ms", *PARTS)}
     denoiser = Denoiser(network, rows=1)
-    with _module_timers(network) as spent, _forward_timer(network) as forwards:
+    with _timers(network) as (spent, forwards):
         while not canvas.done:
             spent.clear()
             start = _now(network)
@@ -300,10 +294,13 @@ def where_it_goes(subject: Subject, ids: Tensor, config: SamplerConfig, seed: in
 
 
 @contextmanager
-def _module_timers(network: Network) -> Iterator[dict[str, float]]:
-    """The milliseconds that modules needed since the mapping was last cleared, by metric."""
+def _timers(network: Network) -> Iterator[tuple[dict[str, float], list[tuple[float, float]]]]:
+    """The milliseconds that modules needed since the mapping was last cleared, by metric; and when
+    each forward of the network began and ended."""
     spent: dict[str, float] = defaultdict(float)
     began: list[float] = []
+    forwards: list[tuple[float, float]] = []
+    serve = network.denoise_batch
 
     def before(*_: Any) -> None:
         began.append(_now(network))
@@ -312,35 +309,20 @@ def _module_timers(network: Network) -> Iterator[dict[str, float]]:
         key = next(key for kind, key in _MODULES.items() if isinstance(module, kind))
         spent[key] += _now(network) - began.pop()
 
-    handles = []
-    for module in network.transformer.modules():
-        if isinstance(module, tuple(_MODULES)):
-            handles.append(module.register_forward_pre_hook(before))
-            handles.append(module.register_forward_hook(after))
-    try:
-        yield spent
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def _forward_timer(network: Network) -> Iterator[list[tuple[float, float]]]:
-    """When each forward of the network began and ended, in milliseconds."""
-    times: list[tuple[float, float]] = []
-    serve = network.denoise_batch
-
     def timed(*inputs: Any) -> Tensor:
-        began = _now(network)
+        start = _now(network)
         hidden = serve(*inputs)
-        times.append((began, _now(network)))
+        forwards.append((start, _now(network)))
         return hidden
 
-    network.denoise_batch = timed  # type: ignore[assignment, method-assign]
-    try:
-        yield times
-    finally:
-        del network.denoise_batch  # the class's own serves again
+    with ExitStack() as ends:
+        for module in network.transformer.modules():
+            if isinstance(module, tuple(_MODULES)):
+                ends.callback(module.register_forward_pre_hook(before).remove)
+                ends.callback(module.register_forward_hook(after).remove)
+        network.denoise_batch = timed  # type: ignore[assignment, method-assign]
+        ends.callback(delattr, network, "denoise_batch")  # the class's own serves again
+        yield spent, forwards
 
 
 def _now(network: Network) -> float:

@@ -294,15 +294,8 @@ PARTS = ("attention_ms", "dense_ms", "experts_ms", "head_ms", "sampler_ms", "res
 """The metrics that a timed step divides into."""
 
 
-@dataclass(frozen=True)
-class Summary:
-    """A summary of some values: how many, the extremes, the middle and the tail."""
-
-    count: int
-    min: float
-    p50: float
-    p95: float
-    max: float
+Summary = dict[str, float]
+"""How many values there are, the extremes, the middle and the tail: count, min, p50, p95, max."""
 
 
 def summarize(values: Sequence[float]) -> Summary | None:
@@ -310,7 +303,8 @@ def summarize(values: Sequence[float]) -> Summary | None:
     if not values:
         return None
     middle, tail = np.percentile(values, (50, 95)).tolist()
-    return Summary(len(values), min(values), middle, tail, max(values))
+    extremes = {"min": min(values), "p50": middle, "p95": tail, "max": max(values)}
+    return {"count": len(values), **extremes}
 
 
 @dataclass
@@ -383,7 +377,7 @@ def to_json(report: Report) -> str:
             "settings": asdict(result.case),
             "requests": result.requests,
             "failures": result.failures,
-            "metrics": {key: s and asdict(s) for key, s in result.summaries().items()},
+            "metrics": result.summaries(),
         }
         for result in report.cases
     ]
@@ -407,7 +401,7 @@ def to_csv(report: Report) -> str:
         row |= asdict(result.case)
         row |= {"requests": result.requests, "failures": len(result.failures)}
         for key, summary in result.summaries().items():
-            row |= {f"{key}_p50": summary and summary.p50, f"{key}_p95": summary and summary.p95}
+            row |= {f"{key}_{name}": summary and summary[name] for name in ("p50", "p95")}
         rows.append(row)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
@@ -455,7 +449,7 @@ def _cells(metric: Metric, summary: Summary | None) -> list[str]:
     if summary is None:
         return [ABSENT] * len(_COLUMNS) + [""]
     scale = 1e9 if metric.unit == "B" else 1.0
-    return [*(number(getattr(summary, name) / scale) for name in _COLUMNS), str(summary.count)]
+    return [*(number(summary[name] / scale) for name in _COLUMNS), str(summary["count"])]
 
 
 def number(value: float) -> str:

@@ -14,16 +14,15 @@ import logging
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from sfumato.cli.arguments import CommandLine, in_options, suspicious
-from sfumato.cli.terminal import loading, print_message, stand_in
+from sfumato.cli.terminal import handling, loading, print_message, stand_in
 from sfumato.refused import Refused
 
 EMBEDDED = "embedded"
 LISTING = ("run", "chat", "serve")  # list what to download where nothing is at a path
+ENDS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 2, 130, 141  # the last two as a shell reports the signals
 
 
@@ -35,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _prepare_streams()
     try:
-        with _ended_by_signals():
+        # Ctrl-C is left alone: Python raises KeyboardInterrupt for it, and commands handle that.
+        with handling(ENDS, _end, signal.SIG_DFL):
             code = _run(argv)
         sys.stdout.flush()  # here: at exit a closed pipe would print a traceback
         return code
@@ -98,27 +98,12 @@ def _resolve_models(args: argparse.Namespace) -> None:
             setattr(args, key, None if key == "model" else folder)
 
 
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Within, SIGTERM and SIGHUP raise SystemExit. Ctrl-C is left alone: Python raises
-    KeyboardInterrupt for it, and commands handle that."""
-
-    def end(number: int, _: object) -> None:
-        for each in ours:  # another signal would only interrupt the cleanup
+def _end(number: int, _: object) -> None:
+    """Ends the command as SIGTERM and SIGHUP do. Another one would only interrupt the cleanup."""
+    for each in ENDS:
+        if signal.getsignal(each) is _end:
             signal.signal(each, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    # Only the main thread may handle signals, and a signal that is ignored (nohup) stays so.
-    here = threading.current_thread() is threading.main_thread()
-    ends = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    ours = [each for each in ends if here and signal.getsignal(each) is signal.SIG_DFL]
-    for each in ours:
-        signal.signal(each, end)
-    try:
-        yield
-    finally:
-        for each in ours:
-            signal.signal(each, signal.SIG_DFL)
+    raise SystemExit(128 + number)
 
 
 def _is_bad_input(error: Exception) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.cli import INTERRUPTED, complain, files, generation
-from sfumato.cli.terminal import print_message, wrapped
+from sfumato.cli.terminal import named, print_message, wrapped
 from sfumato.engine import Engine, EngineError, TooLarge
 from sfumato.options import LAST_SEED, MOST_STEPS
 from sfumato.values import Whole, quoted
@@ -81,7 +81,7 @@ class Chat:
         except (ValueError, OSError) as error:
             complain(error)
 
-    def _answer(self, before: list[Message], text: str) -> None:
+    def _answer(self, before: list[generation.Message], text: str) -> None:
         """Answers a question that follows the messages before it."""
         messages = [*before, {"role": "user", "content": text}]
         is_new = before is self.talk.messages
@@ -229,14 +229,10 @@ USAGES = {name: f"/{name} {argument}".rstrip() for name, (argument, _) in COMMAN
 
 def help_text() -> str:
     """The commands and keys, in lines of the terminal's width."""
-    width = max(map(len, USAGES.values())) + 2
-    lines = [
-        wrapped(does, f"{USAGES[name]:<{width}}", " " * width)
-        for name, (_, does) in COMMANDS.items()
-    ]
-    lines.append(wrapped("A line that ends in \\ goes on in the next."))
+    commands = named([(USAGES[name], does) for name, (_, does) in COMMANDS.items()])
+    long = "A line that ends in \\ goes on in the next."
     keys = "Ctrl-C ends an answer, or clears a line; again, on an empty line, it leaves."
-    return "\n".join([*lines, wrapped(keys)])
+    return "\n".join([*commands, wrapped(long), wrapped(keys)])
 
 
 def completions(line: str) -> list[str]:
@@ -258,8 +254,6 @@ def completions(line: str) -> list[str]:
     return [f"/{name} {each}" for each in words if each.startswith(value)]
 
 
-Message = dict[str, Any]
-
 MOST_MESSAGES = 10_000  # of a file
 MOST_UNDONE = 100  # changes that can be taken back
 
@@ -267,12 +261,12 @@ MOST_UNDONE = 100  # changes that can be taken back
 class Conversation:
     """The messages so far, without thoughts. Every change can be taken back."""
 
-    def __init__(self, messages: list[Message]) -> None:
+    def __init__(self, messages: list[generation.Message]) -> None:
         self.messages = messages
         self.unanswered: str | None = None  # the last question, where it has no answer
-        self._before: deque[list[Message]] = deque(maxlen=MOST_UNDONE)
+        self._before: deque[list[generation.Message]] = deque(maxlen=MOST_UNDONE)
 
-    def change(self, messages: list[Message]) -> None:
+    def change(self, messages: list[generation.Message]) -> None:
         """Puts other messages in place of those that there are."""
         self._before.append(self.messages)
         self.messages, self.unanswered = messages, None
@@ -286,7 +280,7 @@ class Conversation:
             self.messages = self._before.pop()
         self.unanswered = None
 
-    def last_question(self) -> tuple[list[Message], str]:
+    def last_question(self) -> tuple[list[generation.Message], str]:
         """The messages before the last question, and the question. Raises ValueError where there
         is none."""
         if self.unanswered is not None:
@@ -296,7 +290,7 @@ class Conversation:
         return self.messages[:-2], self.messages[-2]["content"]
 
 
-def load(path: Path) -> list[Message]:
+def load(path: Path) -> list[generation.Message]:
     """What `save` has written. Raises ValueError for anything else, and OSError."""
     data = files.read_bytes(str(path))
     try:

@@ -84,7 +84,7 @@ def _one(args: argparse.Namespace, asking: Asking) -> int:
     state = files.read_text("-") if args.state == "-" else args.state
     model, questions = generation.load(args), asking.file.questions
     decision = model.decide(state, questions, calibration=asking.calibration, **asking.options)
-    cells = asking.columns(probabilities=True).cells(decision, "")
+    cells = cells_of(asking.columns(probabilities=True), decision, "")
     terminal.print_report(args.json, cells, [str(decision)])
     return 0
 
@@ -94,7 +94,7 @@ def _table(args: argparse.Namespace, asking: Asking) -> int:
     # The whole table is checked before a model is loaded: a mistake in its last row shows now.
     total, columns = source.scan(lambda row: row_state(asking.file, row.cells))
     answers = asking.columns(args.probabilities)
-    names = answers.names(columns)
+    names = names_beside(answers, columns)
     if Path(args.out).suffix.lower() != ".jsonl":  # whose rows may have any keys
         names = [*columns, *names]
     out = Path(args.out)
@@ -112,7 +112,7 @@ def _table(args: argparse.Namespace, asking: Asking) -> int:
             for outcome in ask_rows(args, asking, model, rows, total, target.count):
                 decided = outcome.decided
                 decision = None if decided is None else asking.decision(decided, model.identity)
-                target.append({**outcome.row.cells, **answers.cells(decision, outcome.error)})
+                target.append({**outcome.row.cells, **cells_of(answers, decision, outcome.error)})
                 summary.add(decision, outcome.error)
             summary.seconds = time.perf_counter() - began
     figures = summary.figures()
@@ -292,8 +292,10 @@ class Asking:
         """The columns of the answers."""
         kinds = {YesNo: "yes/no", Choice: "choice"}
         named = {name: kinds.get(type(each), "score") for name, each in self.file.questions.items()}
-        spread = self.reading.samples != 1 or self.reading.orders > 1
-        return Columns(named, probabilities, self.label_mass, spread)
+        more = ["label_mass"] * self.label_mass
+        if self.reading.samples != 1 or self.reading.orders > 1:
+            more += ["spread", "order_spread"]
+        return columns_of(named, [*more, *["probabilities"] * probabilities])
 
 
 def reading_of(args: argparse.Namespace) -> Reading:
@@ -301,44 +303,42 @@ def reading_of(args: argparse.Namespace) -> Reading:
     return Reading(args.samples, args.orders, args.order, args.steps, args.joint)
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Which columns each question has."""
+Columns = Mapping[str, tuple[str, str]]
+"""The columns of answers: the question of each, and the field of the answer that it shows."""
 
-    questions: Mapping[str, str]  # names, with "yes/no", "choice" or "score"
-    probabilities: bool
-    label_mass: bool
-    spread: bool
 
-    def names(self, table: Collection[str]) -> list[str]:
-        """The columns of the answers, to stand behind the columns of the table. Raises ValueError,
-        naming the column, where two are the same or the table has it already."""
-        made = [*(f"{name}_{field}" for name, field in self._fields()), ERROR]
-        name, count = Counter(made).most_common(1)[0]
-        if count > 1:
-            raise ValueError(f"two columns would have the name {name!r}; rename a question")
-        for name in made:
-            if name in table:
-                raise ValueError(
-                    f"the table has a column {name!r} already, where answers would stand; rename "
-                    "the column or the question"
-                )
-        return made
+def columns_of(kinds: Mapping[str, str], more: Iterable[str]) -> Columns:
+    """kinds: "yes/no", "choice" or "score", by the names of questions; more: fields that stand
+    behind those of all questions. Raises ValueError where two columns are the same."""
+    fields = [(name, field) for name, kind in kinds.items() for field in _FIELDS[kind]]
+    fields += [(name, field) for field in more for name in kinds]
+    names = [*(f"{name}_{field}" for name, field in fields), ERROR]
+    name, count = Counter(names).most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"two columns would have the name {name!r}; rename a question")
+    return dict(zip(names, fields, strict=False))
 
-    def _fields(self) -> list[tuple[str, str]]:
-        """Each column as its question, and the field of the answer that it shows."""
-        more = ["label_mass"] * self.label_mass + ["spread", "order_spread"] * self.spread
-        more += ["probabilities"] * self.probabilities
-        own = [(name, field) for name, kind in self.questions.items() for field in _FIELDS[kind]]
-        return own + [(name, field) for field in more for name in self.questions]
 
-    def cells(self, decision: Decision[Any] | None, error: str) -> dict[str, Any]:
-        """The cells of a row. Where there is no decision all are empty but the error."""
-        cells = {
-            f"{name}_{field}": None if decision is None else _value(decision[name], field)
-            for name, field in self._fields()
-        }
-        return {**cells, ERROR: error or None}
+def names_beside(columns: Columns, table: Collection[str]) -> list[str]:
+    """The names of the columns, to stand behind those of a table. Raises ValueError, naming the
+    column, where the table has it already."""
+    names = [*columns, ERROR]
+    for name in names:
+        if name in table:
+            raise ValueError(
+                f"the table has a column {name!r} already, where answers would stand; rename "
+                "the column or the question"
+            )
+    return names
+
+
+def cells_of(columns: Columns, decision: Decision[Any] | None, error: str) -> dict[str, Any]:
+    """The cells of a row. Where there is no decision all are empty but the error."""
+    cells = {
+        column: None if decision is None else _value(decision[name], field)
+        for column, (name, field) in columns.items()
+    }
+    return {**cells, ERROR: error or None}
 
 
 def _value(answer: TypedAnswer, field: str) -> Any:

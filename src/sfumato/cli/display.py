@@ -349,16 +349,12 @@ class Region:
 
     def draw(self, lines: Sequence[Text], above: Sequence[Text] = ()) -> None:
         """Replace the region by `lines`, after `above`, which stay for good."""
-        up = self._height()
+        width = max(1, self._console.width)  # today's: the terminal has folded lines that are wider
+        up = sum(max(1, -(-line.cell_len // width)) for line in self._shown)
         self._shown = list(lines)
         body = "".join(self._ansi(line) + _END_OF_LINE + "\n" for line in (*above, *lines))
         # In one write, so that the terminal never shows half of it.
         self._write((f"\x1b[{up}A" if up else "") + "\r" + body + _REST_OF_SCREEN)
-
-    def _height(self) -> int:
-        """Terminal lines that the region takes at today's width."""
-        width = max(1, self._console.width)
-        return sum(max(1, -(-line.cell_len // width)) for line in self._shown)
 
     def _ansi(self, line: Text) -> str:
         with self._console.capture() as capture:

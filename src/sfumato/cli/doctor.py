@@ -33,7 +33,7 @@ from sfumato.api import EMBEDDED
 from sfumato.bench import environment
 from sfumato.bench.step_cost import MATRICES, StepShape, step_costs, stored_bytes
 from sfumato.bench.subject import random_checkpoint
-from sfumato.cli.terminal import print_report, size, table, wrapped
+from sfumato.cli.terminal import named, print_report, size, table, wrapped
 from sfumato.device_trial import try_device
 from sfumato.engine.memory.device_memory import (
     Budget,
@@ -103,8 +103,8 @@ def main(args: argparse.Namespace) -> int:
     lines = [line if line.startswith(" ") else wrapped(line) for line in lines]
     if args.verbose:
         served = [(o["operation"], f"{o['path']}: {o['reason']}") for o in findings["operations"]]
-        lines += ["", *_named(detail(findings))]
-        lines += ["", *_named([("operation", "served by, and why"), *served])]
+        lines += ["", *named(detail(findings))]
+        lines += ["", *named([("operation", "served by, and why"), *served])]
     print_report(args.json, findings, lines)
     return 0
 
@@ -277,12 +277,6 @@ def detail(findings: dict[str, Any]) -> list[tuple[str, str]]:
             "program (the better of these rates for all of its arithmetic, or reading its weights)",
         ),
     ]
-
-
-def _named(rows: list[tuple[str, str]]) -> list[str]:
-    """Names and texts in two columns, in lines of the terminal's width."""
-    indent = 2 + max(len(name) for name, _ in rows)
-    return [wrapped(text, f"{name:<{indent}}", " " * indent) for name, text in rows]
 
 
 def _accelerator(device: dict[str, Any]) -> str:

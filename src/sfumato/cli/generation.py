@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
@@ -259,17 +258,8 @@ class Presses:
 def counted() -> Iterator[Presses]:
     """Within, Ctrl-C is counted."""
     presses = Presses()
-    # Only the main thread may set signal handlers; a handler that is not Python's own, and a
-    # SIGINT that is ignored, are the choice of the program that called this one.
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    replaces = usual and threading.current_thread() is threading.main_thread()
-    if replaces:
-        signal.signal(signal.SIGINT, presses)
-    try:
+    with terminal.handling([signal.SIGINT], presses, signal.default_int_handler):
         yield presses
-    finally:
-        if replaces:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def is_embedded(model: Model) -> bool:

@@ -5,11 +5,13 @@ Knows no models and no commands. Loads nothing heavy before it is shown.
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 _LOADING = "loading …"
 _UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -64,6 +66,29 @@ def wrapped(text: str, first: str = "", indent: str = "") -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def named(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Names and texts in two columns, in lines of the terminal's width."""
+    indent = 2 + max(len(name) for name, _ in rows)
+    return [wrapped(text, f"{name:<{indent}}", " " * indent) for name, text in rows]
+
+
+@contextmanager
+def handling(signals: Iterable[int], handler: Callable[..., object], usual: Any) -> Iterator[None]:
+    """Within, signals that are handled as usual go to the handler.
+
+    A signal that is ignored (nohup), or has another handler, is the choice of the program that
+    called this one, and only the main thread may handle signals."""
+    here = threading.current_thread() is threading.main_thread()
+    ours = [each for each in signals if here and signal.getsignal(each) is usual]
+    for each in ours:
+        signal.signal(each, handler)
+    try:
+        yield
+    finally:
+        for each in ours:
+            signal.signal(each, usual)
 
 
 class Advance(Protocol):
