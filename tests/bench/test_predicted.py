@@ -12,6 +12,7 @@ from sfumato.bench.step_cost import (
     LIMITS,
     StepShape,
     beside_measured,
+    held_bytes,
     network_bytes,
     step_costs,
     step_time,
@@ -20,6 +21,12 @@ from sfumato.bench.step_cost import (
 )
 from sfumato.bench.subject import Subject, random_checkpoint, random_subject
 from sfumato.model.network import Network
+
+
+def test_codes_are_held_as_they_are_stored() -> None:
+    tensors = random_checkpoint("tiny", "fp8").tensors
+    assert any(info.format == "FP8" for info in tensors.values())
+    assert held_bytes(tensors) == {name: info.nbytes for name, info in tensors.items()}
 
 
 def test_a_networks_bytes_are_those_of_its_tensors(tiny: Subject) -> None:

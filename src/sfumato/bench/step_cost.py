@@ -124,10 +124,10 @@ def stored_bytes(config: ModelConfig, format: str = "bf16") -> dict[str, int]:
 
 
 def held_bytes(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
-    """Bytes of a checkpoint's tensors as a GPU holds them: blocks in planes."""
+    """Bytes of a checkpoint's tensors as a GPU holds them: blocks in planes, codes as stored."""
     return {
         name: info.nbytes
-        if refusal(info.format, info.shape)
+        if info.format in KINDS or refusal(info.format, info.shape)
         else plane_bytes(info.format, info.shape)
         for name, info in tensors.items()
     }
