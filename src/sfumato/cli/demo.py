@@ -125,8 +125,8 @@ def main(args: argparse.Namespace) -> int:
         if ask(_request(question, args.seed)) is None:
             return INTERRUPTED
     print("It decides too: the probability of each answer, read in one step without writing.\n")
-    asked = " ".join(kind.instructions for kind in DECISIONS.values())
-    print(f"› {STATE} {asked}\n\n{model.decide(STATE, DECISIONS)}\n")
+    wording = " ".join(kind.instructions for kind in DECISIONS.values())
+    print(f"› {STATE} {wording}\n\n{model.decide(STATE, DECISIONS)}\n")
     if visual:
         console.print(Text("Colours: ") + COLOURS)
         print()
