@@ -243,7 +243,7 @@ LOCAL = (
 """Options of `sfumato bench` that have no meaning for a server."""
 
 REMOTE = ("--api-key", "--drafts")
-"""Those that have none for a model on this machine."""
+"""Options that have none for a model on this machine."""
 
 BENCH = (
     Exclusion("--url", LOCAL, "is for measuring this machine, not for a server", "leave it out"),
