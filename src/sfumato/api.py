@@ -120,10 +120,7 @@ class Model:
         self, prompt: str | None = None, *, messages: Messages | None = None, **options: Any
     ) -> Reply:
         """The reply to a prompt or a conversation; `options` are those of `stream`."""
-        for event in self.stream(prompt, messages=messages, **options):
-            if isinstance(event, Done):
-                return event.reply
-        raise AssertionError("a stream ends with Done")
+        return _last(self.stream(prompt, messages=messages, **options), Done).reply
 
     def stream(
         self,
@@ -240,12 +237,10 @@ class Model:
         before every step; True raises `sfumato.text_side.Cancelled`.
         Raises ValueError, naming the argument, for what cannot be done.
         """
-        for event in self.stream_fill(
+        events = self.stream_fill(
             parts, messages=messages, seed=seed, sampler=sampler, cancelled=cancelled
-        ):
-            if isinstance(event, Filled):
-                return event
-        raise AssertionError("a fill ends with Filled")
+        )
+        return _last(events, Filled)
 
     def stream_fill(
         self,
@@ -417,6 +412,11 @@ def _reply_events(
 ) -> Iterator[Draft | Settled | Done]:
     reply = yield from run
     yield Done(reply)
+
+
+def _last(events: Iterator[object], kind: type[T]) -> T:
+    """The event of a kind with which a stream ends."""
+    return next(event for event in events if isinstance(event, kind))
 
 
 def _check_arguments(cancelled: object, unknown: Collection[str]) -> None:

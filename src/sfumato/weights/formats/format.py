@@ -100,7 +100,7 @@ class Layout:
             widths[OF_ROW] = 4
         return widths
 
-    def dequantize(self, blocks: Tensor) -> Tensor:
+    def __call__(self, blocks: Tensor) -> Tensor:
         """uint8 [n, block_bytes] → float32 [n, block_size]."""
         parts = self.parts(blocks)
         return self.values(parts["codes"], parts)
@@ -165,11 +165,11 @@ class Format:
     """One stored format: `block_bytes` bytes hold `block_size` consecutive elements of a row, and
     `row_bytes` more belong to a row.
 
-    dequantize: uint8 [n, block_bytes] → float32 [n, block_size].  encode: the way back, where it is
+    dequantize: uint8 [n, block_bytes] → float32 [n, block_size]; a `Layout`, or a function where
+    none can say it.  encode: the way back, where it is
     written; raises ValueError for values that the format cannot hold.  dtype: torch's own for
     floats and codes.  ggml_type: the number in GGUF files, by which a CPU's library knows it too
-    (`csrc/blocks.h`); None: no file has such blocks.  layout: how a GPU's kernels unpack it; None:
-    torch dequantizes it there.  published: how narrow checkpoints have it.
+    (`csrc/blocks.h`); None: no file has such blocks.  published: how narrow checkpoints have it.
     """
 
     name: str
@@ -181,8 +181,12 @@ class Format:
     dtype: torch.dtype = torch.uint8
     row_bytes: int = 0
     encode: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
-    layout: Layout | None = field(default=None, repr=False)
     published: Published | None = field(default=None, repr=False)
+
+    @property
+    def layout(self) -> Layout | None:
+        """How a GPU's kernels unpack blocks; None: torch dequantizes them there."""
+        return self.dequantize if isinstance(self.dequantize, Layout) else None
 
     def divides(self, columns: int) -> bool:
         """Whether rows of so many elements are whole blocks."""

@@ -29,10 +29,8 @@ def _unchanged(codes: Tensor, scales: Tensor, _: float) -> Tensor:
     return q4_0.of_codes(codes, scales, torch.bfloat16)
 
 
-_LAYOUT = Layout(4, q4_0.parts, 0.2, wide=True)
 INT4 = Format(
-    *("INT4", 32, 18, _LAYOUT.dequantize),
+    *("INT4", 32, 18, Layout(4, q4_0.parts, 0.2, wide=True)),
     encode=_encode,
-    layout=_LAYOUT,
     published=Published("I32", 2, _numbers, ((q4_0.Q4_0, q4_0.of_codes),), _unchanged),
 )

@@ -42,5 +42,4 @@ def _encode(x: Tensor) -> Tensor:
     return torch.cat((half_bytes(scale), low_nibbles(picked)), dim=1)
 
 
-_LAYOUT = Layout(4, parts, 0.015, table=IQ4_VALUES)
-IQ4_NL = Format("IQ4_NL", 32, 18, _LAYOUT.dequantize, 20, encode=_encode, layout=_LAYOUT)
+IQ4_NL = Format("IQ4_NL", 32, 18, Layout(4, parts, 0.015, table=IQ4_VALUES), 20, encode=_encode)

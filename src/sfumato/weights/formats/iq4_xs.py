@@ -26,4 +26,4 @@ def _parts(blocks: Tensor) -> dict[str, Tensor]:
 
 
 _LAYOUT = Layout(4, _parts, 0.0008, two_levels=True, table=IQ4_VALUES)
-IQ4_XS = Format("IQ4_XS", 256, 136, _LAYOUT.dequantize, 23, layout=_LAYOUT)
+IQ4_XS = Format("IQ4_XS", 256, 136, _LAYOUT, 23)

@@ -76,9 +76,7 @@ def _common_unit(groups: Tensor) -> tuple[Tensor, Tensor]:
     return best_unit, best
 
 
-_LAYOUT = Layout(4, _parts, 0.35, (), group=16, table=_TABLE, floats=True)
 NVFP4 = Format(
-    *("NVFP4", 64, 40, _LAYOUT.dequantize),
-    layout=_LAYOUT,
+    *("NVFP4", 64, 40, Layout(4, _parts, 0.35, (), group=16, table=_TABLE, floats=True)),
     published=Published("U8", 2, _numbers, ((Q6_K, _q6_k), (Q8_0, None)), _unchanged),
 )

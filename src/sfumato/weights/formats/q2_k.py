@@ -18,4 +18,4 @@ def _parts(blocks: Tensor) -> dict[str, Tensor]:
 
 
 _LAYOUT = Layout(2, _parts, 0.09, (80, 82), group=16, two_levels=True, minima=True)
-Q2_K = Format("Q2_K", 256, 84, _LAYOUT.dequantize, 10, layout=_LAYOUT)
+Q2_K = Format("Q2_K", 256, 84, _LAYOUT, 10)

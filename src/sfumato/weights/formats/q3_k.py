@@ -29,5 +29,4 @@ def _parts(blocks: Tensor) -> dict[str, Tensor]:
     return {"codes": _codes(blocks), "scales": scales, "bases": blocks[:, 108:]}
 
 
-_LAYOUT = Layout(3, _parts, 0.024, (108,), group=16, two_levels=True)
-Q3_K = Format("Q3_K", 256, 110, _LAYOUT.dequantize, 11, layout=_LAYOUT)
+Q3_K = Format("Q3_K", 256, 110, Layout(3, _parts, 0.024, (108,), group=16, two_levels=True), 11)

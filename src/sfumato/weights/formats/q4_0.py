@@ -33,5 +33,4 @@ def of_codes(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float16) 
     return torch.cat((scale_bytes(each, nibbles, dtype), nibbles), dim=2).view(rows, -1)
 
 
-_LAYOUT = Layout(4, parts, 0.2)
-Q4_0 = Format("Q4_0", 32, 18, _LAYOUT.dequantize, 2, encode=encode, layout=_LAYOUT)
+Q4_0 = Format("Q4_0", 32, 18, Layout(4, parts, 0.2), 2, encode=encode)

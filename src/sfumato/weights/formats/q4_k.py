@@ -79,5 +79,7 @@ def _parts(blocks: Tensor) -> dict[str, Tensor]:
     return planes(blocks, of_nibbles(blocks[:, 16:]))
 
 
-_LAYOUT = Layout(4, _parts, 0.004, (0, 2), two_levels=True, minima=True)
-Q4_K = Format("Q4_K", 256, 144, _LAYOUT.dequantize, 12, encode=_encode, layout=_LAYOUT)
+Q4_K = Format(
+    *("Q4_K", 256, 144, Layout(4, _parts, 0.004, (0, 2), two_levels=True, minima=True), 12),
+    encode=_encode,
+)

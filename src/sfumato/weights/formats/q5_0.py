@@ -22,5 +22,4 @@ def _parts(blocks: Tensor) -> dict[str, Tensor]:
     return {"codes": _codes(blocks), "scales": blocks[:, :2]}
 
 
-_LAYOUT = Layout(5, _parts, 0.1)
-Q5_0 = Format("Q5_0", 32, 22, _LAYOUT.dequantize, 6, encode=_encode, layout=_LAYOUT)
+Q5_0 = Format("Q5_0", 32, 22, Layout(5, _parts, 0.1), 6, encode=_encode)

@@ -32,5 +32,4 @@ def _parts(blocks: Tensor) -> dict[str, Tensor]:
     return {"codes": _codes(blocks), "scales": blocks[:, :2], "minima": blocks[:, 2:4]}
 
 
-_LAYOUT = Layout(5, _parts, 0.1, (0, 2), minima=True)
-Q5_1 = Format("Q5_1", 32, 24, _LAYOUT.dequantize, 7, encode=_encode, layout=_LAYOUT)
+Q5_1 = Format("Q5_1", 32, 24, Layout(5, _parts, 0.1, (0, 2), minima=True), 7, encode=_encode)

@@ -25,5 +25,7 @@ def _parts(blocks: Tensor) -> dict[str, Tensor]:
     return planes(blocks, _codes(blocks))
 
 
-_LAYOUT = Layout(5, _parts, 0.002, (0, 2), two_levels=True, minima=True)
-Q5_K = Format("Q5_K", 256, 176, _LAYOUT.dequantize, 13, encode=_encode, layout=_LAYOUT)
+Q5_K = Format(
+    *("Q5_K", 256, 176, Layout(5, _parts, 0.002, (0, 2), two_levels=True, minima=True), 13),
+    encode=_encode,
+)

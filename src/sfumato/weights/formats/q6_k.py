@@ -47,5 +47,7 @@ def _parts(blocks: Tensor) -> dict[str, Tensor]:
     return {"codes": _codes(blocks), "scales": blocks[:, 192:208], "bases": blocks[:, 208:]}
 
 
-_LAYOUT = Layout(6, _parts, 0.0007, (208,), group=16, two_levels=True)
-Q6_K = Format("Q6_K", 256, 210, _LAYOUT.dequantize, 14, encode=_encode, layout=_LAYOUT)
+Q6_K = Format(
+    *("Q6_K", 256, 210, Layout(6, _parts, 0.0007, (208,), group=16, two_levels=True), 14),
+    encode=_encode,
+)

@@ -30,5 +30,4 @@ def _parts(blocks: Tensor) -> dict[str, Tensor]:
     return {"codes": blocks[:, 2:], "scales": blocks[:, :2]}
 
 
-_LAYOUT = Layout(8, _parts, 0.013)
-Q8_0 = Format("Q8_0", 32, 34, _LAYOUT.dequantize, 8, encode=_encode, layout=_LAYOUT)
+Q8_0 = Format("Q8_0", 32, 34, Layout(8, _parts, 0.013), 8, encode=_encode)
