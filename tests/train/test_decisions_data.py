@@ -72,7 +72,9 @@ def test_a_row_is_the_products_prompt_and_names_where_its_options_end():
     assert text(row.question) == (
         "\n\nQuestion: Is it red?\nA: no\nB: yes\nAnswer A or B.<turn|>\n<|turn>model\n"
     )
-    assert [text(row.question[: end + 1])[-6:] for end in row.options] == ["\nA: no", "B: yes"]
+    ends, starts = zip(*row.looks["labels"], strict=True)
+    assert [text(row.question[: end + 1])[-6:] for end in ends] == ["\nA: no", "B: yes"]
+    assert text([row.question[start] for start in starts]) == "AB"
     assert text(row.labels) == "AB" and row.truth == [5 / 8, 3 / 8]
 
 
@@ -104,7 +106,7 @@ def test_a_batch_is_packed_with_noise_in_its_slots():
         assert int(canvas[0]) not in row.labels
         assert truth[row.labels].tolist() == pytest.approx(row.truth)
         assert float(truth.sum()) == pytest.approx(1)
-    assert len(batch.options) == len(batch.fits) == sum(len(row.labels) for row in rows)
+    assert len(batch.looks["labels"]) == len(batch.fits) == sum(len(row.labels) for row in rows)
 
 
 def test_options_come_in_every_order():

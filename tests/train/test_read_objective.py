@@ -11,7 +11,7 @@ from sfumato import ops
 from sfumato.train import decisions_data, recipe
 from sfumato.train.decision_states import choice
 from sfumato.train.objective import (
-    MATCHING_LAYER,
+    LOOKING_HEADS,
     PrefixAttention,
     ReadAttention,
     logits,
@@ -72,14 +72,15 @@ def test_words_are_asked_for_their_place_in_the_state(network):
     batch = decisions_data.collate([decisions_data.sample(rng, 2) for _ in range(2)], rng)
     attend = ReadAttention(network, batch.states, batch.questions, batch.owner)
     owner, place, target = batch.looks["words"].unbind(1)
-    tokens, width = len(batch.ids), attend.state_index.shape[1] + attend.question_index.shape[1]
+    tokens, width = len(batch.ids), sum(index.shape[1] for index in attend.index.values())
     keys = torch.eye(width)[:, :width].expand(len(batch.questions), -1, -1)
     queries = torch.zeros(tokens, width)
-    queries[attend.question_index[owner, place]] = 40 * torch.eye(width)[target]
-    attend.taught[MATCHING_LAYER] = queries[:, None], keys[:, None]
-    assert float(attend.look_loss(MATCHING_LAYER, 0, batch.looks["words"])) < 1e-6
-    attend.taught[MATCHING_LAYER] = -queries[:, None], keys[:, None]
-    assert float(attend.look_loss(MATCHING_LAYER, 0, batch.looks["words"])) > 10
+    queries[attend.index["question"][owner, place]] = 40 * torch.eye(width)[target]
+    layer, *_ = how = LOOKING_HEADS["words"]
+    attend.taught[layer] = queries[:, None], {"question": keys[:, None]}
+    assert float(attend.look_loss(batch.looks["words"], *how)) < 1e-6
+    attend.taught[layer] = -queries[:, None], {"question": keys[:, None]}
+    assert float(attend.look_loss(batch.looks["words"], *how)) > 10
 
 
 def test_fast_operations_have_the_references_values_and_gradients():

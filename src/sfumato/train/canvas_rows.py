@@ -90,11 +90,10 @@ class Reads(NamedTuple):
     owner: torch.Tensor  # [N]: each question's state
     canvas: torch.Tensor  # [N, width]: the first position is the slot
     truth: torch.Tensor  # float32 [N, vocabulary]: what the slot should predict
-    options: torch.Tensor  # [O]: where in `ids` the options' lines end
-    fits: torch.Tensor  # float32 [O]: the probability of each
-    starts: torch.Tensor  # [O]: where in `ids` their labels are
+    fits: torch.Tensor  # float32 [O]: the probability of each option
     looks: dict[str, torch.Tensor]
-    """[n, 3] each: question, a place in it, and where it should look. "words": where a word ends,
+    """[n, 3] each: question, a place in it, and where it should look. "labels": where each option's
+    line ends, and where in the question its label is; "words": where a word ends,
     and in the state, or 0; "evidence": where in the state what decides ends; "subjects": where yes
     or no ends, and in the question what is asked does; "numbers": state, where in it a word ends,
     and where its number does."""

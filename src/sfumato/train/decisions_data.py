@@ -78,9 +78,9 @@ class Row(NamedTuple):
 
     state: list[int]  # ids of the prompt up to the state's end
     question: list[int]  # and after it; places below are places in it
-    options: list[int]  # where the options' lines end
-    starts: list[int]  # where their labels are
-    looks: dict[str, list[tuple[int, int]]]  # see _words, _evidence, _subjects and _numbers
+    looks: dict[str, list[tuple[int, int]]]
+    """"labels": where the options' lines end, and their labels are; and see _words, _evidence,
+    _subjects and _numbers."""
     labels: list[int]  # ids that answer
     truth: list[float]  # the probability of each
 
@@ -155,13 +155,14 @@ def row(case: Case) -> Row:
     starts = [end + 1 for end in ends[1 : 1 + len(labels)]]
     names_none = case.kind == "yes_no" or _OF_ONE.search(body)
     looks = {
+        "labels": list(zip(options, starts, strict=True)),
         "words": _words(case.state, body[: options[-1] + 1]),
         "evidence": _evidence(case, body, options),
         "subjects": _subjects(body, options) if names_none else [],
         "numbers": _numbers(case.state),
     }
     ids = encode_text("".join(labels))
-    return Row(context[:end], context[end:], options, starts, looks, ids, list(case.truth))
+    return Row(context[:end], context[end:], looks, ids, list(case.truth))
 
 
 def _words(state: str, body: str) -> list[tuple[int, int]]:
@@ -240,10 +241,6 @@ def collate(groups: Sequence[Sequence[Row]], rng: np.random.Generator) -> Reads:
     firsts = [group[0] for group in groups]
     states = [one.state for one in firsts]
     questions = [row.question for row in rows]
-    start = sum(map(len, states))
-    begins = [*itertools.accumulate(map(len, questions), initial=start)]
-    options = [at + end for at, one in zip(begins, rows, strict=False) for end in one.options]
-    starts = [at + place for at, one in zip(begins, rows, strict=False) for place in one.starts]
     return Reads(
         torch.tensor([*itertools.chain(*states, *questions)]),
         torch.tensor(list(map(len, states))),
@@ -251,9 +248,7 @@ def collate(groups: Sequence[Sequence[Row]], rng: np.random.Generator) -> Reads:
         torch.tensor([i for i, group in enumerate(groups) for _ in group]),
         canvas,
         truth,
-        torch.tensor(options),
         torch.tensor([p for row in rows for p in row.truth], dtype=torch.float32),
-        torch.tensor(starts),
         {
             name: _triples([one.looks[name] for one in (firsts if name == "numbers" else rows)])
             for name in rows[0].looks

@@ -8,6 +8,9 @@ optimiser, and of the data only how rows are packed.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -31,58 +34,89 @@ MOST_STEPS = 4
 MATCHING_LAYER = 2  # the first one that sees the whole prompt
 LINKING_LAYER = 3
 NUMBER_LAYER = 1
-LOOKING_HEADS = {
-    "words": (MATCHING_LAYER, 0, False),
-    "evidence": (MATCHING_LAYER, 1, False),
-    "subjects": (LINKING_LAYER, 0, True),
+Part = Literal["state", "question"]
+LOOKING_HEADS: dict[str, tuple[int, int, Part, Part]] = {
+    "labels": (LINKING_LAYER, -1, "question", "question"),
+    "numbers": (NUMBER_LAYER, 0, "state", "state"),
+    "words": (MATCHING_LAYER, 0, "question", "state"),
+    "evidence": (MATCHING_LAYER, 1, "question", "state"),
+    "subjects": (LINKING_LAYER, 0, "question", "question"),
 }
-"""The layer and the head that look, and whether they look within the question, not at its state."""
+"""The layer and the head that look, from where, and at what."""
 FITS, FITS_NOT = MASK, UNK
 """Two tokens that no text has."""
 
 
-class PrefixAttention:
-    """Attention over padded batches that keeps gradients: encode first, then denoise.
+class TwoPhases(ABC):
+    """Attention that keeps gradients: encode first, then denoise.
 
-    Calls of the encode phase leave each layer's keys and values here; those of the denoise phase
-    look at them and at the canvas.  Pads lie on the right of the context.
+    Calls of the encode phase leave the keys and values here that canvases see; those of the denoise
+    phase look at them and at the canvas.
     """
+
+    def __init__(
+        self,
+        network: Transformer,
+        lengths: Tensor,
+        masks: dict[bool, Tensor],
+        watched: tuple[int, int],
+        canvas_mask: Tensor | None = None,
+    ) -> None:
+        """lengths int64 [batch]: where the canvases begin; masks, by whether the window slides, of
+        what is kept, and canvas_mask of the canvases (None: all is seen): added, [batch, length];
+        watched: the layer and the head whose queries, keys and mask `looking` has."""
+        self.config, self.lengths, self.encoding = network.config, lengths, True
+        self.denoise_masks, self.canvas_mask, self.watched = masks, canvas_mask, watched
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self.looking: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [batch, tokens, heads, d]; k, v [batch, tokens, kv_heads, d] → like q."""
+        sliding = self.config.layers[layer].sliding
+        if self.encoding:
+            return self._encode(layer, q, k, v, sliding)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        (keys, values), prefix = self.kept[layer], self.denoise_masks[sliding]
+        own = prefix.new_zeros(len(k), k.shape[2]) if self.canvas_mask is None else self.canvas_mask
+        mask = torch.cat((prefix, own), dim=1)[:, None].expand(-1, k.shape[2], -1)
+        return self._attend(layer, q, torch.cat((keys, k), 2), torch.cat((values, v), 2), mask)
+
+    @abstractmethod
+    def _encode(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sliding: bool) -> Tensor:
+        """Attends in the encode phase, and keeps the keys and values."""
+
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        at, head = self.watched
+        if layer == at:
+            self.looking = q[:, head], k[:, head * k.shape[1] // q.shape[1]], mask
+        return ops.attention(q, k, v, mask).transpose(1, 2)
+
+
+class PrefixAttention(TwoPhases):
+    """Attention over padded batches. Pads lie on the right of the context."""
 
     def __init__(
         self, network: Transformer, lengths: Tensor, width: int, filled: Tensor | None = None
     ) -> None:
         """lengths int64 [batch]: how much of each row's context, padded to `width`, its canvas
         sees; filled bool [batch, length]: which positions of the canvases there are (None: all)."""
-        self.config = network.config
-        self.lengths, self.width, self.encoding = lengths, width, True
-        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
-        self.looking: tuple[Tensor, Tensor, Tensor] | None = None
         places = torch.arange(width, device=lengths.device)
         causal = (places <= places[:, None]).expand(len(lengths), -1, -1)
-        window = self.config.sliding_window
+        window = network.config.sliding_window
         near = places > places[:, None] - window
         # Pads come after every real token, so causality alone hides them from those.
         # Additive masks: attention would otherwise convert bools once per layer and pass.
         self.encode_masks = {False: additive(causal), True: additive(causal & near)}
         real = places < lengths[:, None]
         last = real & (places > lengths[:, None] - window)
-        self.denoise_masks = {False: additive(real), True: additive(last)}
-        self.canvas_mask = None if filled is None else additive(filled)
+        masks = {False: additive(real), True: additive(last)}
+        of_canvas = None if filled is None else additive(filled)
+        super().__init__(network, lengths, masks, (COPYING_LAYER, COPYING_HEAD), of_canvas)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [batch, tokens, heads, d]; k, v [batch, tokens, kv_heads, d] → like q."""
+    def _encode(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sliding: bool) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        sliding = self.config.layers[layer].sliding
-        if self.encoding:
-            self.kept[layer] = k, v
-            mask = self.encode_masks[sliding]
-        else:
-            k, v, mask = behind_prefix(
-                self.kept[layer], self.denoise_masks[sliding], k, v, self.canvas_mask
-            )
-        if layer == COPYING_LAYER:
-            self.looking = q[:, COPYING_HEAD], k[:, COPYING_HEAD * k.shape[1] // q.shape[1]], mask
-        return ops.attention(q, k, v, mask).transpose(1, 2)
+        self.kept[layer] = k, v
+        return self._attend(layer, q, k, v, self.encode_masks[sliding])
 
     def copy_loss(self, row: Tensor, place: Tensor, source: Tensor) -> Tensor:
         """Cross-entropy in nats of where COPYING_HEAD looked in the last pass, from places of its
@@ -92,17 +126,6 @@ class PrefixAttention:
         seen = mask[row, place, source].isfinite()  # a window may end before a far source
         row, place, source = row[seen], place[seen], source[seen]
         return looking_loss(queries[row, place], keys[row], mask[row, place], source)
-
-
-def behind_prefix(
-    kept: tuple[Tensor, Tensor], prefix: Tensor, k: Tensor, v: Tensor, own: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The keys, the values and the mask of canvases that see the kept ones and their own.
-
-    prefix [batch, kept], own [batch, tokens] (None: all seen): additive masks."""
-    own = prefix.new_zeros(len(k), k.shape[2]) if own is None else own
-    mask = torch.cat((prefix, own), dim=1)[:, None].expand(-1, k.shape[2], -1)
-    return torch.cat((kept[0], k), 2), torch.cat((kept[1], v), 2), mask
 
 
 def looking_loss(queries: Tensor, keys: Tensor, mask: Tensor, target: Tensor) -> Tensor:
@@ -217,7 +240,7 @@ def _denoised(
     network: Transformer,
     canvas: Tensor,
     soft: Tensor | None,
-    attend: PrefixAttention | ReadAttention,
+    attend: TwoPhases,
 ) -> Tensor:
     """The denoise phase's hidden states [batch, length, hidden]."""
     attend.encoding = False
@@ -262,11 +285,10 @@ def _stepped(scores: Tensor, batch: CanvasBatch, generator: torch.Generator) -> 
     return torch.where(batch.open, torch.where(accepted, drawn, noise), batch.target)
 
 
-class ReadAttention:
-    """Attention of packed states and questions, then of the questions' canvases, with gradients.
+class ReadAttention(TwoPhases):
+    """Attention of packed states and questions, then of the questions' canvases.
 
-    Packed tokens are those of all states, then those of all questions.  Calls of the encode phase
-    leave the keys and values that a canvas sees, calls of the denoise phase look at them.
+    Packed tokens are those of all states, then those of all questions.
     """
 
     def __init__(
@@ -274,115 +296,76 @@ class ReadAttention:
     ) -> None:
         """states int64 [G] and questions int64 [N]: how many tokens each has; owner int64 [N]: the
         state of each question."""
-        self.config, self.owner, self.encoding = network.config, owner, True
-        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
-        self.taught: dict[int, tuple[Tensor, Tensor]] = {}
-        self.state_index, state_real = _padded_index(states, 0)
-        self.question_index, question_real = _padded_index(questions, int(states.sum()))
-        self.back_of_states = state_real.flatten().nonzero()[:, 0]
-        self.back_of_questions = question_real.flatten().nonzero()[:, 0]
-        self.row_of = torch.repeat_interleave(torch.arange(len(questions)), questions)
-        self.row_of = F.pad(self.row_of, (int(states.sum()), 0))  # of a packed token
-        starts = torch.where(question_real, torch.arange(question_real.shape[1]), 0)
-        self.place_of = F.pad(starts[question_real], (int(states.sum()), 0))
-        first = torch.arange(self.state_index.shape[1]).expand_as(self.state_index)
-        own = states[owner, None] + torch.arange(self.question_index.shape[1])
+        self.owner, self.last = owner, questions - 1
+        self.taught: dict[int, tuple[Tensor, dict[Part, Tensor]]] = {}  # queries; keys
+        of_states, state_real = _padded_index(states, 0)
+        of_questions, question_real = _padded_index(questions, int(states.sum()))
+        self.index: dict[Part, Tensor] = {"state": of_states, "question": of_questions}
+        self.real: dict[Part, Tensor] = {"state": state_real, "question": question_real}
+        first = torch.arange(of_states.shape[1]).expand_as(of_states)
+        own = states[owner, None] + torch.arange(of_questions.shape[1])
         self.positions = torch.cat((first[state_real], own[question_real]))
-        self.lengths, self.last = states[owner] + questions, questions - 1
+        lengths, window = states[owner] + questions, network.config.sliding_window
         keys = torch.cat((first[owner], own), 1)
         real = torch.cat((state_real[owner], question_real), 1)
-        window = self.config.sliding_window
-        self.state_masks, self.question_masks, self.canvas_masks = {}, {}, {}
+        self.masks: dict[tuple[Part, bool], Tensor] = {}
+        queries: dict[Part, tuple[Tensor, Tensor, Tensor]] = {
+            "state": (first, first, state_real),
+            "question": (own, keys, real),
+        }
+        # No result of a pad as query is used, but a row that sees no key would be NaN.
         for sliding in (False, True):
-            # No result of a pad as query is used, but a row that sees no key would be NaN.
-            masks = []
-            for queries, at, is_token in ((first, first, state_real), (own, keys, real)):
-                seen = is_token[:, None] & (at[:, None] <= queries[..., None])
+            for part, (places, at, is_token) in queries.items():
+                seen = is_token[:, None] & (at[:, None] <= places[..., None])
                 if sliding:
-                    seen = seen & (at[:, None] > queries[..., None] - window)
+                    seen = seen & (at[:, None] > places[..., None] - window)
                 seen[..., 0] |= ~seen.any(-1)
-                masks.append(additive(seen))
-            self.state_masks[sliding], self.question_masks[sliding] = masks
-            near = keys > self.lengths[:, None] - window if sliding else real
-            self.canvas_masks[sliding] = additive(real & near)
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [tokens, heads, d] of packed tokens or [N, width, heads, d] of canvases → like q."""
-        sliding = self.config.layers[layer].sliding
-        if self.encoding:
-            return self._encode(layer, q, k, v, sliding)
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        k, v, mask = behind_prefix(self.kept[layer], self.canvas_masks[sliding], k, v)
-        if layer == len(self.config.layers) - 1:
-            self.looking = q[:, 0, 0], k[:, 0], mask[:, 0]
-        return ops.attention(q, k, v, mask).transpose(1, 2)
+                self.masks[part, sliding] = additive(seen)
+        near = keys > lengths[:, None] - window
+        masks = {False: additive(real), True: additive(real & near)}
+        super().__init__(network, lengths, masks, (len(network.layers) - 1, 0))
 
     def _encode(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sliding: bool) -> Tensor:
         """Attends within the packed tokens; a q of one token a question holds the last ones."""
-        sk, sv = (_padded(x, self.state_index) for x in (k, v))
-        qk, qv = (_padded(x, self.question_index) for x in (k, v))
-        keys = torch.cat((sk[self.owner], qk), 2)
-        values = torch.cat((sv[self.owner], qv), 2)
-        self.kept[layer] = keys, values
-        if layer in (NUMBER_LAYER, MATCHING_LAYER, LINKING_LAYER):
-            self.taught[layer] = q, keys
-        if layer == NUMBER_LAYER:
-            self.number_keys = sk
-        mask = self.question_masks[sliding]
+        keys, values = self._seen(k), self._seen(v)
+        self.kept[layer] = keys["question"], values["question"]
+        self.taught[layer] = q, keys
         if len(q) < len(k):
-            mask = mask[torch.arange(len(mask)), self.last]
-            return ops.attention(q.unsqueeze(2), keys, values, mask[:, None])[:, :, 0]
-        sq, qq = _padded(q, self.state_index), _padded(q, self.question_index)
-        of_states = ops.attention(sq, sk, sv, self.state_masks[sliding])
-        of_questions = ops.attention(qq, keys, values, mask)
-        return torch.cat(
-            (
-                of_states.transpose(1, 2).flatten(0, 1).index_select(0, self.back_of_states),
-                of_questions.transpose(1, 2).flatten(0, 1).index_select(0, self.back_of_questions),
-            )
-        )
+            mask = self.masks["question", sliding][torch.arange(len(q)), self.last]
+            return ops.attention(q.unsqueeze(2), *self.kept[layer], mask[:, None])[:, :, 0]
+        parts = []
+        for part, index in self.index.items():
+            given = _padded(q, index), keys[part], values[part], self.masks[part, sliding]
+            attended = ops.attention(*given).transpose(1, 2).flatten(0, 1)
+            parts.append(attended.index_select(0, self.real[part].flatten().nonzero()[:, 0]))
+        return torch.cat(parts)
 
-    def look_loss(self, layer: int, head: int, looks: Tensor, in_question: bool = False) -> Tensor:
-        """Cross-entropy in nats of where a head looks from a place in a question: at a place in its
-        state, or in the question itself. looks int64 [n, 3]: question, place in it, place to look
-        at."""
-        owner, place, target = looks.unbind(1)
-        target = target + self.state_index.shape[1] * in_question
-        return self._attention_loss(layer, head, owner, place, target)
+    def _seen(self, packed: Tensor) -> dict[Part, Tensor]:
+        """What each state sees, itself, and what each question sees, its state and itself."""
+        states, questions = (_padded(packed, index) for index in self.index.values())
+        return {"state": states, "question": torch.cat((states[self.owner], questions), 2)}
 
-    def number_loss(self, numbers: Tensor) -> Tensor:
-        """Computes `look_loss` within states, of the first head of NUMBER_LAYER. numbers int64
-        [K, 3]: state, place in it, another place in it."""
-        state, place, target = numbers.unbind(1)
-        at = self.taught[NUMBER_LAYER][0][self.state_index[state, place], 0]
-        sliding = self.config.layers[NUMBER_LAYER].sliding
-        mask = self.state_masks[sliding][state, place]
-        return looking_loss(at, self.number_keys[state, 0], mask, target)
-
-    def label_loss(self, options: Tensor, starts: Tensor) -> Tensor:
-        """Computes `look_loss` of the last head of LINKING_LAYER. options and starts int64 [O]:
-        where each option's line ends and where its label is, as places in the packed tokens."""
-        row, target = self.row_of[options], self.state_index.shape[1] + self.place_of[starts]
-        last = self.config.num_heads - 1
-        return self._attention_loss(LINKING_LAYER, last, row, self.place_of[options], target)
-
-    def _attention_loss(
-        self, layer: int, head: int, owner: Tensor, place: Tensor, target: Tensor
-    ) -> Tensor:
+    def look_loss(self, looks: Tensor, layer: int, head: int, of: Part, at: Part) -> Tensor:
+        """Cross-entropy in nats of where a head looks from a place in a question or in a state, at
+        a place in its state or in itself. looks int64 [n, 3]: question or state, place in it, place
+        to look at."""
+        row, place, target = looks.unbind(1)
+        if of == at == "question":
+            target = target + self.index["state"].shape[1]
         queries, keys = self.taught[layer]
-        at = queries[self.question_index[owner, place], head]
-        keys = keys[:, head * keys.shape[1] // queries.shape[1]]
-        mask = self.question_masks[self.config.layers[layer].sliding][owner, place]
-        return looking_loss(at, keys[owner], mask, target)
+        seen = keys[of][:, head * keys[of].shape[1] // queries.shape[1]]
+        mask = self.masks[of, self.config.layers[layer].sliding][row, place]
+        return looking_loss(queries[self.index[of][row, place], head], seen[row], mask, target)
 
-    def slot_loss(self, options: Tensor, fits: Tensor) -> Tensor:
+    def slot_loss(self, row: Tensor, place: Tensor, fits: Tensor) -> Tensor:
         """Cross-entropy in nats of where the first head of the last layer looks from the slot: at
-        the ends of the options' lines, at each as much as it fits. options int64 [O], as places in
-        the packed tokens; fits float32 [O], which sum to 1 for each question."""
-        row, place = self.row_of[options], self.place_of[options]
+        the ends of the options' lines, at each as much as it fits. row and place int64 [O]: each
+        option's question, and the place in it; fits float32 [O], which sum to 1 for each
+        question."""
+        assert self.looking is not None
         queries, keys, mask = self.looking
-        scores = (keys @ queries[:, :, None])[..., 0] + mask
-        log_shares = scores.log_softmax(-1)[row, self.state_index.shape[1] + place]
+        scores = (keys @ queries[:, 0, :, None])[..., 0] + mask[:, 0]
+        log_shares = scores.log_softmax(-1)[row, self.index["state"].shape[1] + place]
         return -(fits * log_shares).sum() / len(queries)
 
 
@@ -425,21 +408,21 @@ def read_losses(network: Transformer, reads: Reads, labels: bool = True) -> dict
     from the line of "yes" or "no" to the word that is asked for; "numbers" from a word of a state
     to its number."""
     slot, last, inside, attend = slot_scores(network, reads)
-    of_options = logits(network, network.norm(inside[reads.options]))
+    row, option, label = reads.looks["labels"].unbind(1)
+    packed = attend.index["question"]
+    of_options = logits(network, network.norm(inside[packed[row, option]]))
     wanted = torch.zeros_like(of_options)
     wanted[:, FITS_NOT] = 1 - reads.fits
-    fitting = reads.ids[reads.starts] if labels else FITS
-    wanted[torch.arange(len(reads.starts)), fitting] = reads.fits
+    fitting = reads.ids[packed[row, label]] if labels else FITS
+    wanted[torch.arange(len(row)), fitting] = reads.fits
     losses = {
         "slot": F.cross_entropy(slot, reads.truth),
         "end": F.cross_entropy(last, reads.truth),
         "options": F.cross_entropy(of_options, wanted),
-        "looks": attend.slot_loss(reads.options, reads.fits),
-        "labels": attend.label_loss(reads.options, reads.starts),
-        "numbers": attend.number_loss(reads.looks["numbers"]),
+        "looks": attend.slot_loss(row, option, reads.fits),
     }
-    for name, (layer, head, in_question) in LOOKING_HEADS.items():
-        losses[name] = attend.look_loss(layer, head, reads.looks[name], in_question)
+    for name, how in LOOKING_HEADS.items():
+        losses[name] = attend.look_loss(reads.looks[name], *how)
     return losses
 
 
