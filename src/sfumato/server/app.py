@@ -18,7 +18,7 @@ from sfumato.server.dialects import DECISIONS, DIALECTS, by_path, decisions, oll
 from sfumato.server.dialects.anthropic import COUNT_TOKENS
 from sfumato.server.dialects.responses.renderer import add_routes as add_response_routes
 from sfumato.server.http import errors, route
-from sfumato.server.http.middleware import AuditLine, Framing, Gate, Observer
+from sfumato.server.http.middleware import AuditLine, Gate, framing, observer
 from sfumato.server.http.route import Dialect, Get, Post
 from sfumato.server.metrics import CONTENT_TYPE, Metrics
 from sfumato.server.openapi import add_reference, fails, takes
@@ -62,7 +62,8 @@ def create_app(
     add_response_routes(app, service)
     for get in (*info.GETS, *ollama.GETS):
         _add_get(app, service, get)
-    _add_others(app, service, metrics)
+    info.add_routes(app, service)
+    _add_metrics(app, service, metrics)
     forms = [form for each in DECISIONS for form in each.dialects]
     described = [(post.body_type, post.errors) for post in posts]
     add_reference(app, described + [(form.body_type, form.errors) for form in forms])
@@ -78,8 +79,8 @@ def create_app(
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
         )
-    app.add_middleware(Framing)  # before a preflight is answered, too
-    app.add_middleware(Observer, routes=app.routes, metrics=metrics, audit=audit)  # outermost
+    app.add_middleware(framing)  # before a preflight is answered, too
+    app.add_middleware(observer, routes=app.routes, metrics=metrics, audit=audit)  # outermost
     return app
 
 
@@ -141,24 +142,7 @@ def _add_decisions(app: FastAPI, service: Service, each: decisions.DecisionRoute
     )
 
 
-def _add_others(app: FastAPI, service: Service, metrics: Metrics) -> None:
-    """The routes that take something of a path, of a query, or nothing at all."""
-
-    @app.get("/v1/models/{model:path}", tags=["OpenAI"], responses=fails(404))
-    async def model_named(model: str) -> dict[str, Any]:
-        """The model that is loaded, by its name."""
-        return info.model_named(service, model)
-
-    @app.get("/slots", tags=["llama-server"], responses=fails(503))
-    async def slots(fail_on_no_slot: str = "") -> list[dict[str, Any]]:
-        """Each slot, and what it does, as llama-server has it."""
-        return info.slots(service, bool(fail_on_no_slot))
-
-    @app.post("/reset_prefix_cache", tags=["vLLM"], responses=fails(503))
-    async def reset_prefix_cache() -> dict[str, Any]:
-        """Slots that are free forget what they hold."""
-        return await info.reset_prefix_cache(service)
-
+def _add_metrics(app: FastAPI, service: Service, metrics: Metrics) -> None:
     @app.get("/metrics", tags=["server"], response_class=Response, responses=fails())
     def metrics_text() -> Response:
         """Prometheus' text format."""

@@ -8,6 +8,7 @@ import asyncio
 from dataclasses import asdict, is_dataclass, replace
 from typing import Annotated, Any
 
+from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field, WithJsonSchema
 
@@ -27,6 +28,7 @@ from sfumato.server.dialects.llama_cpp import default_settings
 from sfumato.server.examples import page_texts
 from sfumato.server.http.errors import RETRY_LATER, ApiError, openai_error, without_paths
 from sfumato.server.http.route import Get, Post
+from sfumato.server.openapi import fails
 from sfumato.server.schemas import (
     Body,
     Continue,
@@ -41,13 +43,34 @@ from sfumato.server.service import FINGERPRINT, Service
 from sfumato.text.prompt import check_long_texts
 
 
-def slots(service: Service, fail_on_no_slot: bool) -> list[dict[str, Any]]:
-    """llama-server's list. Raises ApiError where no slot is free and that is to fail."""
-    state: EngineState = service.engine.state()
-    if fail_on_no_slot and all(slot.busy for slot in state.slots):
-        raise ApiError(503, "no slot is free", code="no_slot")
-    rows = {row.slot: row for row in state.running}
-    return [_slot(slot, rows.get(slot.index)) for slot in state.slots]
+def add_routes(app: FastAPI, service: Service) -> None:
+    """The routes that take something of a path or of a query, or wait for the engine."""
+
+    @app.get("/v1/models/{model:path}", tags=["OpenAI"], responses=fails(404))
+    async def model_named(model: str) -> dict[str, Any]:
+        """The model that is loaded, by its name."""
+        if model not in (service.name, *service.settings.aliases):
+            message = f"there is no model {model[:200]!r}; this is {service.name!r}"
+            raise ApiError(404, message, "model")
+        return model_card(service)
+
+    @app.get("/slots", tags=["llama-server"], responses=fails(503))
+    async def slots(fail_on_no_slot: str = "") -> list[dict[str, Any]]:
+        """Each slot, and what it does, as llama-server has it."""
+        state: EngineState = service.engine.state()
+        if fail_on_no_slot and all(slot.busy for slot in state.slots):
+            raise ApiError(503, "no slot is free", code="no_slot")
+        rows = {row.slot: row for row in state.running}
+        return [_slot(slot, rows.get(slot.index)) for slot in state.slots]
+
+    @app.post("/reset_prefix_cache", tags=["vLLM"], responses=fails(503))
+    async def reset_prefix_cache() -> dict[str, Any]:
+        """Slots that are free forget what they hold."""
+        try:
+            return {"emptied_slots": await asyncio.wrap_future(service.engine.reset_prefix_cache())}
+        except EngineDead as error:
+            message, headers = without_paths(str(error)), dict(RETRY_LATER)
+            raise ApiError(503, message, code="engine_unavailable", headers=headers) from None
 
 
 def _slot(slot: SlotState, row: RowState | None) -> dict[str, Any]:
@@ -77,9 +100,7 @@ def health(service: Service) -> Response:
     state = service.engine.health()
     body = {"status": "ok" if state.ok else "error", **asdict(state)}
     if not state.ok:
-        body["error"] = openai_error(ApiError(503, without_paths(state.reason or "not ready")))[
-            "error"
-        ]
+        body |= openai_error(ApiError(503, without_paths(state.reason or "not ready")))
         body["reason"] = body["error"]["message"]
     return JSONResponse(body, 200 if state.ok else 503)
 
@@ -136,13 +157,6 @@ def models(service: Service) -> dict[str, Any]:
     }
 
 
-def model_named(service: Service, name: str) -> dict[str, Any]:
-    """Raises ApiError."""
-    if name not in (service.name, *service.settings.aliases):
-        raise ApiError(404, f"there is no model {name[:200]!r}; this is {service.name!r}", "model")
-    return model_card(service)
-
-
 def tokenizer_info(service: Service) -> dict[str, Any]:
     """vLLM's form of what a client needs to render and count prompts itself."""
     tokenizer, template = service.model.tokenizer, service.model.template
@@ -157,15 +171,6 @@ def tokenizer_info(service: Service) -> dict[str, Any]:
         "additional_special_tokens": [tokenizer.token_text(token) for token in special],
         "chat_template": template.source,
     }
-
-
-async def reset_prefix_cache(service: Service) -> dict[str, Any]:
-    """Raises ApiError."""
-    try:
-        return {"emptied_slots": await asyncio.wrap_future(service.engine.reset_prefix_cache())}
-    except EngineDead as error:
-        message = without_paths(str(error))
-        raise ApiError(503, message, code="engine_unavailable", headers=dict(RETRY_LATER)) from None
 
 
 def props(service: Service) -> dict[str, Any]:

@@ -302,12 +302,12 @@ def chances(facts: np.random.Generator, rng: np.random.Generator) -> Case:
     chance = pick((f"{tenths}0 percent", f"{tenths} in 10"), facts)
     state = f"The chance of {what} {day} is {chance}."
     truth = tenths / 10
-    kind = int(rng.random() * 3)
-    if kind == 0:
-        return yes_no(state, f"Will it {what}?", truth)
-    if kind == 1:
-        return yes_no(state, "Will it stay dry?", 1 - truth)
-    return choice(state, "Which weather?", (what, "dry"), (truth, 1 - truth))
+    questions = (
+        yes_no(state, f"Will it {what}?", truth),
+        yes_no(state, "Will it stay dry?", 1 - truth),
+        choice(state, "Which weather?", (what, "dry"), (truth, 1 - truth)),
+    )
+    return pick(questions, rng)
 
 
 def dice(facts: np.random.Generator, rng: np.random.Generator) -> Case:

@@ -11,7 +11,6 @@ import itertools
 import json
 import math
 import operator
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -20,7 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sfumato.api import Model, Reply, load
+from sfumato.api import Model, load
 from sfumato.diffusion.constraints.decision_plan import DecisionSettings
 from sfumato.diffusion.constraints.grammar import schema_source
 from sfumato.diffusion.constraints.hole import Hole
@@ -28,7 +27,7 @@ from sfumato.diffusion.constraints.questions import ScoreQuestion
 from sfumato.diffusion.limits import Stats
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.engine import Account, Engine, EngineConfig, Finished, Handle, Request
+from sfumato.engine import Account, Engine, EngineConfig, Finished, Request
 from sfumato.options.limits import MOST_STEPS
 from sfumato.train import canvas_data, sudoku
 from sfumato.train.canvas_data import FillTask, JsonTask
@@ -111,34 +110,33 @@ def evaluate(
 def _replies(
     model: Model, requests: Sequence[Request], canvases: int, answered: Answered
 ) -> list[tuple[str, Account]]:
-    """The text and the account of each request, in their order; `ROWS` at a time, and a row that
-    ends makes room."""
+    """The text and the account of each request, in their order; `ROWS` at a time."""
     longest = max(len(model.prompt_ids(messages=request.messages)) for request in requests)
     context = longest + (canvases - 1) * model.config.canvas_length
     limits = EngineConfig(
         slots=ROWS,
         context=context,
+        queue=max(1, len(requests)),
         snapshot_bytes=0,
         max_steps=MOST_STEPS,
         request_timeout_s=None,
     )
     engine = Engine(model, limits)
-    waiting, running = deque(enumerate(requests)), list[tuple[int, Handle[Reply]]]()
-    results: dict[int, tuple[str, Account]] = {}
-    while waiting or running:
-        while waiting and len(running) < ROWS:
-            number, request = waiting.popleft()
-            running.append((number, engine.submit(request)))
-        engine.step()
-        for number, handle in [row for row in running if row[1].terminal is not None]:
-            running.remove((number, handle))
-            reply = handle.result()
-            assert isinstance(handle.terminal, Finished)
-            text = model.tokenizer.decode(reply.token_ids)
-            results[number] = text, handle.terminal.account
+
+    def watched(event: object) -> None:
+        if isinstance(event, Finished):
             answered()
+
+    handles = [engine.submit(request, watched) for request in requests]
+    while engine.step():
+        pass
     engine.close()
-    return [results[number] for number in range(len(requests))]
+    ends = [(handle.result(), handle.terminal) for handle in handles]
+    return [
+        (model.tokenizer.decode(reply.token_ids), end.account)
+        for reply, end in ends
+        if isinstance(end, Finished)
+    ]
 
 
 def evaluate_fills(
@@ -169,24 +167,23 @@ def evaluate_fills(
 
 def held_out_fills(seed: int, count: int) -> list[FillTask]:
     """Different texts with holes, never trained on; the same for the same arguments."""
-    rng = np.random.default_rng((seed, 1))
-    return _different(count, lambda: canvas_data.draw_fill(rng, held_out=True), _fill_key)
+    return _different(count, _draw_fill((seed, 1)), _fill_key)
 
 
 def held_out_lengths(seed: int, count: int) -> list[FillTask]:
     """Texts as `held_out_fills`, with one hole and something after it: there its length can be
     found."""
-    rng = np.random.default_rng((seed, 2))
-    return _different(
-        count, lambda: canvas_data.draw_fill(rng, held_out=True), _fill_key, _has_one_length
-    )
+    return _different(count, _draw_fill((seed, 2)), _fill_key, _has_one_length)
 
 
 def held_out_json(seed: int, count: int) -> list[JsonTask]:
     """Different requests for objects, never trained on; the same for the same arguments."""
-    rng = np.random.default_rng((seed, 3))
-    draw = partial(canvas_data.draw_json, rng, held_out=True)
+    draw = partial(canvas_data.draw_json, np.random.default_rng((seed, 3)), held_out=True)
     return _different(count, draw, lambda task: task.request)
+
+
+def _draw_fill(seed: tuple[int, int]) -> Callable[[], FillTask]:
+    return partial(canvas_data.draw_fill, np.random.default_rng(seed), held_out=True)
 
 
 def _fill_key(task: FillTask) -> object:
@@ -206,8 +203,7 @@ def _different(
 ) -> list[_T]:
     tasks: dict[object, _T] = {}
     while len(tasks) < count:
-        task = draw()
-        if wanted(task):
+        if wanted(task := draw()):
             tasks[key(task)] = task
     return list(tasks.values())
 
@@ -352,9 +348,9 @@ def read_cases(
 
 def _another(count: int, rng: np.random.Generator) -> list[int]:
     """An order other than 0, 1, 2 …, where there is one."""
-    order = list(range(count))
-    while count > 1 and order == list(range(count)):
-        order = [int(i) for i in rng.permutation(count)]
+    order = usual = list(range(count))
+    while count > 1 and order == usual:
+        order = rng.permutation(count).tolist()
     return order
 
 

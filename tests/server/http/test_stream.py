@@ -85,6 +85,7 @@ def test_events_without_a_frame_are_silence_too() -> None:
     waits: list[float] = []
 
     class Running:
+        id = "req-1"
         open: ClassVar = {0}
 
         async def next(self, patience_s: float) -> tuple[int, Any] | None:
@@ -100,9 +101,8 @@ def test_events_without_a_frame_are_silence_too() -> None:
         renderer: Any = SimpleNamespace(
             begin=lambda number: (), closed=lambda accounts: (), watches_s=None
         )
-        frames = streams._Frames(service, renderer, chat)
         running: Any = Running()
-        return [text async for text in streams._texts(service, running, frames)]
+        return [text async for text in streams._Stream(service, running, renderer, chat)._texts()]
 
     assert asyncio.run(texts()).count(": waiting\n\n") == 3
 

@@ -46,6 +46,11 @@ _STATUS = {
     "memory": 503,
     "internal": 500,
 }
+_REFUSALS = (
+    (QueueFull, 429, "queue_full"),
+    (NotReady, 503, "not_ready"),
+    (EngineDead, 503, "engine_unavailable"),
+)
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -247,19 +252,14 @@ def from_refusal(error: Exception, request: AnyRequest) -> ApiError:
         refused = copy(error) if isinstance(error, Refused) else Refused(None, str(error))
         refused.recorded = request.id
         return ApiError.of(of_prompt(refused, request))
-    seconds = RETRY_AFTER_S
-    if isinstance(error, QueueFull):
-        status, code = 429, "queue_full"
-    elif isinstance(error, NotReady):
-        status, code, seconds = 503, "not_ready", max(seconds, math.ceil(error.retry_s))
-    elif isinstance(error, EngineDead):
-        status, code = 503, "engine_unavailable"
-    else:
-        raise error
-    headers = {"Retry-After": str(seconds), "X-Request-Id": request.id}
-    answer = ApiError(status, without_paths(str(error)), code=code, headers=headers)
-    answer.recorded = True
-    return answer
+    for kind, status, code in _REFUSALS:
+        if isinstance(error, kind):
+            seconds = math.ceil(error.retry_s) if isinstance(error, NotReady) else 0
+            headers = {"Retry-After": str(max(RETRY_AFTER_S, seconds)), "X-Request-Id": request.id}
+            answer = ApiError(status, without_paths(str(error)), code=code, headers=headers)
+            answer.recorded = True
+            return answer
+    raise error
 
 
 def from_failed(failed: Failed) -> ApiError:

@@ -1,4 +1,4 @@
-"""What every request passes before a route: `Observer`, `Framing` and `Gate`.
+"""What every request passes before a route: `observer`, `framing` and `Gate`.
 
 The gate checks path, host, origin, key and size of the body, and adds headers to answers. The
 observer, which is outermost and so sees what the gate refuses too, counts every answer by route,
@@ -99,27 +99,25 @@ class KeyRefused(ApiError):
         self.missing = missing
 
 
-class Framing:
+def framing(app: App) -> App:
     """Refuses requests that say in two ways where they end, and closes their connection: a proxy
     may have read the other way, and the rest of the body would be a request that it never saw
     (RFC 9112, section 6.3)."""
 
-    def __init__(self, app: App) -> None:
-        self.app = app
+    async def framed(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        if "content-length" in headers and "transfer-encoding" in headers:
+            error = ApiError(
+                400,
+                "the request has Content-Length and Transfer-Encoding; send one of them",
+                code="two_lengths",
+                headers={"Connection": "close"},
+            )
+            await error.response(scope)(scope, receive, send)
+        else:
+            await app(scope, receive, send)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            if "content-length" in headers and "transfer-encoding" in headers:
-                error = ApiError(
-                    400,
-                    "the request has Content-Length and Transfer-Encoding; send one of them",
-                    code="two_lengths",
-                    headers={"Connection": "close"},
-                )
-                await error.response(scope)(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
+    return framed
 
 
 class Gate:
@@ -263,19 +261,13 @@ PAGE, OTHER = "page", "other"
 AuditLine = Callable[[dict[str, Any]], None]
 
 
-class Observer:
-    """Counts and times answers, and reports refusals."""
+def observer(app: App, routes: Sequence[Any], metrics: Metrics, audit: AuditLine | None) -> App:
+    """Counts and times answers, and reports refusals. audit: takes a line for the audit log."""
+    refusals = Refusals(audit)
 
-    def __init__(
-        self, app: App, routes: Sequence[Any], metrics: Metrics, audit: AuditLine | None
-    ) -> None:
-        """audit: takes a line for the audit log."""
-        self.app, self._routes, self._metrics = app, routes, metrics
-        self._refusals = Refusals(audit)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def observed(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await app(scope, receive, send)
             return
         began = time.perf_counter()
         status = CLIENT_GONE  # where no answer is begun
@@ -288,26 +280,25 @@ class Observer:
 
         path = canonical(scope["path"])  # as the gate has it
         try:
-            await self.app(scope, receive, watched)
+            await app(scope, receive, watched)
         except Exception:
             status = 500
             raise
         finally:
-            route = self._route(scope, path, status)
-            self._metrics.answered(route, status, time.perf_counter() - began)
+            route = _template(routes, scope, path, status)
+            metrics.answered(route, status, time.perf_counter() - began)
             if status >= 400 and status != CLIENT_GONE:
-                self._refusals.add(scope, route, status)
+                refusals.add(scope, route, status)
 
-    def _route(self, scope: Scope, path: str, status: int) -> str:
-        """The template of the route that matches the request."""
-        matched = scope.get("route")
-        if matched is None:
-            matched = next((r for r in self._routes if r.path_regex.match(path)), None)
-        template = getattr(matched, "path", "")
-        if template:
-            return str(template)
-        # Other requests reach the page's files.
-        return OTHER if matched is None or status in (404, 405) else PAGE
+    return observed
+
+
+def _template(routes: Sequence[Any], scope: Scope, path: str, status: int) -> str:
+    """The template of the route that matches the request."""
+    matched = scope.get("route") or next((r for r in routes if r.path_regex.match(path)), None)
+    # Other requests reach the page's files.
+    page = OTHER if matched is None or status in (404, 405) else PAGE
+    return str(getattr(matched, "path", "") or page)
 
 
 class Refusals:

@@ -242,8 +242,9 @@ async def _reply(post: Post[B], service: Service, http: HttpRequest) -> Response
 
 
 class _Stream(StreamingResponse):
-    """Cancels what runs when the stream ends. The generator cannot: a client that goes away early,
-    or in the middle of a frame, leaves the generator not begun, or waiting to be collected."""
+    """The frames of a stream, event by event. Cancels what runs when the stream ends. The generator
+    cannot: a client that goes away early, or in the middle of a frame, leaves the generator not
+    begun, or waiting to be collected."""
 
     def __init__(
         self,
@@ -252,11 +253,13 @@ class _Stream(StreamingResponse):
         renderer: Renderer,
         dialect: Dialect[Any],
     ) -> None:
-        texts = _texts(service, running, _Frames(service, renderer, dialect))
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         headers |= headers_of(running, dialect.errors.request_id)
-        super().__init__(texts, media_type=dialect.wire.media_type, headers=headers)
-        self._running, self._renderer = running, renderer
+        super().__init__(self._texts(), media_type=dialect.wire.media_type, headers=headers)
+        self._service, self._running = service, running
+        self._renderer, self._dialect = renderer, dialect
+        self._accounts: dict[int, Account] = {}
+        self._steps: dict[int, int] = {}  # of the replies whose drafts are sent: the latest one
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -266,73 +269,58 @@ class _Stream(StreamingResponse):
                 self._running.cancel()
                 self._renderer.left()
 
-
-async def _texts(service: Service, running: InFlight, frames: _Frames) -> AsyncIterator[str]:
-    """What is written on the connection."""
-    wire, renderer = frames.dialect.wire, frames.renderer
-
-    async def encoded(made: Iterable[Frame]) -> list[str]:
-        """The frames, which are made in a thread: they may repeat what a large body asks for, and a
-        large canvas with log probabilities takes tens of milliseconds."""
-        return await run_in_threadpool(lambda: [wire.encode(frame) for frame in made])
-
-    try:
-        begun = (frame for number in sorted(running.open) for frame in renderer.begin(number))
-        for text in await encoded(begun):
-            yield text
-        sent = time.monotonic()
-        while running.open:
-            # Events without a frame, as of a thought that is not shown, leave a stream silent too.
-            silent = time.monotonic() - sent
-            patience = max(0.0, service.settings.keepalive_s - silent)
-            watches_s = renderer.watches_s
-            taken = await running.next(min(patience, watches_s or patience))
-            if taken is None and watches_s is not None:
-                for text in await encoded(renderer.waiting()):
+    async def _texts(self) -> AsyncIterator[str]:
+        """What is written on the connection."""
+        wire, renderer, running = self._dialect.wire, self._renderer, self._running
+        keepalive_s = self._service.settings.keepalive_s
+        try:
+            begun = (frame for number in sorted(running.open) for frame in renderer.begin(number))
+            for text in await self._encoded(begun):
+                yield text
+            sent = time.monotonic()
+            while running.open:
+                # Events without a frame, as of a thought that is not shown, leave a stream silent
+                # too.
+                patience = max(0.0, keepalive_s - (time.monotonic() - sent))
+                watches_s = renderer.watches_s
+                taken = await running.next(min(patience, watches_s or patience))
+                if taken is not None:
+                    frames = self._frames(*taken)
+                else:
+                    frames = () if watches_s is None else renderer.waiting()
+                for text in await self._encoded(frames):
                     yield text
                     sent = time.monotonic()
-            if taken is None:
-                if time.monotonic() - sent >= service.settings.keepalive_s:
+                if taken is None and time.monotonic() - sent >= keepalive_s:
                     if wire.keepalive:
                         yield wire.keepalive
                     sent = time.monotonic()
-                continue
-            for text in await encoded(frames.of(*taken)):
+                if taken is not None and isinstance(taken[1], Failed):
+                    break
+            else:
+                accounts = [self._accounts[number] for number in sorted(self._accounts)]
+                for text in await self._encoded(renderer.closed(accounts)):
+                    yield text
+        except Exception:
+            log.exception("a stream failed")
+            for text in await self._encoded(self._failed(internal())):
                 yield text
-                sent = time.monotonic()
-            if isinstance(taken[1], Failed):
-                break
-        else:
-            for text in await encoded(frames.last()):
-                yield text
-    except Exception:
-        log.exception("a stream failed")
-        for text in await encoded(frames.failed(internal())):
-            yield text
-    if wire.end:
-        yield wire.end
+        if wire.end:
+            yield wire.end
 
+    async def _encoded(self, frames: Iterable[Frame]) -> list[str]:
+        """The frames, which are made in a thread: they may repeat what a large body asks for, and a
+        large canvas with log probabilities takes tens of milliseconds."""
+        encode = self._dialect.wire.encode
+        return await run_in_threadpool(lambda: [encode(frame) for frame in frames])
 
-class _Frames:
-    """The frames of a stream, event by event."""
-
-    def __init__(self, service: Service, renderer: Renderer, dialect: Dialect[Any]) -> None:
-        self._service, self.renderer, self.dialect = service, renderer, dialect
-        self._accounts: dict[int, Account] = {}
-        self._steps: dict[int, int] = {}  # of the replies whose drafts are sent: the latest one
-
-    def last(self) -> Iterable[Frame]:
-        """The frames after all replies."""
-        accounts = [self._accounts[number] for number in sorted(self._accounts)]
-        return self.renderer.closed(accounts)
-
-    def failed(self, error: ApiError) -> Iterable[Frame]:
+    def _failed(self, error: ApiError) -> Iterable[Frame]:
         """The frames that end the stream early."""
-        error.rename(self.dialect.wording)
-        return self.renderer.failed(error, self.dialect.errors.body(error))
+        error.rename(self._dialect.wording)
+        return self._renderer.failed(error, self._dialect.errors.body(error))
 
-    def of(self, number: int, event: AnyEvent) -> Iterable[Frame]:
-        renderer = self.renderer
+    def _frames(self, number: int, event: AnyEvent) -> Iterable[Frame]:
+        renderer = self._renderer
         if isinstance(event, Draft):
             self._steps[number] = event.step
             yield renderer.extra({"draft": draft_frame(self._service, number, event)})
@@ -342,7 +330,7 @@ class _Frames:
                 yield renderer.extra({"settled": settled})
             yield from renderer.settled(number, event)
         elif isinstance(event, Failed):
-            yield from self.failed(from_failed(event))
+            yield from self._failed(from_failed(event))
         elif isinstance(event, Finished):
             self._accounts[number] = event.account
             yield from renderer.finished(number, event)
