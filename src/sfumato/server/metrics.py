@@ -136,6 +136,24 @@ class _Scraped(Collector):
         return self._read()
 
 
+Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
+Values = float | tuple[str, Mapping[str, float]] | None
+"""One value; a label, and a value for each of its values; or None: there is none."""
+Rows = dict[str, tuple[str, Values]]
+"""Metrics by name: the help, and the values."""
+
+
+def _families(kind: Kind, rows: Rows) -> Iterator[Metric]:
+    for name, (help, values) in rows.items():
+        if isinstance(values, tuple):
+            family = kind(name, help, labels=values[:1])
+            for value, number in values[1].items():
+                family.add_metric((value,), number)
+            yield family
+        elif values is not None:
+            yield kind(name, help, value=values)
+
+
 def _engine(engine: Engine) -> Iterator[Metric]:
     """The engine's state."""
     state, health = engine.state(), engine.health()
@@ -145,14 +163,16 @@ def _engine(engine: Engine) -> Iterator[Metric]:
         "device": engine.served.device,
     }
     yield InfoMetricFamily("sfumato_build", "Version, model and device.", about)
-    yield _gauge("sfumato_healthy", "1 while the engine takes requests.", float(health.ok))
-    yield _gauge(
-        "sfumato_circuit_open",
-        "1 while the engine's own probe fails and no request runs.",
-        float(state.circuit_open),
-    )
-    yield _gauge("sfumato_uptime_seconds", "Since the engine was made.", health.uptime_s)
-    yield _gauge("sfumato_queue_depth", "Requests that wait for a slot.", state.waiting)
+    gauges: Rows = {
+        "sfumato_healthy": ("1 while the engine takes requests.", float(health.ok)),
+        "sfumato_circuit_open": (
+            "1 while the engine's own probe fails and no request runs.",
+            float(state.circuit_open),
+        ),
+        "sfumato_uptime_seconds": ("Since the engine was made.", health.uptime_s),
+        "sfumato_queue_depth": ("Requests that wait for a slot.", state.waiting),
+    }
+    yield from _families(GaugeMetricFamily, gauges)
     yield from _counters(state)
     yield from _gauges(state)
     yield from _llama_families(state)
@@ -162,19 +182,20 @@ def _engine(engine: Engine) -> Iterator[Metric]:
 def _audit(audit: AuditWriter) -> Iterator[Metric]:
     """The counts of the audit log's writer."""
     counts = audit.counts
-    yield _family(
-        CounterMetricFamily,
-        "sfumato_audit_lines_lost",
+    lost = {"queue": counts.overflowed, "file": counts.unwritten, "error": counts.errors}
+    help = (
         "Lines that are not in the audit log: too many waited, the file could not be written, "
-        "or an exception that the log reports.",
-        "reason",
-        {"queue": counts.overflowed, "file": counts.unwritten, "error": counts.errors},
+        "or an exception that the log reports."
     )
-    yield _gauge("sfumato_audit_lines_waiting", "Lines to be written.", counts.waiting)
-    yield _gauge(
-        "sfumato_audit_waiting_bytes", "Bytes of lines to be written.", counts.waiting_bytes
+    rows: Rows = {
+        "sfumato_audit_lines_waiting": ("Lines to be written.", counts.waiting),
+        "sfumato_audit_waiting_bytes": ("Bytes of lines to be written.", counts.waiting_bytes),
+        "sfumato_audit_writer_alive": ("1 while the thread that writes runs.", counts.alive),
+    }
+    yield from _families(
+        CounterMetricFamily, {"sfumato_audit_lines_lost": (help, ("reason", lost))}
     )
-    yield _gauge("sfumato_audit_writer_alive", "1 while the thread that writes runs.", counts.alive)
+    yield from _families(GaugeMetricFamily, rows)
 
 
 def _counters(state: EngineState) -> Iterator[Metric]:
@@ -184,12 +205,12 @@ def _counters(state: EngineState) -> Iterator[Metric]:
         "thought": totals.thought_tokens,
         "answer": totals.output_tokens - totals.thought_tokens,
     }
-    kind = CounterMetricFamily
-    name, help = "sfumato_prompt_tokens", "Of requests that ended; cached: found in a slot."
-    yield _family(kind, name, help, "cached", cached)
-    name, help = "sfumato_output_tokens", "Visible tokens of replies that ended."
-    yield _family(kind, name, help, "part", parts)
-    plain = {
+    rows: Rows = {
+        "sfumato_prompt_tokens": (
+            "Of requests that ended; cached: found in a slot.",
+            ("cached", cached),
+        ),
+        "sfumato_output_tokens": ("Visible tokens of replies that ended.", ("part", parts)),
         "sfumato_encoded_tokens": ("Tokens of prompts and commits.", totals.encoded_tokens),
         "sfumato_canvas_tokens": ("Positions of settled canvases.", totals.canvas_tokens),
         "sfumato_steps": ("Denoising steps of rows: a forward of 3 rows is 3.", totals.steps),
@@ -203,101 +224,85 @@ def _counters(state: EngineState) -> Iterator[Metric]:
         "sfumato_read_tokens": ("Tokens of questions and of their canvases.", totals.read_tokens),
         "sfumato_read_seconds": ("Time spent on reads.", totals.read_s),
     }
-    for name, (help, value) in plain.items():
-        yield CounterMetricFamily(name, help, value=value)
+    return _families(CounterMetricFamily, rows)
 
 
 def _gauges(state: EngineState) -> Iterator[Metric]:
     phases = Tally(row.phase for row in state.running)
-    rows: dict[str, int] = {phase: phases[phase] for phase in PHASES}
-    yield _family(GaugeMetricFamily, "sfumato_rows", "Requests that run.", "phase", rows)
     busy = sum(slot.busy for slot in state.slots)
     slots = {"busy": busy, "idle": len(state.slots) - busy}
-    yield _family(GaugeMetricFamily, "sfumato_slots", "Cache slots.", "state", slots)
     held = sum(slot.tokens for slot in state.slots)
-    yield _gauge("sfumato_slot_tokens", "Tokens that all slots hold.", held)
-    yield _gauge("sfumato_snapshot_bytes", "Memory of snapshots.", state.snapshot_bytes)
-    yield _gauge("sfumato_larger_slot_bytes", "Memory of larger slots.", state.larger_bytes)
+    rows: Rows = {
+        "sfumato_rows": ("Requests that run.", ("phase", {p: phases[p] for p in PHASES})),
+        "sfumato_slots": ("Cache slots.", ("state", slots)),
+        "sfumato_slot_tokens": ("Tokens that all slots hold.", held),
+        "sfumato_snapshot_bytes": ("Memory of snapshots.", state.snapshot_bytes),
+        "sfumato_larger_slot_bytes": ("Memory of larger slots.", state.larger_bytes),
+    }
+    return _families(GaugeMetricFamily, rows)
 
 
 def _memory(used: int | None, view: MemoryView) -> Iterator[Metric]:
-    sizes = {
-        "used": ("Held by this process on the model's device.", used),
-        "predicted": ("The most that the engine takes.", view.prediction.total),
-        "budget": (
-            "Free when the engine started.",
-            None if view.budget is None else view.budget.nbytes,
+    budget = None if view.budget is None else view.budget.nbytes
+    rows: Rows = {
+        "sfumato_memory_used_bytes": ("Held by this process on the model's device.", used),
+        "sfumato_memory_predicted_bytes": (
+            "The most that the engine takes.",
+            view.prediction.total,
         ),
-        "spare": ("Left for larger slots.", view.spare),
+        "sfumato_memory_budget_bytes": ("Free when the engine started.", budget),
+        "sfumato_memory_spare_bytes": ("Left for larger slots.", view.spare),
     }
-    for name, (help, nbytes) in sizes.items():
-        if nbytes is not None:
-            yield _gauge(f"sfumato_memory_{name}_bytes", help, nbytes)
-
-
-def _gauge(name: str, help: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, help, value=value)
-
-
-def _family(
-    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
-    name: str,
-    help: str,
-    label: str,
-    values: Mapping[str, float],
-) -> Metric:
-    family = kind(name, help, labels=(label,))
-    for value, number in values.items():
-        family.add_metric((value,), number)
-    return family
+    return _families(GaugeMetricFamily, rows)
 
 
 def _llama_families(state: EngineState) -> Iterator[Metric]:
     """Counters since the engine was made, and speeds over the last minute."""
     totals, speeds = state.totals, state.speeds
     busy = sum(slot.busy for slot in state.slots)
-    counters = {
-        "prompt_tokens_total": (
+    counters: Rows = {
+        "llamacpp:prompt_tokens_total": (
             "Tokens of prompts that were encoded, of requests that ended.",
             totals.prompt_tokens - totals.cached_tokens,
         ),
-        "prompt_tokens_cached_total": (
+        "llamacpp:prompt_tokens_cached_total": (
             "Tokens of prompts that were found in a slot.",
             totals.cached_tokens,
         ),
-        "prompt_seconds_total": ("Time spent on prompts and commits.", totals.encode_s),
-        "tokens_predicted_total": ("Visible tokens of replies that ended.", totals.output_tokens),
-        "tokens_predicted_seconds_total": (
+        "llamacpp:prompt_seconds_total": ("Time spent on prompts and commits.", totals.encode_s),
+        "llamacpp:tokens_predicted_total": (
+            "Visible tokens of replies that ended.",
+            totals.output_tokens,
+        ),
+        "llamacpp:tokens_predicted_seconds_total": (
             "Time spent on denoising forwards.",
             totals.denoise_s,
         ),
-        "n_decode_total": ("Batched denoising forwards.", totals.forwards),
+        "llamacpp:n_decode_total": ("Batched denoising forwards.", totals.forwards),
     }
-    gauges = {
-        "n_tokens_max": (
+    gauges: Rows = {
+        "llamacpp:n_tokens_max": (
             "Most tokens that a slot holds now.",
             max((slot.tokens for slot in state.slots), default=0),
         ),
-        "prompt_tokens_seconds": (
+        "llamacpp:prompt_tokens_seconds": (
             "Prompt tokens a second of encoding, since the engine was made.",
             totals.encoded_tokens / totals.encode_s if totals.encode_s else 0.0,
         ),
-        "predicted_tokens_seconds": (
+        "llamacpp:predicted_tokens_seconds": (
             "Visible tokens a second over the last minute.",
             speeds.output_tokens,
         ),
-        "requests_processing": ("Requests that have a slot.", len(state.running)),
-        "requests_deferred": ("Requests that wait for a slot.", state.waiting),
-        "n_busy_slots_per_decode": (
+        "llamacpp:requests_processing": ("Requests that have a slot.", len(state.running)),
+        "llamacpp:requests_deferred": ("Requests that wait for a slot.", state.waiting),
+        "llamacpp:n_busy_slots_per_decode": (
             "Rows of a forward over the last minute.",
             speeds.rows_per_forward,
         ),
-        "kv_cache_usage_ratio": (
+        "llamacpp:kv_cache_usage_ratio": (
             "Share of the slots that are in use.",
             busy / len(state.slots) if state.slots else 0.0,
         ),
     }
-    for name, (help, value) in counters.items():
-        yield CounterMetricFamily(f"llamacpp:{name}", help, value=value)
-    for name, (help, value) in gauges.items():
-        yield GaugeMetricFamily(f"llamacpp:{name}", help, value=value)
+    yield from _families(CounterMetricFamily, counters)
+    yield from _families(GaugeMetricFamily, gauges)

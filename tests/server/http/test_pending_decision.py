@@ -11,8 +11,8 @@ import pytest
 from tests.server.dialects.decisions.test_decisions import ONE, SYSTEM_ONE, Client
 
 from sfumato.engine import DecisionRequest
-from sfumato.server.http import inflight
 from sfumato.server.http.admission import Admission, Budget
+from sfumato.server.http.inflight import InFlight
 
 
 def test_a_call_that_is_cancelled_while_it_is_planned_cancels_its_request() -> None:
@@ -28,7 +28,7 @@ def test_a_call_that_is_cancelled_while_it_is_planned_cancels_its_request() -> N
             decide=decide, drop=lambda *_: None, config=SimpleNamespace(slots=1)
         )
         request = DecisionRequest("state", {})
-        call = asyncio.create_task(inflight.start(engine, [request], None))  # type: ignore[arg-type]
+        call = asyncio.create_task(InFlight(engine, [request]).begin(None))  # type: ignore[arg-type]
         await asyncio.to_thread(begun.wait, 5)
         call.cancel()
         await asyncio.sleep(0)

@@ -90,7 +90,7 @@ def test_the_worst_bodies_cost_little(name: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ApiError) as caught, in_the_words_of({}):
-            request_body.decoded(data, model, lenient=False, most_values=MOST, clear=True)
+            request_body.decoded(data, model, lenient=False, most_values=MOST)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -261,7 +261,7 @@ def test_a_body_that_keeps_its_pace_is_not_hurried(monkeypatch: pytest.MonkeyPat
 
     @asynccontextmanager
     async def uploading(bodies: Budget, nbytes: int) -> AsyncIterator[None]:
-        async with bodies.arriving(9.0) as arrival:
+        async with admission.arriving(9.0, bodies) as arrival:
             arrival.nbytes = nbytes
             yield
 

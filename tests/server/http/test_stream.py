@@ -21,7 +21,7 @@ from sfumato.engine import Draft, Engine, EngineConfig, Event, Finished, Request
 from sfumato.server.app import ServerSettings, create_app
 from sfumato.server.dialects import DIALECTS
 from sfumato.server.http import route as streams
-from sfumato.server.http.inflight import MOST_DRAFTS, start
+from sfumato.server.http.inflight import MOST_DRAFTS, InFlight
 
 LONG = {"long": "word " * 400 + "<turn|>"}
 ENDLESS = [{"role": "user", "content": "long"}]
@@ -190,7 +190,7 @@ def test_a_slow_reader_gets_the_text_whole_and_the_newest_drafts() -> None:
 
         async def events() -> list[tuple[int, Event]]:
             no_client: Any = None  # asked only where a grammar is tried
-            started = await start(engine, requests, no_client)
+            started = await InFlight(engine, requests).begin(no_client)
             while engine.state().totals.requests != {"max_tokens": 3}:
                 await asyncio.sleep(0.01)
             received = []

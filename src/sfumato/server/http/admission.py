@@ -26,7 +26,7 @@ class Arrival:
     """A body that is being received."""
 
     def __init__(self, limit: asyncio.Timeout) -> None:
-        self._limit = limit
+        self.limit = limit
         self._began = asyncio.get_running_loop().time()
         self.nbytes = 0  # so far
         self.ended_as_slow = False  # ended because others waited
@@ -35,21 +35,32 @@ class Arrival:
         """Ends the upload where it is slow."""
         age = now - self._began
         slow = age > GRACE_S and self.nbytes < LEAST_PACE * age
-        if slow and not self.ended_as_slow and not self._limit.expired():
+        if slow and not self.ended_as_slow and not self.limit.expired():
             self.ended_as_slow = True
-            self._limit.reschedule(now)
+            self.limit.reschedule(now)
 
 
 @asynccontextmanager
-async def arriving(seconds: float) -> AsyncIterator[Arrival]:
-    """Within, a body is received. Raises ApiError where it takes too long."""
-    arrival: Arrival | None = None
+async def arriving(seconds: float, budget: Budget | None = None) -> AsyncIterator[Arrival]:
+    """Within, a body is received; budget: of which it holds its bytes, so that a slow one ends
+    where others wait. Raises ApiError where it takes too long."""
+    arrival = Arrival(asyncio.timeout(seconds))
+    arrivals = set[Arrival]() if budget is None else budget.arrivals
+    arrivals.add(arrival)
     try:
-        async with asyncio.timeout(seconds) as limit:
-            arrival = Arrival(limit)
+        async with arrival.limit:
             yield arrival
     except TimeoutError:
-        raise _late(seconds, arrival is not None and arrival.ended_as_slow) from None
+        message = (
+            f"the body arrived at less than {LEAST_PACE:,} bytes a second while others waited; "
+            "send it again later"
+            if arrival.ended_as_slow
+            else f"the body did not arrive within {seconds:g} seconds; send it faster, or less"
+        )
+        headers = {"Connection": "close"}
+        raise ApiError(408, message, code="body_timeout", headers=headers) from None
+    finally:
+        arrivals.discard(arrival)
 
 
 class Budget:
@@ -58,7 +69,7 @@ class Budget:
     def __init__(self, amount: int, most_waiting: float = math.inf) -> None:
         self._free, self._most_waiting = amount, most_waiting
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._arrivals: set[Arrival] = set()
+        self.arrivals: set[Arrival] = set()
 
     @asynccontextmanager
     async def hold(self, amount: int = 1) -> AsyncIterator[None]:
@@ -69,16 +80,6 @@ class Budget:
         finally:
             self._free += amount
             self._grant()
-
-    @asynccontextmanager
-    async def arriving(self, seconds: float) -> AsyncIterator[Arrival]:
-        """Within, a body that holds its bytes is received; a slow one ends where others wait."""
-        async with arriving(seconds) as arrival:
-            self._arrivals.add(arrival)
-            try:
-                yield arrival
-            finally:
-                self._arrivals.discard(arrival)
 
     async def _acquire(self, amount: int) -> None:
         if not self._waiting and amount <= self._free:
@@ -94,7 +95,7 @@ class Budget:
             while not granted.done():
                 if loop.time() > until:
                     raise _overloaded()
-                for arrival in self._arrivals:
+                for arrival in self.arrivals:
                     arrival.end_if_slow(loop.time())
                 await asyncio.wait([granted], timeout=CHECK_S)
         except BaseException:
@@ -130,13 +131,3 @@ def _overloaded() -> ApiError:
         code="bodies_busy",
         headers=RETRY_LATER | {"Connection": "close"},
     )
-
-
-def _late(seconds: float, ended_as_slow: bool) -> ApiError:
-    message = (
-        f"the body arrived at less than {LEAST_PACE:,} bytes a second while others waited; send it "
-        "again later"
-        if ended_as_slow
-        else f"the body did not arrive within {seconds:g} seconds; send it faster, or less"
-    )
-    return ApiError(408, message, code="body_timeout", headers={"Connection": "close"})

@@ -34,7 +34,7 @@ from sfumato.engine import (
     Terminal,
 )
 from sfumato.engine.errors import REFUSALS
-from sfumato.engine.events import explain
+from sfumato.engine.events import RequestFailed, explain
 from sfumato.engine.request import AnyRequest
 from sfumato.server.http.errors import CLIENT_GONE, ApiError, from_failed, from_refusal
 from sfumato.server.http.middleware import OWNER
@@ -78,14 +78,6 @@ _GONE = Failed("cancelled", "the client has disconnected")
 RETRY_S = 0.1  # how often a full queue is tried again, and a deadline looked at
 
 
-class _Ended(Exception):
-    """Requests have ended before they were submitted."""
-
-    def __init__(self, failed: Failed) -> None:
-        super().__init__(failed.message)
-        self.failed = failed
-
-
 @dataclass
 class CollectedReply:
     """The end of one request, and its canvases."""
@@ -121,7 +113,6 @@ class InFlight:
         # As many requests as there are slots wait in the queue, so that no slot is free for long;
         # more would fill the queue that other clients need.
         self._window = 2 * engine.config.slots
-        self._ended = 0
         self._cancelled = False
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[int, AnyEvent]] = deque()
@@ -169,11 +160,11 @@ class InFlight:
         if number < len(self._handles):
             self._handles[number].cancel()
 
-    async def begin(self, http: HttpRequest) -> None:
-        """Submits as many requests as the queue takes now, and the others later. Where the engine
-        raises for one of them, ends all and raises ApiError; for a full queue only with the first.
-        Raises ApiError too where the client disconnects, or their time is over, while their grammar
-        is tried."""
+    async def begin(self, http: HttpRequest) -> InFlight:
+        """Submits as many requests as the queue takes now, and the others later; returns itself.
+        Where the engine raises for one of them, ends all and raises ApiError; for a full queue only
+        with the first. Raises ApiError too where the client disconnects, or their time is over,
+        while their grammar is tried."""
         try:
             if self._grammars:
                 with self._engine.refusals(self._requests[0]):
@@ -183,22 +174,25 @@ class InFlight:
         except BaseException as error:
             self.cancel()
             ending = Failed(*explain(error)) if isinstance(error, Exception) else _NOT_BEGUN
-            self._drop(error.failed if isinstance(error, _Ended) else ending, error)
-            if isinstance(error, _Ended):
+            self._drop(error.failed if isinstance(error, RequestFailed) else ending, error)
+            if isinstance(error, RequestFailed):
                 raise from_failed(error.failed) from None
             if isinstance(error, Exception):
                 raise from_refusal(error, self._requests[0]) from None
             raise
         if len(self._handles) < len(self._requests):
             self._feeder = asyncio.create_task(self._feed())
+        return self
 
     async def _try_grammars(self, http: HttpRequest) -> None:
-        """Waits until each grammar has been tried. Raises _Ended when the client disconnects, or
-        when the requests' time is over."""
+        """Waits until each grammar has been tried. Raises RequestFailed when the client
+        disconnects, or when the requests' time is over."""
         leaving = asyncio.create_task(disconnect(http))
+        # Clients take turns: the holder of the key, or else the address.
+        client: str = http.scope.get(OWNER, "") or (http.client.host if http.client else "")
         try:
             for source in self._grammars:
-                begin = partial(self._engine.try_grammar, source, client_of(http))
+                begin = partial(self._engine.try_grammar, source, client)
                 trial: asyncio.Future[Any] = asyncio.wrap_future(await run_in_threadpool(begin))
                 try:
                     while not trial.done():
@@ -206,9 +200,9 @@ class InFlight:
                             {trial, leaving}, timeout=RETRY_S, return_when=asyncio.FIRST_COMPLETED
                         )
                         if leaving.done():
-                            raise _Ended(_GONE)
+                            raise RequestFailed(_GONE)
                         if late := self._engine.late(self._requests[0]):
-                            raise _Ended(Failed("timeout", late))
+                            raise RequestFailed(Failed("timeout", late))
                     trial.result()
                 finally:
                     trial.cancel()
@@ -263,8 +257,8 @@ class InFlight:
                     ending = Failed("timeout", late)
                     break
                 self._moved.clear()
-                room = len(self._handles) < self._ended + self._window
-                if room and await self._in_thread(self._offer):
+                given = sum(handle.terminal is None for handle in self._handles)
+                if given < self._window and await self._in_thread(self._offer):
                     continue
                 with suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_S):
@@ -305,23 +299,9 @@ class InFlight:
             if len(drafts) == MOST_DRAFTS:
                 del self._waiting[drafts[0]]
         elif isinstance(event, Terminal):
-            self._ended += 1
             self._moved.set()
         self._waiting.append((number, event))
         self._arrived.set()
-
-
-async def start(
-    engine: Engine,
-    requests: Sequence[AnyRequest],
-    http: HttpRequest,
-    writing_s: float | None = None,
-) -> InFlight:
-    """writing_s: of `WritingLimit`. Raises ApiError where the engine refuses one of them; then none
-    of them runs."""
-    running = InFlight(engine, requests, writing_s)
-    await running.begin(http)
-    return running
 
 
 def headers_of(running: InFlight, name: str | None = None) -> dict[str, str]:
@@ -362,12 +342,6 @@ async def _collect_all(running: InFlight, settled: bool) -> list[CollectedReply]
         elif isinstance(event, Settled) and settled:
             replies[number].settled.append(event)
     return replies
-
-
-def client_of(http: HttpRequest) -> str:
-    """Who takes turns with others: the holder of the key, or else the address."""
-    owner: str = http.scope.get(OWNER, "")
-    return owner or (http.client.host if http.client else "")
 
 
 async def disconnect(http: HttpRequest) -> None:

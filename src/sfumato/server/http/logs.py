@@ -28,22 +28,19 @@ class RateLimit:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._burst, self._every_s, self._clock = burst, every_s, clock
-        self._kinds: dict[Hashable, tuple[float, float]] = {}  # tokens, as of when
-        self._held_back: dict[Hashable, int] = {}
+        # Tokens, as of when, and how many events were held back since the last one.
+        self._kinds: dict[Hashable, tuple[float, float, int]] = {}
         self._lock = threading.Lock()
 
     def passes(self, kind: Hashable) -> int | None:
         """None where the event is over the limit; else how many were since the last one."""
         with self._lock:
             now = self._clock()
-            tokens, then = self._kinds.get(kind, (float(self._burst), now))
+            tokens, then, held_back = self._kinds.get(kind, (float(self._burst), now, 0))
             tokens = min(float(self._burst), tokens + (now - then) / self._every_s)
-            if tokens < 1:
-                self._kinds[kind] = tokens, now
-                self._held_back[kind] = self._held_back.get(kind, 0) + 1
-                return None
-            self._kinds[kind] = tokens - 1, now
-            return self._held_back.pop(kind, 0)
+            passes = tokens >= 1
+            self._kinds[kind] = (tokens - 1, now, 0) if passes else (tokens, now, held_back + 1)
+            return held_back if passes else None
 
 
 FORMATS = ("text", "json")

@@ -36,14 +36,6 @@ MOST_WINDOW = 23  # log2 of bytes that a frame may refer back to: RFC 9659 allow
 _SUPPORTED = {"": False, "identity": False, "zstd": True}
 
 
-class ExpandsTooFar(ValueError):
-    """There is more than the limit. declared: bytes, as the frame says; None where it does not."""
-
-    def __init__(self, declared: int | None) -> None:
-        super().__init__("more bytes than the limit" if declared is None else f"{declared:,} bytes")
-        self.declared = declared
-
-
 def is_zstd(encoding: str) -> bool:
     """Whether a Content-Encoding is zstd. Raises ApiError for one that is not supported."""
     name = encoding.strip().lower()
@@ -58,9 +50,9 @@ def is_zstd(encoding: str) -> bool:
     return _SUPPORTED[name]
 
 
-def expanded(data: bytes | bytearray, most: int) -> bytearray:
-    """The bytes of one zstd frame. Raises ExpandsTooFar where they are more than `most`, after so
-    many of them at most; ApiError for what is no such frame."""
+def expanded(data: bytearray, most: int) -> bytearray:
+    """The bytes of one zstd frame; empties `data`. Raises BodyTooLarge where they are more than
+    `most`, after so many of them at most; ApiError for what is no such frame."""
     # Only servers whose clients compress need it.
     if sys.version_info >= (3, 14):
         from compression import zstd
@@ -70,7 +62,7 @@ def expanded(data: bytes | bytearray, most: int) -> bytearray:
     try:
         declared = zstd.get_frame_info(data).decompressed_size
         if declared is not None and declared > most:
-            raise ExpandsTooFar(declared)
+            raise BodyTooLarge(most)
         options = {int(zstd.DecompressionParameter.window_log_max): MOST_WINDOW}
         decompressor = zstd.ZstdDecompressor(options=options)
         content = bytearray()
@@ -86,9 +78,10 @@ def expanded(data: bytes | bytearray, most: int) -> bytearray:
             f"the body is not zstd, as its Content-Encoding says: {str(error)[:200]}"
         ) from None
     if len(content) > most:
-        raise ExpandsTooFar(None)
+        raise BodyTooLarge(most)
     if decompressor.unused_data:
         raise _broken("the body is more than one zstd frame; send one")
+    data.clear()
     return content
 
 
@@ -113,7 +106,7 @@ async def read(service: Service, request: Request, model: type[Model]) -> AsyncI
     settings = service.settings
 
     def decode(data: bytearray) -> Model:
-        return decoded(data, model, settings.lenient, settings.max_values, clear=True)
+        return decoded(data, model, settings.lenient, settings.max_values)
 
     async with read_with(service, request, decode) as body:
         yield body
@@ -147,32 +140,28 @@ async def _receive(
     # A large body that is compressed holds room for its bytes and for what comes out of them.
     room = admission.max_body if compressed else 0
     header = request.headers.get("content-length", "")
-    length = int(header) if header.isascii() and header.isdecimal() and len(header) < 20 else None
-    data = bytearray()
-    if length is None or length <= SMALL:
+    known = header.isascii() and header.isdecimal() and len(header) < 20
+    length, data = int(header) if known else admission.max_body, bytearray()
+    is_small = not known or length <= SMALL
+    if is_small:
         async with arriving(BODY_S) as arrival:
-            small = await _add_chunks(request, data, arrival, SMALL)
-        if small and not compressed:
-            return data, admission.small, decode
-        if small:
-            try:
-                return expanded(data, min(SMALL, admission.max_body)), admission.small, decode
-            except ExpandsTooFar as error:
-                if error.declared is not None and error.declared > admission.max_body:
-                    raise BodyTooLarge(admission.max_body) from None
-                await held.enter_async_context(admission.bodies.hold(room))
-                return data, admission.large, _expanding(decode, admission.max_body)
-        # There is no Content-Length, and the body is not small.
-        length = admission.max_body
-    try:
-        await held.enter_async_context(admission.bodies.hold(length + room))
-    except ApiError:
-        await discard(request)
-        raise
-    async with admission.bodies.arriving(BODY_S) as arrival:
-        await _add_chunks(request, data, arrival, admission.max_body)
+            is_small = await _add_chunks(request, data, arrival, SMALL)
+    if is_small:
+        try:
+            content = expanded(data, min(SMALL, admission.max_body)) if compressed else data
+            return content, admission.small, decode
+        except BodyTooLarge:
+            await held.enter_async_context(admission.bodies.hold(room))
+    else:
+        try:
+            await held.enter_async_context(admission.bodies.hold(length + room))
+        except ApiError:
+            await discard(request)
+            raise
+        async with arriving(BODY_S, admission.bodies) as arrival:
+            await _add_chunks(request, data, arrival, admission.max_body)
     if compressed:
-        decode = _expanding(decode, admission.max_body)
+        return data, admission.large, lambda data: decode(expanded(data, admission.max_body))
     return data, admission.large, decode
 
 
@@ -182,20 +171,6 @@ async def _is_compressed(request: Request) -> bool:
     except ApiError:
         await discard(request)
         raise
-
-
-def _expanding(decode: Callable[[bytearray], Model], most: int) -> Callable[[bytearray], Model]:
-    """`decode` for the bytes of a zstd frame."""
-
-    def expand_and_decode(data: bytearray) -> Model:
-        try:
-            content = expanded(data, most)
-        except ExpandsTooFar:
-            raise BodyTooLarge(most) from None
-        data.clear()
-        return decode(content)
-
-    return expand_and_decode
 
 
 async def discard(request: Request) -> None:
@@ -220,14 +195,9 @@ async def _add_chunks(request: Request, data: bytearray, arrival: Arrival, most:
             return False
 
 
-def decoded(
-    data: bytearray, model: type[Model], lenient: bool, most_values: int, clear: bool = False
-) -> Model:
-    """The model of a body. clear: empties `data` once it is decoded. Raises ApiError."""
-    value = parse(data, most_values)
-    if clear:
-        data.clear()
-    return validated(value, model, lenient)
+def decoded(data: bytearray, model: type[Model], lenient: bool, most_values: int) -> Model:
+    """The model of a body; empties `data`. Raises ApiError."""
+    return validated(parse(data, most_values), model, lenient)
 
 
 def without_large_fields(body: Model) -> Model:
@@ -242,8 +212,8 @@ def without_large_fields(body: Model) -> Model:
 
 
 def parse(data: bytearray, most_values: int, names_repeat: bool = True) -> dict[str, Any]:
-    """A JSON object in UTF-8. names_repeat: whether a name may stand twice in an object, of which
-    the last counts. Raises ApiError for anything else."""
+    """A JSON object in UTF-8; empties `data`. names_repeat: whether a name may stand twice in an
+    object, of which the last counts. Raises ApiError for anything else."""
     try:
         counts = extent(data, most_values)
     except JsonTooLarge as error:
@@ -257,6 +227,7 @@ def parse(data: bytearray, most_values: int, names_repeat: bool = True) -> dict[
         has_none = b"NaN" in data or b"Infinity" in data
         hint = "; NaN and Infinity are no numbers in JSON" if has_none else ""
         raise Refused(None, f"the body is not JSON: {str(error)[:200]}{hint}") from None
+    data.clear()
     if not isinstance(value, dict):
         raise Refused(None, "the body must be a JSON object")
     if not names_repeat and values_of(value) != counts.values:

@@ -232,7 +232,7 @@ async def _reply(post: Post[B], service: Service, http: HttpRequest) -> Response
     assert isinstance(post, Dialect)
     body = request_body.without_large_fields(body)
     renderer = post.renderer(service, body, parsed)
-    running = await inflight.start(service.engine, parsed, http, post.writing_s(body))
+    running = await InFlight(service.engine, parsed, post.writing_s(body)).begin(http)
     service.running[running.id] = running
     if post.streams(body):
         return _Stream(service, running, renderer, post)

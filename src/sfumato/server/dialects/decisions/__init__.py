@@ -352,7 +352,6 @@ async def reply(route: DecisionRoute, service: Service, http: HttpRequest) -> Re
             answer = ApiError.of(error)
             answer.field = WrongField((), answer.message, answer.code or "json_invalid")
             raise answer from None
-        data.clear()
         http.scope[ERROR_FORM] = OPENAI_ERRORS  # of a body of no form, or of two
         dialect = route.by_body(http.headers, value)
         http.scope[ERROR_FORM] = dialect.errors
@@ -364,7 +363,7 @@ async def reply(route: DecisionRoute, service: Service, http: HttpRequest) -> Re
         del body
         with _in_the_words_of(dialect):
             # Within, since the questions are tokenized there.
-            running = await inflight.start(service.engine, [request], http)
+            running = await inflight.InFlight(service.engine, [request]).begin(http)
     with _in_the_words_of(dialect):
         (collected,) = await inflight.collect(http, running)
     decided = collected.end
