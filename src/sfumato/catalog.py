@@ -78,10 +78,8 @@ MACHINES = (
 
 def find(repo: str, file: str | None) -> Published | None:
     """The entry of that repository and file, if it is listed."""
-    for entry in PUBLISHED:
-        if entry.repo == repo and (entry.file is None or entry.file == file):
-            return entry
-    return None
+    listed = (entry for entry in PUBLISHED if entry.repo == repo)
+    return next((entry for entry in listed if entry.file in (None, file)), None)
 
 
 def step_seconds(entry: Published, machine: Machine) -> float | None:

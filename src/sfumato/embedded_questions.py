@@ -43,15 +43,12 @@ def questions_file() -> dict[str, Any]:
 @cache
 def all_questions() -> tuple[Question, ...]:
     """Every question, those about countries spelled out, in the order of the file."""
-    answered = [
-        Question(q["question"], q["answer"], tuple(q["also"]))
-        for q in questions_file()["questions"]
-    ]
-    unknown = questions_file()["unknown"]
-    refused = [
-        Question(q["question"], unknown, tuple(q["also"])) for q in questions_file()["unanswerable"]
-    ]
-    return (*answered, *refused, *_questions_about_countries())
+    file = questions_file()
+    written = [*file["questions"], *file["unanswerable"]]
+    answers = (
+        Question(q["question"], q.get("answer", file["unknown"]), tuple(q["also"])) for q in written
+    )
+    return (*answers, *_questions_about_countries())
 
 
 @cache

@@ -51,14 +51,12 @@ class Stored:
     @property
     def outputs(self) -> list[Item]:
         """The items of its output."""
-        items: list[Item] = json.loads(self.output)
-        return items
+        return list(json.loads(self.output))
 
     @property
     def inputs(self) -> list[Item]:
         """The items of its own input."""
-        items: list[Item] = json.loads(self.items)
-        return items
+        return list(json.loads(self.items))
 
 
 class ResponseStore:

@@ -277,9 +277,8 @@ def held_out(seed: int = 0, count: int = 600) -> list[Case]:
     for number in range(-(-count // PER_STATE)):
         drawn = draw(rng, PER_STATE, held_out=True, open_share=float(number % 3 == 0))
         # Yes comes before no, as the product has it.
-        are_yes_no = (isinstance(case.question, YesNoQuestion) for case in drawn)
         cases += [
-            case if is_yes_no else shuffled(case, rng)
-            for case, is_yes_no in zip(drawn, are_yes_no, strict=True)
+            case if isinstance(case.question, YesNoQuestion) else shuffled(case, rng)
+            for case in drawn
         ]
     return cases[:count]

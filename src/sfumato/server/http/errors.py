@@ -295,48 +295,36 @@ _NOT_HERE = {"/v1/responses/input_tokens", "/v1/responses/compact"}
 def add_handlers(app: FastAPI) -> None:
     """Renders every failure of a route with the error form of its path."""
 
-    async def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, Refused | ApiError)
-        answer = ApiError.of(error) if isinstance(error, Refused) else error
-        return answer.response(request.scope)
+    async def answer(request: Request, error: Exception) -> Response:
+        return _answer_to(error, app, request).response(request.scope)
 
-    async def wrong_query(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
+    for kind in (ApiError, Refused, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer)
+
+
+def _answer_to(error: Exception, app: FastAPI, request: Request) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, Refused):
+        return ApiError.of(error)
+    if isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        return refusal(first["loc"][1:], first["msg"], first["type"]).response(request.scope)
-
-    async def http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        path, status = request.url.path, error.status_code
-        headers = dict(error.headers) if error.headers else {}
-        if status in (404, 405):
-            # A request without a route reaches the page's files, which answer 404 or 405 by the
-            # method alone.
-            allowed = set() if path in _NOT_HERE else _methods(app, path)
-            status = 405 if allowed else 404
-            headers = {"Allow": ", ".join(sorted(allowed))} if allowed else {}
-        messages = {
-            404: f"there is no {request.method} {path[:200]}; /docs lists what there is",
-            405: f"{path[:200]} takes another method",
-        }
-        answer = ApiError(status, messages.get(status, str(error.detail)), headers=headers)
-        return answer.response(request.scope)
-
-    async def bug(request: Request, error: Exception) -> Response:
+        return refusal(first["loc"][1:], first["msg"], first["type"])
+    if not isinstance(error, HTTPException):
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return internal().response(request.scope)
-
-    app.add_exception_handler(ApiError, refused)
-    app.add_exception_handler(Refused, refused)
-    app.add_exception_handler(RequestValidationError, wrong_query)
-    app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(Exception, bug)
-
-
-def _methods(app: FastAPI, path: str) -> set[str]:
-    """The methods of the routes of that path; empty where there is no route."""
-    methods: set[str] = set()
-    for route in app.routes:
-        if isinstance(route, APIRoute) and route.path_regex.match(path):
-            methods |= route.methods or set()
-    return methods
+        return internal()
+    path, status = request.url.path, error.status_code
+    headers = dict(error.headers or {})
+    if status in (404, 405):
+        # A request without a route reaches the page's files, which answer 404 or 405 by the
+        # method alone.
+        routes = [] if path in _NOT_HERE else [r for r in app.routes if isinstance(r, APIRoute)]
+        matching = [route for route in routes if route.path_regex.match(path)]
+        allowed = {method for route in matching for method in route.methods or ()}
+        status = 405 if allowed else 404
+        headers = {"Allow": ", ".join(sorted(allowed))} if allowed else {}
+    messages = {
+        404: f"there is no {request.method} {path[:200]}; /docs lists what there is",
+        405: f"{path[:200]} takes another method",
+    }
+    return ApiError(status, messages.get(status, str(error.detail)), headers=headers)

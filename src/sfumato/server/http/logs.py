@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import TextIO
 
 BURST = 10  # of one kind at once
 EVERY_S = 10.0  # one more each
@@ -83,23 +83,15 @@ class RepeatFilter(logging.Filter):
 
 
 class TextFormatter(logging.Formatter):
-    """2026-11-22T10:00:00.000Z WARNING sfumato.server: what happened; a trace below, indented"""
+    """2026-11-22T10:00:00.000Z WARNING sfumato.server: what happened; a trace below, indented, so
+    that no line of it looks like a record"""
 
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        return _time(record)
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        message = record.message.translate(_CONTROLS)
-        return f"{record.asctime} {record.levelname} {record.name}: {message}"
-
-    def formatException(self, ei: Any) -> str:
-        return _indented(super().formatException(ei))
-
-    def formatStack(self, stack_info: str) -> str:
-        return _indented(super().formatStack(stack_info))
-
-    def usesTime(self) -> bool:
-        return True
+    def format(self, record: logging.LogRecord) -> str:
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        below = [part for part in (trace, record.stack_info) if part]
+        lines = [f"  {line}" for line in "\n".join(below).split("\n") if below]
+        first = f"{_time(record)} {record.levelname} {record.name}: {record.getMessage()}"
+        return "\n".join(line.translate(_CONTROLS) for line in (first, *lines))
 
 
 class JsonFormatter(logging.Formatter):
@@ -115,11 +107,6 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)
-
-
-def _indented(trace: str) -> str:
-    """The trace, indented, so that no line of it looks like a record."""
-    return "\n".join(f"  {line.translate(_CONTROLS)}" for line in trace.split("\n"))
 
 
 def _time(record: logging.LogRecord) -> str:

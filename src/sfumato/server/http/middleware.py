@@ -152,7 +152,7 @@ class Gate:
         except ApiError as error:
             await error.response(scope)(scope, receive, with_headers)
             return
-        await self.app(scope, _limited(receive, self.settings.max_body), with_headers)
+        await self.app(scope, receive, with_headers)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -237,22 +237,6 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _limited(receive: Receive, limit: int) -> Receive:
-    """Counts the bytes that are read: a body may have no Content-Length."""
-    seen = 0
-
-    async def counted() -> Message:
-        nonlocal seen
-        message = await receive()
-        if message["type"] == "http.request":
-            seen += len(message.get("body", b""))
-            if seen > limit:
-                raise BodyTooLarge(limit)
-        return message
-
-    return counted
 
 
 log = logging.getLogger(__name__)

@@ -146,13 +146,7 @@ async def _receive(
     if is_small:
         async with arriving(BODY_S) as arrival:
             is_small = await _add_chunks(request, data, arrival, SMALL)
-    if is_small:
-        try:
-            content = expanded(data, min(SMALL, admission.max_body)) if compressed else data
-            return content, admission.small, decode
-        except BodyTooLarge:
-            await held.enter_async_context(admission.bodies.hold(room))
-    else:
+    if not is_small:
         try:
             await held.enter_async_context(admission.bodies.hold(length + room))
         except ApiError:
@@ -160,6 +154,14 @@ async def _receive(
             raise
         async with arriving(BODY_S, admission.bodies) as arrival:
             await _add_chunks(request, data, arrival, admission.max_body)
+    if len(data) > admission.max_body:
+        raise BodyTooLarge(admission.max_body)
+    if is_small:
+        try:
+            content = expanded(data, min(SMALL, admission.max_body)) if compressed else data
+            return content, admission.small, decode
+        except BodyTooLarge:
+            await held.enter_async_context(admission.bodies.hold(room))
     if compressed:
         return data, admission.large, lambda data: decode(expanded(data, admission.max_body))
     return data, admission.large, decode

@@ -46,16 +46,16 @@ def json_response(
     """To be called in a thread: tokens with alternatives take long to encode. The items of an
     iterator are made and encoded one by one, so that one reply's objects exist at a time."""
     if isinstance(fields, Iterator):
-        return Response(_value(fields), headers=dict(headers), media_type="application/json")
-    encoded = ",".join(f"{json.dumps(name)}:{_value(value)}" for name, value in fields.items())
-    return Response(f"{{{encoded}}}", headers=dict(headers), media_type="application/json")
+        text = _value(fields)
+    else:
+        text = ",".join(f"{json.dumps(name)}:{_value(value)}" for name, value in fields.items())
+        text = f"{{{text}}}"
+    return Response(text, headers=dict(headers), media_type="application/json")
 
 
 def _value(value: Any) -> str:
-    return f"[{','.join(map(_json, value))}]" if isinstance(value, Iterator) else _json(value)
-
-
-def _json(value: Any) -> str:
+    if isinstance(value, Iterator):
+        return f"[{','.join(map(_value, value))}]"
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -208,12 +208,6 @@ class Dialect(Post[B]):
 log = logging.getLogger(__name__)
 
 
-async def reply(post: Post[B], service: Service, http: HttpRequest) -> Response:
-    """Raises ApiError."""
-    with in_the_words_of(post.wording):
-        return await _reply(post, service, http)
-
-
 def _parsed(post: Post[B], service: Service, body: B) -> Frame | list[Request]:
     """What answers the body at once, or the requests that it asks for. Raises Refused."""
     if (fields := post.at_once(service, body)) is not None:
@@ -222,23 +216,25 @@ def _parsed(post: Post[B], service: Service, body: B) -> Frame | list[Request]:
     return post.parse(service, body)
 
 
-async def _reply(post: Post[B], service: Service, http: HttpRequest) -> Response:
-    async with request_body.read(service, http, post.body_type) as body:
-        parsed = await run_in_threadpool(_parsed, post, service, body)
-        if isinstance(parsed, dict):
-            if isinstance(post, Dialect) and post.streams(body):
-                return Response(post.wire.encode(parsed), media_type=post.wire.media_type)
-            return json_response(parsed, {})
-    assert isinstance(post, Dialect)
-    body = request_body.without_large_fields(body)
-    renderer = post.renderer(service, body, parsed)
-    running = await InFlight(service.engine, parsed, post.writing_s(body)).begin(http)
-    service.running[running.id] = running
-    if post.streams(body):
-        return _Stream(service, running, renderer, post)
-    replies = await inflight.collect(http, running, renderer.keeps_settled)
-    headers = inflight.headers_of(running, post.errors.request_id)
-    return await run_in_threadpool(lambda: json_response(renderer.body(replies), headers))
+async def reply(post: Post[B], service: Service, http: HttpRequest) -> Response:
+    """Raises ApiError."""
+    with in_the_words_of(post.wording):
+        async with request_body.read(service, http, post.body_type) as body:
+            parsed = await run_in_threadpool(_parsed, post, service, body)
+            if isinstance(parsed, dict):
+                if isinstance(post, Dialect) and post.streams(body):
+                    return Response(post.wire.encode(parsed), media_type=post.wire.media_type)
+                return json_response(parsed, {})
+        assert isinstance(post, Dialect)
+        body = request_body.without_large_fields(body)
+        renderer = post.renderer(service, body, parsed)
+        running = await InFlight(service.engine, parsed, post.writing_s(body)).begin(http)
+        service.running[running.id] = running
+        if post.streams(body):
+            return _Stream(service, running, renderer, post)
+        replies = await inflight.collect(http, running, renderer.keeps_settled)
+        headers = inflight.headers_of(running, post.errors.request_id)
+        return await run_in_threadpool(lambda: json_response(renderer.body(replies), headers))
 
 
 class _Stream(StreamingResponse):
