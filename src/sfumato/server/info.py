@@ -5,12 +5,13 @@ llama-server's words; and those around the tokenizer.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field, WithJsonSchema
+from pydantic_core import to_jsonable_python
 
 from sfumato import __version__
 from sfumato.diffusion.sampler import EntropyBound, LinearTemperature, StableAndConfident
@@ -246,7 +247,7 @@ def defaults(service: Service) -> dict[str, Any]:
 
 def state(service: Service) -> dict[str, Any]:
     """The engine's state, by the names of its fields."""
-    fields: dict[str, Any] = plain(service.engine.state())
+    fields: dict[str, Any] = to_jsonable_python(service.engine.state())
     fields.pop("memory", None)
     return fields
 
@@ -255,24 +256,13 @@ def memory(service: Service) -> dict[str, Any]:
     """The engine's predicted memory, the memory that was free at its start, and the use now."""
     state = service.engine.state()
     view = state.memory
-    fields: dict[str, Any] = plain(view)
+    fields: dict[str, Any] = to_jsonable_python(view)
     fields["prediction"]["total"] = view.prediction.total
     return fields | {
         "used": service.engine.used_memory(),
         "snapshot_bytes": state.snapshot_bytes,
         "larger_bytes": state.larger_bytes,
     }
-
-
-def plain(value: Any) -> Any:
-    """The value with dataclasses, tuples and mappings as JSON objects and lists."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {name: plain(item) for name, item in vars(value).items()}
-    if isinstance(value, dict):  # whose keys may be tuples
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 @without_effect("model")

@@ -81,16 +81,15 @@ def _row(kind: str, rng: np.random.Generator, canvas: int) -> CanvasRow:
         return predicted_row(rng, canvas)
     if kind == "json":
         task = draw_json(rng)
-        if rng.random() < VALUES_SHARE:
-            row = fill_row(values_as_holes(task, canvas, rng), canvas)
-            if row is not None:
-                return row
+        if rng.random() < VALUES_SHARE and (
+            row := fill_row(values_as_holes(task, canvas, rng), canvas)
+        ):
+            return row
         slip = partial(changed, rng=rng) if rng.random() < SLIPS_SHARE else str
         return pick(json_rows(task, canvas, slip), rng)
     if kind == "fill":
         while True:
-            row = fill_row(draw_fill(rng), canvas)
-            if row is not None:
+            if row := fill_row(draw_fill(rng), canvas):
                 return row
     example = embedded_data.sample(rng, Mixture(float(kind == "sudoku"), FIRST_ASKED))
     prefix, target = pick(embedded_data.canvases(example, canvas), rng)

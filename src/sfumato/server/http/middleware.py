@@ -15,13 +15,14 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from fastapi.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sfumato.server.http.errors import (
     CLIENT_GONE,
@@ -48,11 +49,6 @@ def canonical(path: str) -> str:
     return f"/v1{path}" if short else path
 
 
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 FormOf = Callable[[str, Headers], ErrorForm]
 """How the errors of a path are rendered, before a body is read."""
 OWNER = "sfumato.owner"
@@ -99,7 +95,7 @@ class KeyRefused(ApiError):
         self.missing = missing
 
 
-def framing(app: App) -> App:
+def framing(app: ASGIApp) -> ASGIApp:
     """Refuses requests that say in two ways where they end, and closes their connection: a proxy
     may have read the other way, and the rest of the body would be a request that it never saw
     (RFC 9112, section 6.3)."""
@@ -125,7 +121,7 @@ class Gate:
 
     def __init__(
         self,
-        app: App,
+        app: ASGIApp,
         settings: ServerSettings,
         form_of: FormOf = lambda path, headers: OPENAI_ERRORS,
     ) -> None:
@@ -245,7 +241,9 @@ PAGE, OTHER = "page", "other"
 AuditLine = Callable[[dict[str, Any]], None]
 
 
-def observer(app: App, routes: Sequence[Any], metrics: Metrics, audit: AuditLine | None) -> App:
+def observer(
+    app: ASGIApp, routes: Sequence[Any], metrics: Metrics, audit: AuditLine | None
+) -> ASGIApp:
     """Counts and times answers, and reports refusals. audit: takes a line for the audit log."""
     refusals = Refusals(audit)
 
