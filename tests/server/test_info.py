@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from sfumato import Hole
 from sfumato.api import Model
@@ -18,7 +19,6 @@ from sfumato.server.dialects.decisions import parse
 from sfumato.server.dialects.decisions.forms import PATH, SYSTEM_ONE, SystemOneBody
 from sfumato.server.examples import page_texts
 from sfumato.server.http.request_body import validated
-from sfumato.server.metrics import CONTENT_TYPE
 from sfumato.train import decision_states, sudoku
 
 
@@ -141,7 +141,7 @@ def test_memory_is_predicted_and_measured(server: Any) -> None:
 def test_metrics(server: Any) -> None:
     server.chat(seed=1)
     answer = server.http.get("/metrics")
-    assert answer.headers["content-type"] == CONTENT_TYPE
+    assert answer.headers["content-type"] == CONTENT_TYPE_LATEST
     assert "sfumato_" in answer.text
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.parser import text_string_to_metric_families
 
 import sfumato
@@ -23,7 +24,7 @@ from sfumato.engine.memory.guard import MemoryView
 from sfumato.engine.queue.slots import SlotState
 from sfumato.engine.request import Request
 from sfumato.engine.stats import EngineState, Health, History, RowState, Speeds, Totals
-from sfumato.server.metrics import CONTENT_TYPE, Metrics
+from sfumato.server.metrics import Metrics
 
 CHAT = "/v1/chat/completions"
 
@@ -171,7 +172,7 @@ def test_the_engine_is_read_at_the_scrape(metrics: Metrics) -> None:
 def test_names_follow_the_conventions(metrics: Metrics) -> None:
     metrics.observe(Request(""), finished())
     families = list(text_string_to_metric_families(metrics.text().decode()))
-    assert CONTENT_TYPE.startswith("text/plain; version=")
+    assert CONTENT_TYPE_LATEST.startswith("text/plain; version=")
     for family in families:
         assert family.name.startswith(("sfumato_", "process_", "llamacpp:"))
         assert family.documentation and family.type != "unknown"

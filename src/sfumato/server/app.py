@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, Response
 from fastapi.staticfiles import StaticFiles
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from sfumato import __version__
 from sfumato.engine import Engine
@@ -20,7 +21,7 @@ from sfumato.server.dialects.responses.renderer import add_routes as add_respons
 from sfumato.server.http import errors, route
 from sfumato.server.http.middleware import AuditLine, Gate, framing, observer
 from sfumato.server.http.route import Dialect, Get, Post
-from sfumato.server.metrics import CONTENT_TYPE, Metrics
+from sfumato.server.metrics import Metrics
 from sfumato.server.openapi import add_reference, fails, takes
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
@@ -147,7 +148,7 @@ def _add_metrics(app: FastAPI, service: Service, metrics: Metrics) -> None:
     def metrics_text() -> Response:
         """Prometheus' text format."""
         started = {"Process-Start-Time-Unix": str(service.started)}  # as llama-server has it
-        return Response(metrics.text(), media_type=CONTENT_TYPE, headers=started)
+        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST, headers=started)
 
 
 def _add_replay(app: FastAPI) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from prometheus_client import (
-    CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Counter,
     Histogram,
@@ -31,8 +30,6 @@ from sfumato.engine.events import Terminal, outcome_of
 from sfumato.engine.memory.guard import MemoryView
 from sfumato.engine.request import AnyRequest
 from sfumato.engine.stats import EngineState, Phase
-
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 PHASES: tuple[Phase, ...] = ("prefill", "denoise", "causal", "commit", "read")
 MINUTES = (60, 120, 300, 900, 3600, 21600)  # in seconds; a request may take six hours
@@ -118,7 +115,7 @@ class Metrics:
         self._answer_seconds.labels(route, f"{status // 100}xx").observe(seconds)
 
     def text(self) -> bytes:
-        """The answer to a scrape, of the type CONTENT_TYPE."""
+        """The answer to a scrape, of the type CONTENT_TYPE_LATEST."""
         return generate_latest(self._registry)
 
 

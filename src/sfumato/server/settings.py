@@ -37,11 +37,10 @@ class ServerSettings:
                     f"--cors-origin: {origin!r} is no origin; write scheme, host and port, and no "
                     "path, as in https://chat.example:8443"
                 )
-        for name in ("max_body", "max_values", "max_messages", "max_choices", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')}: must be at least 1")
-        if self.response_store < 0:
-            raise ValueError("--response-store: must be at least 0")
+        counts = ("max_body", "max_values", "max_messages", "max_choices", "max_tokens")
+        for name, least in (*((name, 1) for name in counts), ("response_store", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name.replace('_', '-')}: must be at least {least}")
         if not all(name.strip() and name.isprintable() for name in self.aliases):
             raise ValueError("--alias: must be a name of printable characters")
         if len(self.api_keys) > MOST_KEYS:

@@ -21,7 +21,16 @@ from sfumato.diffusion.constraints.hole import Hole, Part
 from sfumato.embedded_questions import all_questions, countries
 from sfumato.train import embedded_data, sudoku
 from sfumato.train.canvas_rows import CanvasRow
-from sfumato.train.decision_states import ADJECTIVES, ITEMS, NAMES, STATUSES, THINGS, WORDS
+from sfumato.train.decision_states import (
+    ADJECTIVES,
+    ITEMS,
+    NAMES,
+    NAMES_OF_TONES,
+    STATUSES,
+    THINGS,
+    TONES,
+    WORDS,
+)
 from sfumato.train.decisions_data import is_held_out
 from sfumato.train.embedded_data import (
     FIRST_ASKED,
@@ -192,14 +201,15 @@ def _answers(rng: np.random.Generator) -> FillTask | None:
 @cache
 def _facts() -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Sentences that stand by themselves, each with its names in their order."""
-    facts = []
-    for each in countries():
-        name, capital = each["name"], each["capital"]
-        facts += [
+    names = [(each["name"], each["capital"]) for each in countries()]
+    return tuple(
+        fact
+        for name, capital in names
+        for fact in (
             (f"The capital of {name} is {capital}.", (name, capital)),
             (f"{capital} is the capital of {name}.", (capital, name)),
-        ]
-    return tuple(facts)
+        )
+    )
 
 
 def _of_facts(rng: np.random.Generator) -> FillTask | None:
@@ -294,7 +304,6 @@ _TRAINED_TEXTS = (*_TEXTS, _answers, _of_facts, *4 * (_of_names,))
 Object = dict[str, Any]
 _PEOPLE = (*NAMES, "Ann", "Tom", "Mia", "Leo", "Nina", "Paul", "Rosa", "Sam")
 _GOODS = (*ITEMS, "pears", "eggs", "tents", "bikes", "forks", "rings")
-_TONES = ("negative", "negative", "neutral", "positive", "positive")
 _STATES = (("door", "open", "closed"), ("shop", "open", "closed"), ("lamp", "on", "off"))
 
 
@@ -370,7 +379,7 @@ _ASKED = (
     "JSON: the {1} of {0}",
     "{1} of {0}, JSON",
 )
-_ENUMS = {"status": [*STATUSES], "tone": ["positive", "neutral", "negative"]}
+_ENUMS = {"status": [*STATUSES], "tone": [*NAMES_OF_TONES]}
 _TYPES = {bool: "boolean", int: "integer", str: "string"}
 
 
@@ -412,7 +421,7 @@ def _reviews(rng: np.random.Generator) -> _Drawn:
     level = int(rng.random() * len(ADJECTIVES))
     thing, name, word = pick(THINGS, rng), pick(_PEOPLE, rng), pick(ADJECTIVES[level], rng)
     forms = ("{0}: the {1} was {2}.", "{0} says that the {1} is {2}.")
-    return pick(forms, rng).format(name, thing, word), {"thing": thing, "tone": _TONES[level]}
+    return pick(forms, rng).format(name, thing, word), {"thing": thing, "tone": TONES[level]}
 
 
 def _switches(rng: np.random.Generator) -> _Drawn:

@@ -19,7 +19,7 @@ from sfumato.train.vocabulary import END_OF_TURN, EOS, PAD, TOKENS
 KINDS = ("sudoku", "questions", "fill", "json", "predicted")
 COPYING = ("fill", "json")
 """Kinds whose texts repeat words of their prompts."""
-_WORD = re.compile(r"[A-Za-z0-9]+")
+WORD = re.compile(r"[A-Za-z0-9]+")
 _POOL_BATCHES = 16
 _Row = TypeVar("_Row")
 _Batch = TypeVar("_Batch")
@@ -156,13 +156,19 @@ def copies(row: CanvasRow) -> Iterator[tuple[int, int]]:
     # One character for each token, so that places in the string are those of the tokens.
     context = "".join(TOKENS[i] if len(TOKENS[i]) == 1 else "\n" for i in row.prefix + row.text)
     end = len(row.prefix) if row.prompt is None else row.prompt
-    sources: dict[str, list[int]] = {}
-    for word in _WORD.finditer(context[:end]):
-        sources.setdefault(word[0], []).append(word.start())
-    for word in _WORD.finditer(context, end):
-        starts = sources.get(word[0], ())
-        if len(starts) == 1:
-            yield from ((word.start() + i, starts[0] + i) for i in range(len(word[0])))
+    sources = words_of(context[:end])
+    for word in WORD.finditer(context, end):
+        found = sources.get(word[0], ())
+        if len(found) == 1:
+            yield from zip(range(*word.span()), range(*found[0].span()), strict=True)
+
+
+def words_of(text: str) -> dict[str, list[re.Match[str]]]:
+    """Where each word of the text stands."""
+    words: dict[str, list[re.Match[str]]] = {}
+    for word in WORD.finditer(text):
+        words.setdefault(word[0], []).append(word)
+    return words
 
 
 def _padded(

@@ -47,6 +47,9 @@ ADJECTIVES = (
     ("great", "superb", "perfect"),
 )
 """From the worst to the best."""
+TONES = ("negative", "negative", "neutral", "positive", "positive")
+"""The tone of each of these."""
+NAMES_OF_TONES = ("positive", "neutral", "negative")
 LEVELS_VOTED = (("low", "mid", "high"), ("bad", "okay", "good"))
 THINGS = ("soup", "hotel", "film", "phone", "book", "room", "train", "song")
 DOES_IT_HOLD = "Does this hold?"
@@ -215,9 +218,9 @@ def reviews(facts: np.random.Generator, rng: np.random.Generator) -> Case:
         )
         return yes_no(state, text, float(truth))
     if kind < 2:
-        tones = ("positive", "neutral", "negative")
-        right = tones[0] if level > 2 else tones[2] if level < 2 else tones[1]
-        return _which(state, ("Which tone?", "What is the tone?"), right, tones, rng)
+        return _which(
+            state, ("Which tone?", "What is the tone?"), TONES[level], NAMES_OF_TONES, rng
+        )
     if level != 2 and rng.random() < 0.2:
         return score(state, "How good is it?", ("bad", "good"), int(level > 2))
     if rng.random() < 0.4:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
+import string
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from sfumato.diffusion.constraints.questions import (
     YesNoQuestion,
 )
 from sfumato.diffusion.constraints.read_template import BETWEEN, question_text
-from sfumato.train.canvas_rows import Reads
+from sfumato.train.canvas_rows import WORD, Reads, words_of
 from sfumato.train.decision_states import (
     COLOURS,
     LEVELS_VOTED,
@@ -44,8 +45,6 @@ PER_STATE = 3
 """Held-out questions about one state."""
 WIDTH = 16
 """Positions of a canvas with one question: slot, end of turn, and EOS to the end."""
-LETTERS = tuple(map(chr, range(ord("A"), ord("Z") + 1)))
-DIGITS = tuple("0123456789")
 
 OPEN_SHARE = 0.5
 HELD_OUT_IN = 8
@@ -67,7 +66,6 @@ _OF_ONE = re.compile(r"many for (\w+)\?")
 _NUMBERS = re.compile(r" are for |One is")
 """Found in states that give each of several words a number, which stands before the word."""
 _NUMBERED = {*NAMES, *COLOURS, *STATUSES, *LEVELS_VOTED[0], *LEVELS_VOTED[1]}
-_WORD = re.compile(r"[A-Za-z0-9]+")
 _TURN = encode_chat(ask("."))
 _HEAD = _TURN[: _TURN.index(encode_text(".")[0])]
 """What comes before the state in a prompt."""
@@ -137,9 +135,8 @@ def shuffled(case: Case, rng: np.random.Generator) -> Case:
 def labels_of(case: Case) -> tuple[str, ...]:
     """Digits for up to ten levels, otherwise letters: what the product takes in this vocabulary."""
     count = len(case.truth)
-    if isinstance(case.question, ScoreQuestion) and count <= len(DIGITS):
-        return DIGITS[:count]
-    return LETTERS[:count]
+    is_digits = isinstance(case.question, ScoreQuestion) and count <= len(string.digits)
+    return tuple((string.digits if is_digits else string.ascii_uppercase)[:count])
 
 
 def row(case: Case) -> Row:
@@ -169,17 +166,16 @@ def _words(state: str, body: str) -> list[tuple[int, int]]:
     """Where each word of the question and its options ends in `body`, and where the word ends in
     the state's part of the prompt, or 0, the prompt's first token, where the state lacks it.
     Labels are left out, and words that the state has several times or in another case only."""
-    places: dict[str, list[int]] = {}
-    for word_match in _WORD.finditer(state):
-        places.setdefault(word_match[0], []).append(len(_HEAD) + word_match.end() - 1)
+    places = words_of(state)
     other_case = {word.lower() for word in places}
     matches = []
-    for word_match in _WORD.finditer(body):
-        word, is_label = word_match[0], body[word_match.end() : word_match.end() + 1] == ":"
+    for match in WORD.finditer(body):
+        word, is_label = match[0], body[match.end() : match.end() + 1] == ":"
         in_state = places.get(word, [])
         if is_label or len(in_state) > 1 or (not in_state and word.lower() in other_case):
             continue
-        matches.append((word_match.end() - 1, in_state[0] if in_state else 0))
+        place = len(_HEAD) + in_state[0].end() - 1 if in_state else 0
+        matches.append((match.end() - 1, place))
     return matches
 
 
@@ -200,7 +196,7 @@ def _numbers(state: str) -> list[tuple[int, int]]:
     where the number ends."""
     if not _NUMBERS.search(state):
         return []
-    words = [word for word in _WORD.finditer(state) if word[0] in _NUMBERED]
+    words = [word for word in WORD.finditer(state) if word[0] in _NUMBERED]
     ends = {number.end() for number in re.finditer(r"\d", state)}
     return [
         (len(_HEAD) + word.end() - 1, len(_HEAD) + max(end for end in ends if end < word.end()) - 1)

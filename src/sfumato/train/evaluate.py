@@ -381,13 +381,13 @@ def run(
     model, config = load(path, cache_type=cache_type, quantize=quantize), config or SamplerConfig()
     sets = {name: tasks[:count] for name, tasks in evaluation_sets(seed, count).items()}
     hard = sets["sudoku_hard"]
-    one_step, blind = replace(config, max_steps=1), replace(config, self_conditioning=False)
-    trials = [(name, tasks, config) for name, tasks in sets.items()]
-    trials += [("sudoku_hard, one step", hard, one_step)]
-    trials += [("sudoku_hard, no self-conditioning", hard, blind)]
+    trials = {name: (tasks, config) for name, tasks in sets.items()} | {
+        "sudoku_hard, one step": (hard, replace(config, max_steps=1)),
+        "sudoku_hard, no self-conditioning": (hard, replace(config, self_conditioning=False)),
+    }
     runs: dict[str, tuple[int, Callable[[Answered], Score | DecisionScore]]] = {
         name: (len(tasks), partial(evaluate, model, tasks, how, seed))
-        for name, tasks, how in trials
+        for name, (tasks, how) in trials.items()
     }
     runs |= canvas_runs(model, hard, seed, count, config)
     cases = held_out(seed, 3 * count)

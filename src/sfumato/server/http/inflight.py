@@ -61,15 +61,6 @@ def _grammar_threads() -> CapacityLimiter:
         return made
 
 
-def _check_room() -> None:
-    """Raises QueueFull where too many requests wait for these threads."""
-    if _grammar_threads().statistics().tasks_waiting >= MOST_WAITING:
-        raise QueueFull(
-            f"{MOST_WAITING} requests with a schema or a grammar wait to be submitted already, "
-            "which is the limit; try again later"
-        )
-
-
 MOST_DRAFTS = 4  # of a request, waiting for a client that reads slowly; the newest are kept
 _NOT_BEGUN = Failed("cancelled", "the request was cancelled before it began")
 
@@ -168,7 +159,11 @@ class InFlight:
         try:
             if self._grammars:
                 with self._engine.refusals(self._requests[0]):
-                    _check_room()
+                    if _grammar_threads().statistics().tasks_waiting >= MOST_WAITING:
+                        raise QueueFull(
+                            f"{MOST_WAITING} requests with a schema or a grammar wait to be "
+                            "submitted already, which is the limit; try again later"
+                        )
                     await self._try_grammars(http)
             await self._in_thread(self._submit)
         except BaseException as error:
@@ -280,10 +275,8 @@ class InFlight:
 
     def _sink(self, number: int) -> Callable[[AnyEvent], None]:
         def deliver(event: AnyEvent) -> None:
-            try:
+            with suppress(RuntimeError):  # the loop is closed: the server has stopped
                 self._loop.call_soon_threadsafe(self._put, number, event)
-            except RuntimeError:  # the loop is closed: the server has stopped
-                return
 
         return deliver
 

@@ -136,7 +136,11 @@ async def _receive(
 ) -> tuple[bytearray, Budget, Callable[[bytearray], Model]]:
     """The bytes of the body, the threads that decode bodies of its size, and what decodes it;
     `held` gets the budget of a large one."""
-    compressed = await _is_compressed(request)
+    try:
+        compressed = is_zstd(request.headers.get("content-encoding", ""))
+    except ApiError:
+        await discard(request)
+        raise
     # A large body that is compressed holds room for its bytes and for what comes out of them.
     room = admission.max_body if compressed else 0
     header = request.headers.get("content-length", "")
@@ -165,14 +169,6 @@ async def _receive(
     if compressed:
         return data, admission.large, lambda data: decode(expanded(data, admission.max_body))
     return data, admission.large, decode
-
-
-async def _is_compressed(request: Request) -> bool:
-    try:
-        return is_zstd(request.headers.get("content-encoding", ""))
-    except ApiError:
-        await discard(request)
-        raise
 
 
 async def discard(request: Request) -> None:
