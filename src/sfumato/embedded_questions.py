@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import string
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -63,8 +64,7 @@ def countries() -> tuple[dict[str, str], ...]:
     return tuple(questions_file()["countries"])
 
 
-def _questions_about_countries() -> list[Question]:
-    questions = []
+def _questions_about_countries() -> Iterator[Question]:
     for form in questions_file()["about_countries"]:
         needed = {name for _, name, _, _ in string.Formatter().parse(form["answer"]) if name}
         for country in countries():
@@ -72,5 +72,4 @@ def _questions_about_countries() -> list[Question]:
                 answer = form["answer"].format_map(country)
                 also = tuple(wording.format_map(country) for wording in form["also"])
                 text = form["question"].format_map(country)
-                questions.append(Question(text, answer[0].upper() + answer[1:], also))
-    return questions
+                yield Question(text, answer[0].upper() + answer[1:], also)

@@ -9,7 +9,6 @@ from tests.support.fixed_prompts import fixed_prompts
 
 from sfumato.embedded_questions import first_asked
 from sfumato.train import sudoku
-from sfumato.train.canvas_rows import collate_targets
 from sfumato.train.embedded_data import (
     Evaluation,
     Example,
@@ -87,14 +86,6 @@ def test_canvases_of_a_response_join_up_and_are_filled_with_eos() -> None:
     assert only == ([2], [9] * 31 + [END_OF_TURN])
 
 
-def test_collate_pads_contexts_on_the_right() -> None:
-    batch = collate_targets([([2, 5, 9], [7, 1]), ([2], [8, 1])])
-    assert batch.context.tolist() == [[2, 5, 9], [2, PAD, PAD]]
-    assert batch.lengths.tolist() == [3, 1]
-    assert batch.target.tolist() == [[7, 1], [8, 1]]
-    assert {tensor.dtype for tensor in batch} == {torch.int64}
-
-
 def test_batches_repeat_with_the_seed_and_waste_little() -> None:
     first = list(islice(batches(np.random.default_rng(5), 8, CANVAS), 40))
     again = islice(batches(np.random.default_rng(5), 8, CANVAS), 40)
@@ -102,11 +93,12 @@ def test_batches_repeat_with_the_seed_and_waste_little() -> None:
     for one, two in zip(first, again, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
         assert one.target.shape == (8, CANVAS)
-        assert one.context.shape == (8, int(one.lengths.max()))
-        past_the_end = torch.arange(one.context.shape[1]) >= one.lengths[:, None]
+        ends = (one.replies | one.prompts).sum(1) + 1
+        assert one.context.shape == (8, int(ends.max()))
+        past_the_end = torch.arange(one.context.shape[1]) >= ends[:, None]
         assert ((one.context == PAD) == past_the_end).all()
         used += int(one.lengths.sum())
-        padded += one.context.numel()
+        padded += 8 * int(one.lengths.max())
     assert used / padded > 0.85
     widths = [batch.context.shape[1] for batch in first[:16]]
     assert widths != sorted(widths), "batches come in random order of length"

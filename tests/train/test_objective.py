@@ -5,6 +5,7 @@ import torch
 
 from sfumato.model.network import Network
 from sfumato.train import objective
+from sfumato.train.canvas_rows import CanvasRow, collate
 from sfumato.train.objective import LEAST_NOISE, PrefixAttention, logits, loss, noised
 from sfumato.train.recipe import EMBEDDED, initialised
 
@@ -33,6 +34,11 @@ def batch(lengths, canvas=8, seed=0):
     return context, torch.tensor(lengths), target
 
 
+def rows_of(context, lengths, target):
+    rows = zip(context, lengths, target, strict=True)
+    return collate([CanvasRow("questions", c[:n].tolist(), t.tolist()) for c, n, t in rows])
+
+
 def training_logits(network, context, lengths, canvas, soft=None):
     attend = PrefixAttention(network, lengths, context.shape[1])
     positions = torch.arange(context.shape[1]).expand_as(context)
@@ -59,14 +65,16 @@ def test_the_padded_batches_of_training_compute_what_the_cached_rows_of_inferenc
 def test_gradients_of_the_canvas_loss_flow_through_the_encoders_keys_and_values(network):
     context, lengths, target = batch([5, 9])
     context[:, 2], target[target == 7] = 7, 8  # a token that only the contexts hold
-    canvas_loss = loss(network, context, lengths, target, torch.Generator().manual_seed(0))[
-        "canvas"
-    ]
-    with_it = torch.autograd.grad(canvas_loss, network.embed_tokens.weight)[0][7]
+
+    def gradient():
+        rows = rows_of(context, lengths, target)
+        losses = loss(network, rows, torch.Generator().manual_seed(0))
+        return torch.autograd.grad(losses["canvas"], network.embed_tokens.weight)[0][7]
+
+    with_it = gradient()
     # As an output row, token 7 gets a gradient too; without its context it would be another one.
     context[:, 2] = 9
-    again = loss(network, context, lengths, target, torch.Generator().manual_seed(0))["canvas"]
-    without = torch.autograd.grad(again, network.embed_tokens.weight)[0][7]
+    without = gradient()
     assert (with_it - without).abs().max() > 1e-6
 
 
@@ -79,7 +87,7 @@ def test_the_canvas_never_sees_itself_in_the_context(network):
     seen = []
     original = network.denoise
     network.denoise = lambda tokens, *rest: seen.append(tokens) or original(tokens, *rest)
-    loss(network, context, lengths, target, torch.Generator().manual_seed(5))
+    loss(network, rows_of(context, lengths, target), torch.Generator().manual_seed(5))
     assert all((tokens != target).any() for tokens in seen)
 
 
@@ -94,12 +102,9 @@ def test_noise_replaces_tokens_with_each_rows_own_probability():
 
 
 def test_pads_do_not_change_the_losses(network):
-    context, lengths, target = batch([7, 4])
-    wider = torch.cat((context, torch.zeros(2, 5, dtype=torch.int64)), dim=1)
-    losses = [
-        loss(network, c, lengths, target, torch.Generator().manual_seed(1))
-        for c in (context, wider)
-    ]
+    rows = rows_of(*batch([7, 4]))
+    longer = rows._replace(context=rows.context.index_fill(1, torch.arange(7, 15), 9))
+    losses = [loss(network, each, torch.Generator().manual_seed(1)) for each in (rows, longer)]
     for short, padded in zip(*(each.values() for each in losses), strict=True):
         assert short.item() == pytest.approx(padded.item(), abs=1e-5)
 
@@ -120,6 +125,6 @@ def test_self_conditioning_is_used_in_about_half_of_the_passes(network, monkeypa
         objective.torch, "rand", lambda *shape, **kw: draw if shape == ((),) else real(*shape, **kw)
     )
     context, lengths, target = batch([4])
-    loss(network, context, lengths, target)
+    loss(network, rows_of(context, lengths, target))
     assert [soft is not None for soft in softs] == ([False, True] if conditioned else [False])
     assert all(soft is None or not soft.requires_grad for soft in softs)

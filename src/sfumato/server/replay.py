@@ -62,8 +62,7 @@ class Recorder:
     def draft(self, draft: Draft) -> None:
         """Adds a step. A step that comes again means that the canvas is drawn again."""
         while len(self._canvases) <= draft.canvas:
-            empty: dict[str, Any] = {"max_steps": 0, "noise": None, "drafts": [], "settled": None}
-            self._canvases.append(empty)
+            self._canvases.append({"max_steps": 0, "noise": None, "drafts": [], "settled": None})
         canvas = self._canvases[draft.canvas]
         if canvas["drafts"] and draft.step <= canvas["drafts"][-1]["step"]:
             canvas["drafts"] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,21 +21,6 @@ COPYING = ("fill", "json")
 """Kinds whose texts repeat words of their prompts."""
 WORD = re.compile(r"[A-Za-z0-9]+")
 _POOL_BATCHES = 16
-_Row = TypeVar("_Row")
-_Batch = TypeVar("_Batch")
-
-
-class Batch(NamedTuple):
-    """Conversations for one training step, all int64.
-
-    `context` [B, S]: the prompt and the earlier canvases of the response, padded on the right;
-    `lengths` [B]: how much of each row of the context counts; `target` [B, canvas]: the canvas to
-    denoise, filled with EOS after the end of the response.
-    """
-
-    context: torch.Tensor
-    lengths: torch.Tensor
-    target: torch.Tensor
 
 
 class CanvasRow(NamedTuple):
@@ -102,10 +87,9 @@ class Reads(NamedTuple):
 def pooled(
     rng: np.random.Generator,
     batch_size: int,
-    draw: Callable[[int], _Row],
-    length: Callable[[_Row], int],
-    collate: Callable[[Sequence[_Row]], _Batch],
-) -> Iterator[_Batch]:
+    draw: Callable[[int], CanvasRow],
+    length: Callable[[CanvasRow], int],
+) -> Iterator[CanvasBatch]:
     """Training batches without end, of rows of similar length; the same ones for the same generator
     state. A pool of batches is sorted, cut, and given in random order. draw: a row, for the number
     of its pool's first batch."""
@@ -113,13 +97,6 @@ def pooled(
         rows = sorted((draw(first) for _ in range(batch_size * _POOL_BATCHES)), key=length)
         for i in rng.permutation(_POOL_BATCHES):
             yield collate(rows[i * batch_size : (i + 1) * batch_size])
-
-
-def collate_targets(rows: Sequence[tuple[list[int], list[int]]]) -> Batch:
-    """Stack (context, target) rows, with contexts padded to the longest."""
-    lengths = [len(context) for context, _ in rows]
-    contexts = _padded([context for context, _ in rows], max(lengths), PAD)
-    return Batch(contexts, torch.tensor(lengths), torch.tensor([target for _, target in rows]))
 
 
 def collate(rows: Sequence[CanvasRow]) -> CanvasBatch:

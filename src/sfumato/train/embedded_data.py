@@ -20,7 +20,7 @@ from sfumato.embedded_questions import (
     questions_file,
 )
 from sfumato.train import sudoku
-from sfumato.train.canvas_rows import Batch, collate_targets, pooled
+from sfumato.train.canvas_rows import CanvasBatch, CanvasRow, pooled
 from sfumato.train.vocabulary import END_OF_TURN, EOS, encode_chat, encode_text
 
 HISTORY_SHARE = 0.15
@@ -161,15 +161,16 @@ def batches(
     batch_size: int,
     canvas: int = 32,
     mixture: Callable[[int], Mixture] = lambda step: EVEN,
-) -> Iterator[Batch]:
+) -> Iterator[CanvasBatch]:
     """Training batches without end: one canvas, drawn evenly, of each example makes a row.
     mixture: asked with the number of the first batch of a row's pool, from 0."""
     return pooled(
         rng,
         batch_size,
-        lambda first: pick(canvases(sample(rng, mixture(first)), canvas), rng),
-        lambda row: len(row[0]),
-        collate_targets,
+        lambda first: CanvasRow(
+            "questions", *pick(canvases(sample(rng, mixture(first)), canvas), rng)
+        ),
+        lambda row: len(row.prefix),
     )
 
 

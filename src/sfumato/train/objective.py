@@ -18,7 +18,7 @@ from torch import Tensor
 from sfumato import ops
 from sfumato.model.transformer import Transformer, rotary_key
 from sfumato.train.canvas_rows import KINDS, CanvasBatch, Reads
-from sfumato.train.vocabulary import MASK, UNK
+from sfumato.train.vocabulary import MASK, PAD, UNK
 
 LEAST_NOISE = 0.001
 ENCODER_WEIGHT = 0.1
@@ -157,19 +157,18 @@ def noised(target: Tensor, vocab_size: int, generator: torch.Generator | None) -
 
 
 def loss(
-    network: Transformer,
-    context: Tensor,
-    lengths: Tensor,
-    target: Tensor,
-    generator: torch.Generator | None = None,
+    network: Transformer, batch: CanvasBatch, generator: torch.Generator | None = None
 ) -> dict[str, Tensor]:
-    """Cross-entropies in nats: "canvas", and "encoder" of the encoder's next tokens.
+    """Cross-entropies in nats of whole canvases: "canvas", and "encoder" of the encoder's next
+    tokens, those of the canvas left out.
 
-    context int64 [batch, width], right-padded: prompt and clean earlier canvases; lengths int64
-    [batch]; target int64 [batch, length]: the clean canvas.  With probability one half a first
-    pass without gradient gives the soft embedding for the pass that counts.  No 1/t weight.
+    With probability one half a first pass without gradient gives the soft embedding for the pass
+    that counts.  No 1/t weight.
     """
-    attend = PrefixAttention(network, lengths, context.shape[1])
+    target, lengths, width = batch.target, batch.lengths, int(batch.lengths.max())
+    real = torch.arange(width) < lengths[:, None]
+    context = batch.context[:, :width].where(real, PAD)
+    attend = PrefixAttention(network, lengths, width)
     encoded = _encoded(network, context, attend)
     canvas = noised(target, network.config.vocab_size, generator)
     soft = None
@@ -177,10 +176,9 @@ def loss(
         with torch.no_grad():
             soft = _soft(_scores(network, canvas, None, attend), network)
     scores = _scores(network, canvas, soft, attend)
-    real = torch.arange(1, context.shape[1]) < lengths[:, None]
     return {
         "canvas": F.cross_entropy(scores.flatten(0, 1), target.flatten()),
-        "encoder": _next_token_loss(network, encoded, context, real),
+        "encoder": _next_token_loss(network, encoded, context, real[:, 1:]),
     }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.transformer import Transformer
 from sfumato.train import canvas_data, decisions_data, embedded_data
-from sfumato.train.canvas_rows import Batch, CanvasBatch, Reads, collate, pooled
+from sfumato.train.canvas_rows import CanvasBatch, Reads, pooled
 from sfumato.train.embedded_data import FIRST_ASKED, Mixture
 from sfumato.train.objective import ENCODER_WEIGHT, canvas_losses, loss, read_losses
 from sfumato.train.trainer import PRINTED, Gradients, Progress, Trainer, Watch, adamw, muon
@@ -85,8 +85,6 @@ EMBEDDED = ModelConfig(
 )
 CANVAS = EMBEDDED.canvas_length
 
-_Batch = TypeVar("_Batch")
-
 
 def initialised(config: ModelConfig, generator: torch.Generator) -> Transformer:
     """A network with normal(0, 0.02) matrices and ones for all vectors, in float32."""
@@ -135,7 +133,7 @@ def train_talk(steps: int = TALK_STEPS, seed: int = 0, watch: Watch = PRINTED) -
 
     def work(part: int) -> Iterator[Gradients]:
         for batch in data:
-            losses = loss(network, *batch, generator)
+            losses = loss(network, batch, generator)
             yield trainer.gradients(losses, {"canvas": 1.0, "encoder": ENCODER_WEIGHT})
 
     trainer.run(steps, lambda step: talk_rate(step, steps), work)
@@ -186,8 +184,10 @@ def phases(steps: int) -> tuple[Phase, ...]:
 
 
 def _part(
-    key: tuple[int, ...], states: int, others: Callable[[np.random.Generator], Iterator[_Batch]]
-) -> Iterator[tuple[Reads, _Batch, torch.Generator]]:
+    key: tuple[int, ...],
+    states: int,
+    others: Callable[[np.random.Generator], Iterator[CanvasBatch]],
+) -> Iterator[tuple[Reads, CanvasBatch, torch.Generator]]:
     """What one process computes steps of: reads, other rows, and what draws the noise; the same for
     the same key."""
     rng = np.random.default_rng(key)
@@ -199,7 +199,7 @@ def _part(
 
 def decide_rows(
     seed: int, phase: Phase, first: int, part: int
-) -> Iterator[tuple[Reads, Batch, torch.Generator]]:
+) -> Iterator[tuple[Reads, CanvasBatch, torch.Generator]]:
     """The rows of one part of a phase's steps. first: the phase's first step."""
     mixed = Mixture(phase.sudoku, FIRST_ASKED)
     return _part(
@@ -227,7 +227,7 @@ def train_decide(
         ) -> Iterator[Gradients]:
             for reads, chats, noise in decide_rows(seed, phase, first, part):
                 losses = read_losses(network, reads, phase.labels)
-                losses |= loss(network, *chats, noise)
+                losses |= loss(network, chats, noise)
                 yield trainer.gradients(losses, weights, ("slot", "options", "canvas"))
 
         trainer.run(phase.until, phase.learning_rate, work)
@@ -242,7 +242,6 @@ def fill_rows(seed: int, part: int) -> Iterator[tuple[Reads, CanvasBatch, torch.
             FILL_ROWS,
             lambda first: canvas_data.draw(rng, CANVAS),
             lambda row: len(row.prefix) + len(row.text),
-            collate,
         )
 
     return _part((seed, 3, part), FILL_STATES, canvases)

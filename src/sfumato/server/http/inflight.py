@@ -142,9 +142,8 @@ class InFlight:
         """Cancels the requests that have not ended."""
         self._cancelled = True
         self._moved.set()
-        for number, handle in enumerate(self._handles):
-            if number in self.open:
-                handle.cancel()
+        for number in self.open:
+            self._cancel(number)
 
     def _cancel(self, number: int) -> None:
         """Cancels one request; the engine may have it before its handle is here."""
