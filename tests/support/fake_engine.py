@@ -33,7 +33,6 @@ from sfumato.engine import (
     ServedModel,
     Settled,
 )
-from sfumato.engine.circuit import CircuitState
 from sfumato.engine.events import Sink
 from sfumato.engine.memory.estimate import Prediction
 from sfumato.engine.memory.guard import MemoryView
@@ -181,7 +180,7 @@ class FakeEngine:
             0,
             0,
             MemoryView(Prediction(100, 50, 20, 8, 9, 3, 4), None, None),
-            CircuitState(False, None, 0, 0),
+            False,
         )
 
     def used_memory(self) -> int | None:
