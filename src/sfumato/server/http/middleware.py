@@ -15,14 +15,13 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from fastapi.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sfumato.server.http.errors import (
     CLIENT_GONE,
@@ -49,6 +48,11 @@ def canonical(path: str) -> str:
     return f"/v1{path}" if short else path
 
 
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 FormOf = Callable[[str, Headers], ErrorForm]
 """How the errors of a path are rendered, before a body is read."""
 OWNER = "sfumato.owner"

@@ -21,7 +21,6 @@ from typing import Any, Generic, TypeVar
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
 from torch import Tensor
 
 from sfumato.engine import Account, Draft, Failed, Finished, Request, Settled
@@ -36,6 +35,7 @@ from sfumato.server.http.errors import (
     internal,
 )
 from sfumato.server.http.inflight import AnyEvent, CollectedReply, InFlight, headers_of
+from sfumato.server.http.middleware import Receive, Scope, Send
 from sfumato.server.schemas import Body
 from sfumato.server.service import Service
 
