@@ -135,9 +135,9 @@ def copies(row: CanvasRow) -> Iterator[tuple[int, int]]:
     end = len(row.prefix) if row.prompt is None else row.prompt
     sources = words_of(context[:end])
     for word in WORD.finditer(context, end):
-        found = sources.get(word[0], ())
-        if len(found) == 1:
-            yield from zip(range(*word.span()), range(*found[0].span()), strict=True)
+        places = sources.get(word[0], ())
+        if len(places) == 1:
+            yield from zip(range(*word.span()), range(*places[0].span()), strict=True)
 
 
 def words_of(text: str) -> dict[str, list[re.Match[str]]]:
