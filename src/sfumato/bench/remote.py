@@ -22,8 +22,6 @@ from sfumato.bench.report import (
     Case,
     CaseReport,
     Job,
-    Messages,
-    Prompt,
     Report,
     Values,
     Work,
@@ -82,8 +80,11 @@ def _or_failure(ask: Callable[[Job], Values], job: Job) -> Values | ServerError:
 def _request(endpoint: Endpoint, fields: Mapping[str, Any], max_tokens: int, job: Job) -> Values:
     """The figures of one request. Raises ServerError."""
     prompt, seed = job
+    if isinstance(prompt, int):
+        # Drawn anew for each seed: a server's prefix cache must not spare it the prefill.
+        prompt = conversation(" ".join(random.Random(seed).choices(_WORDS, k=prompt)))
     body = {
-        "messages": _messages(prompt, seed),
+        "messages": prompt,
         "max_tokens": max_tokens,
         "seed": seed,
         "stream": True,
@@ -130,13 +131,6 @@ def _server_figures(usage: Mapping[str, Any], timings: Mapping[str, Any], total:
         "blocks_per_s": _quotient(blocks, generating and generating / 1e3),
     }
     return {key: [value] for key, value in figures.items() if value is not None}
-
-
-def _messages(prompt: Prompt, seed: int) -> Messages:
-    if not isinstance(prompt, int):
-        return prompt
-    # Drawn anew for each seed: a server's prefix cache must not spare it the prefill.
-    return conversation(" ".join(random.Random(seed).choices(_WORDS, k=prompt)))
 
 
 def _part(chunk: Any, *path: str | int) -> Mapping[str, Any]:

@@ -178,7 +178,10 @@ def step_costs(
             kinds = {codes.get(prefix + leaf) for leaf in leaves}
             kind = kinds.pop() if len(kinds) == 1 else None  # one of bfloat16 counts for all
             costs.append(replace(cost, products=kind) if kind else cost)
-        costs.append(_norms(config, shape.tokens))
+        # Before attention (a tensor read, one written), after it (two read, three written), and at
+        # the end of the layer (three read, one written).
+        passed = (2 + 5 + 4) * shape.tokens * config.hidden_size * _ACTIVATION
+        costs.append(KernelCost("norms and residuals", "layers", 0.0, passed, 0.0, 3))
     if not shape.encodes:
         costs += _outside(config, shape, stored)
     return merged(_of_reads(costs, config, shape) if shape.reads else costs)
@@ -278,13 +281,6 @@ def _experts(
             2.0 * chosen * size * hidden, 2,
         ),
     ]  # fmt: skip
-
-
-def _norms(config: ModelConfig, tokens: int) -> KernelCost:
-    """Norms and residuals of a layer: before attention (a tensor read, one written), after it (two
-    read, three written), and at the end (three read, one written)."""
-    passed = (2 + 5 + 4) * tokens * config.hidden_size * _ACTIVATION
-    return KernelCost("norms and residuals", "layers", 0.0, passed, 0.0, 3)
 
 
 def _outside(config: ModelConfig, shape: StepShape, stored: Mapping[str, int]) -> list[KernelCost]:

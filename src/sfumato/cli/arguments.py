@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -388,7 +388,10 @@ def _entries(path: str, command: str, raw: Mapping[str, Any]) -> Entries:
         if name == "config":
             raise ValueError(f"config in {where}: a file cannot name another file")
         if not rows:
-            raise ValueError(f"{where}: unknown key {written!r}; {_elsewhere(name, known)}")
+            names = [option.name for option in known if option.name != "config"]
+            owners = sorted({owner for o in OPTIONS if o.name == name for owner in o.commands})
+            what = f"it is an option of {', '.join(owners)}" if owners else _nearest(name, names)
+            raise ValueError(f"{where}: unknown key {written!r}; {what}")
         if name in entries:
             raise ValueError(f"{where}: {name!r} is given twice, with - and with _")
         origin = Origin(FILE, f"{name} in {where}")
@@ -404,14 +407,6 @@ def _takes(option: Option, value: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _elsewhere(name: str, known: Iterable[Option]) -> str:
-    """What to do about a key that is not known here."""
-    owners = sorted({owner for o in OPTIONS if o.name == name for owner in o.commands})
-    if owners:
-        return f"it is an option of {', '.join(owners)}"
-    return _nearest(name, [option.name for option in known if option.name != "config"])
 
 
 def _nearest(name: str, names: list[str]) -> str:

@@ -121,12 +121,12 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
 def _local(args: argparse.Namespace, work: Work) -> Report:
     varied = cases(args.max_tokens, args.threads, args.context, args.concurrency)
     where = bool(args.where or args.plot)
+    steps = args.fixed_steps or (RANDOM_STEPS if args.random_weights else None)
+    sampler = (fixed_steps(steps) if steps else SamplerConfig()).options(**sampler_options(args))
     try:
         with environment.PeakMemory() as memory:
             model = _subject(args)
-            measured = measure.measure(
-                model, work, varied, _sampler(args), memory, where, _show_progress
-            )
+            measured = measure.measure(model, work, varied, sampler, memory, where, _show_progress)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -155,12 +155,6 @@ def _subject(args: argparse.Namespace) -> subject.Subject:
         return subject.random_subject(args.random_weights, format, args.layers, **how)
     model = sfumato.load(args.model, quantize=args.quantize, **how)
     return subject.loaded(model, args.quantize)
-
-
-def _sampler(args: argparse.Namespace) -> SamplerConfig:
-    steps = args.fixed_steps or (RANDOM_STEPS if args.random_weights else None)
-    config = fixed_steps(steps) if steps else SamplerConfig()
-    return config.options(**sampler_options(args))
 
 
 def _remote(args: argparse.Namespace, work: Work) -> Report:

@@ -508,7 +508,12 @@ def _calibrate(args: argparse.Namespace) -> int:
     done, errors = _read(ask_rows(args, asking, model, source.rows(), total), asking, labelled)
     if done < total:
         return INTERRUPTED
-    fitted, refusals = _fit(args, labelled)
+    fitted, refusals = dict[str, Fitted](), list[str]()
+    for name, read in labelled.items():
+        try:
+            fitted[name] = fit(read.rows, read.labels, args.folds, args.seed)
+        except ValueError as error:  # a question that cannot be fitted
+            refusals.append(f"{name}: {error}")
     warnings = [f"{source.path}:{error}" for error in errors[:MOST_ERRORS]]
     warnings += [f"and {len(errors) - MOST_ERRORS} other rows"] * (len(errors) > MOST_ERRORS)
     for text in [*warnings, *(refusals if fitted else [])]:
@@ -553,19 +558,6 @@ def _read(
                 into.labels.append(number)
                 into.rows.append(outcome.decided.answers[name].probabilities)
     return done, errors
-
-
-def _fit(
-    args: argparse.Namespace, labelled: Mapping[str, Labelled]
-) -> tuple[dict[str, Fitted], list[str]]:
-    """The fit of each question that can be fitted, and why others cannot."""
-    fitted, refusals = {}, []
-    for name, each in labelled.items():
-        try:
-            fitted[name] = fit(each.rows, each.labels, args.folds, args.seed)
-        except ValueError as error:
-            refusals.append(f"{name}: {error}")
-    return fitted, refusals
 
 
 def _store(

@@ -26,8 +26,11 @@ def main(args: argparse.Namespace) -> int:
     question = _question(args.question)  # before the slow imports: the question may be missing
     if question is None:
         return 0
-    if args.replay:
-        _check_replay(args.replay, args.force)
+    if args.replay:  # before there is a reply to lose
+        if Path(args.replay).suffix.lower() not in (".html", ".htm"):
+            why = f"{args.replay}: the replay is a web page"
+            raise Refused("replay", why, "name it FILE.html")
+        files.check(args.replay, args.force, "replay")
 
     with terminal.loading():
         from sfumato.cli import INTERRUPTED, generation
@@ -66,13 +69,6 @@ def _question(words: list[str]) -> str | None:
     if text is not None and not text.strip():
         raise ValueError("the question is empty")
     return text
-
-
-def _check_replay(name: str, force: bool) -> None:
-    """Raises ValueError where the file could not be written: before there is a reply to lose."""
-    if Path(name).suffix.lower() not in (".html", ".htm"):
-        raise Refused("replay", f"{name}: the replay is a web page", "name it FILE.html")
-    files.check(name, force, "replay")
 
 
 def _typed_question() -> str | None:
