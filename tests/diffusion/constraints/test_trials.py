@@ -132,6 +132,18 @@ def test_a_program_that_does_not_start_fails_what_waits(
     assert isinstance(outcome(tried, regex("a")), Tried)
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="files are not listed here")
+def test_the_process_keeps_no_file_of_a_turn_open(tried: Trials) -> None:
+    def opened() -> int:
+        outcome(tried, regex(f"a{next(numbers)}"))
+        assert tried.process is not None
+        return len(os.listdir(f"/proc/{tried.process.pid}/fd"))
+
+    numbers = iter(range(9))
+    counts = [opened() for _ in range(9)]
+    assert max(counts[1:]) - min(counts[1:]) <= 2  # of the turn that ends just now
+
+
 def test_small_grammars_pass_large_ones(tried: Trials) -> None:
     """Those of the same client too, since a first turn is short."""
     bombs = [tried.start(_spinning(number), "bomber") for number in range(4)]

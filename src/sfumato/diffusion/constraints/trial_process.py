@@ -61,6 +61,7 @@ def _watch(server: socket, tokens: GrammarTokens) -> None:
             break
         part = os.read(pipe, _PART)
         answer += part
+    os.close(pipe)
     if part:
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
