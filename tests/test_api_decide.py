@@ -12,8 +12,7 @@ from pydantic import BaseModel, Field
 import sfumato
 from sfumato import Choice, Model, Score, YesNo
 from sfumato.decisions import Calibration, Reading
-from sfumato.decisions.calibration import Temperature, wording
-from sfumato.decisions.fit import tempered
+from sfumato.decisions.calibration import Temperature, tempered, wording
 from sfumato.decisions.schema import schema_of
 
 

@@ -12,9 +12,10 @@ from sfumato.decisions.calibration import (
     calibration_path,
     calibration_text,
     find_calibration,
+    fit,
     read_calibration,
+    tempered,
 )
-from sfumato.decisions.fit import fit, tempered
 from sfumato.decisions.schema import schema_of
 from sfumato.diffusion.constraints.questions import Reading, ScoreAnswer, YesNoAnswer
 

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from sfumato.decisions.fit import best_temperature, bins, fit, metrics, plot, tempered
+from sfumato.decisions.calibration import best_temperature, bins, fit, metrics, plot, tempered
 
 
 def drawn(count: int, temperature: float, seed: int = 0) -> tuple[list[list[float]], list[int]]:

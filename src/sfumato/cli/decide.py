@@ -24,14 +24,18 @@ from sfumato.cli import INTERRUPTED, files, generation, terminal
 from sfumato.cli.files import Row, Source, Target, cell_text
 from sfumato.cli.terminal import rows_progress, table
 from sfumato.decisions.calibration import (
+    HIGHEST,
+    LOWEST,
     Calibration,
+    Fitted,
     ModelIdentity,
     Reading,
     calibration_path,
     calibration_text,
     find_calibration,
+    fit,
+    plot,
 )
-from sfumato.decisions.fit import HIGHEST, LOWEST, Fitted, fit, plot
 from sfumato.decisions.question_file import QuestionFile, json_text, read_questions
 from sfumato.decisions.results import Decision, TypedAnswer, shown
 from sfumato.decisions.schema import Choice, YesNo

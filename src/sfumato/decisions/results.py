@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -50,7 +50,7 @@ class TypedAnswer:
         )
 
 
-class Decision(Mapping[str, TypedAnswer], Generic[T]):
+class Decision(dict[str, TypedAnswer], Generic[T]):
     """The typed answers by the names of their questions; `print` shows them with bars."""
 
     def __init__(
@@ -59,27 +59,20 @@ class Decision(Mapping[str, TypedAnswer], Generic[T]):
         usage: DecisionUsage,
         build: Callable[[dict[str, Any]], T],
     ) -> None:
-        self._answers, self.usage, self._build = dict(answers), usage, build
+        super().__init__(answers)
+        self.usage, self._build = usage, build
 
     @property
     def value(self) -> T:
         """All values together: a dict by name, or an instance of the pydantic model that was
         asked. Raises what the model's own checks raise."""
-        return self._build({name: answer.value for name, answer in self._answers.items()})
+        return self._build({name: answer.value for name, answer in self.items()})
 
-    def __getitem__(self, name: str) -> TypedAnswer:
-        if name not in self._answers:
-            raise KeyError(f"{name!r} is none of the questions: {', '.join(self._answers)[:200]}")
-        return self._answers[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._answers)
-
-    def __len__(self) -> int:
-        return len(self._answers)
+    def __missing__(self, name: str) -> TypedAnswer:
+        raise KeyError(f"{name!r} is none of the questions: {', '.join(self)[:200]}")
 
     def __repr__(self) -> str:
-        values = (f"{n}={a.value!r} ({a.probability:.2f})" for n, a in self._answers.items())
+        values = (f"{n}={a.value!r} ({a.probability:.2f})" for n, a in self.items())
         return f"Decision({', '.join(values)})"
 
     def __str__(self) -> str:

@@ -195,14 +195,10 @@ def score(
     passes: list[HeadStats] = []
     extra: dict[int, HeadStats] = {}
     for group in scoring.groups:
-        inputs = hidden, temperature, uniforms
-        presumed, read, left_out = expected, embeds, done
-        if group.positions is not None:
-            at = group.positions
-            inputs = hidden[at], temperature[at], uniforms[at]
-            presumed = None if expected is None else expected[at]
-            read = embeds if isinstance(embeds, bool) else embeds[at]
-            left_out = None if done is None else done[at]
+        given: tuple[Any, ...] = hidden, temperature, uniforms, expected, embeds, done
+        if (at := group.positions) is not None:
+            given = tuple(each[at] if isinstance(each, Tensor) else each for each in given)
+        *inputs, presumed, read, left_out = given
         members = [canvases[i] for i in group.rows]
         banned: Tensor | None
         if group.kind == "adjusted":
@@ -397,10 +393,8 @@ def _cutoffs(
     there all rows go through it.
     """
     rows = asking if hidden.device.type == "cpu" else canvases
-    mask = torch.zeros(len(hidden), dtype=torch.bool)
-    for canvas, at in zip(canvases, slices_of(canvases), strict=True):
-        mask[at] = any(canvas is row for row in rows)
-    mask = mask.to(hidden.device)
+    chosen = [any(canvas is row for row in rows) for canvas in canvases]
+    mask = spread(canvases, chosen).to(hidden.device)
     top_k = spread(rows, [c.config.top_k or 0 for c in rows]).to(hidden.device)
     top_p = spread(rows, [float(c.config.top_p or 1.0) for c in rows]).to(hidden.device)
     cutoff = torch.full((len(hidden),), float("-inf"), device=hidden.device)
@@ -504,10 +498,9 @@ def _processed(head: VocabularyHead, each: _Masked, scores: Tensor) -> Tensor:
     view = canvas.before() if processors else None
     if view is None:
         return scores
-    bans = [banned_by(processor, len(view.reply), canvas.length) for processor in processors]
-    known = zip(processors, bans, strict=True)
+    known = [(each, banned_by(each, len(view.reply), canvas.length)) for each in processors]
     if all(ban is not None or type(processor) is LogitBias for processor, ban in known):
-        for processor, ban in zip(processors, bans, strict=True):
+        for processor, ban in known:
             if ban is None or each.place < ban.positions:
                 only = processor if ban is None else LogitBias(dict.fromkeys(ban.ids, _BANNED))
                 scores = only.process(scores[None], 0, view)[0]

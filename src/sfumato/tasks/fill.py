@@ -69,7 +69,7 @@ class FillTask:
         prefix = template.prefix
         # Later fills are likely to share most of the prefix.
         self.claim = Claim(Prompt(prefix, (len(prefix),)), len(prefix), family)
-        longest = sum(map(template.longest, range(len(template.holes))))
+        longest = sum(template.longest)
         self.figures = Figures(plan.seed, longest, max_steps=plan.config.max_steps or 0)
         self.stats = Stats(prompt_tokens=len(prefix))
         self._round = 0

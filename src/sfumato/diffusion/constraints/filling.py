@@ -58,6 +58,7 @@ class FillTemplate:
     prefix: list[int]
     items: tuple[tuple[int, ...] | int, ...]
     choices: tuple[tuple[tuple[int, ...], ...], ...]  # of each hole, as tokens
+    longest: tuple[int, ...]  # tokens of each hole at most
     closing: Closing | None
     canvas_length: int  # positions at most
     warnings: tuple[str, ...] = ()
@@ -65,10 +66,6 @@ class FillTemplate:
     @property
     def holes(self) -> tuple[Hole, ...]:
         return tuple(part for part in self.parts if isinstance(part, Hole))
-
-    def longest(self, hole: int) -> int:
-        """Tokens of a hole at most."""
-        return _longest(self.holes[hole], self.choices[hole])
 
     def form(self, fillings: Mapping[int, Filling]) -> Form:
         """The canvas with these fillings; a hole that has none is open at its longest."""
@@ -79,7 +76,7 @@ class FillTemplate:
             if isinstance(item, tuple):
                 ids += item
                 continue
-            filling = fillings.get(item, self.longest(item))
+            filling = fillings.get(item, self.longest[item])
             ids += [NOISE] * filling if isinstance(filling, int) else filling
             holes.append(slice(start, len(ids)))
         content = len(ids)
@@ -117,7 +114,8 @@ def make_template(
     items, choices = _tokens(parts, encode)
     first = next(place for place, item in enumerate(items) if isinstance(item, int))
     holes = [part for part in parts if isinstance(part, Hole)]
-    longest = [_longest(*each) for each in zip(holes, choices, strict=True)]
+    pairs = zip(holes, choices, strict=True)
+    longest = [hole.tokens or hole.at_most or max(map(len, texts)) for hole, texts in pairs]
     sizes = [len(item) if isinstance(item, tuple) else longest[item] for item in items]
     warnings: list[str] = []
     prefix = list(prompt)
@@ -155,14 +153,11 @@ def make_template(
         prefix,
         tuple(items),
         tuple(choices),
+        tuple(longest),
         closing,
         canvas_length,
         tuple(warnings),
     )
-
-
-def _longest(hole: Hole, choices: Sequence[tuple[int, ...]]) -> int:
-    return hole.tokens or hole.at_most or max(map(len, choices))
 
 
 def _tokens(

@@ -116,12 +116,12 @@ def _grammar_tokens(
 ) -> GrammarTokens:
     """The server's vocabulary with another encoder, which takes the longest token: it cuts what is
     forced in other places than the model's tokenizer."""
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = made.tokenizer.greedy_tokenize(text)
-        return ids
-
-    made = GrammarTokens(lambda: pieces, special_ids, end_ids, encode)
+    made: GrammarTokens = GrammarTokens(
+        lambda: pieces,
+        special_ids,
+        end_ids,
+        lambda text: [*made.tokenizer.greedy_tokenize(text)],
+    )
     return made
 
 
