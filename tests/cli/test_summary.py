@@ -4,8 +4,7 @@ from typing import Any
 
 from sfumato import Choice
 from sfumato.cli.decide import MOST_REASONS, Summary, lines
-from sfumato.decisions.results import DecisionUsage
-from sfumato.decisions.schema import schema_of
+from sfumato.decisions.schema import DecisionUsage, schema_of
 from sfumato.diffusion.constraints.questions import ChoiceAnswer
 
 

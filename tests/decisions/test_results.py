@@ -6,8 +6,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from sfumato import Score, YesNo
-from sfumato.decisions.results import DecisionUsage
-from sfumato.decisions.schema import schema_of
+from sfumato.decisions.schema import DecisionUsage, schema_of
 from sfumato.diffusion.constraints.questions import ChoiceAnswer, ScoreAnswer, YesNoAnswer
 
 USAGE = DecisionUsage(input_tokens=3, cached_tokens=0, reads=3)

@@ -37,8 +37,7 @@ from sfumato.decisions.calibration import (
     plot,
 )
 from sfumato.decisions.question_file import QuestionFile, json_text, read_questions
-from sfumato.decisions.results import Decision, TypedAnswer, shown
-from sfumato.decisions.schema import Choice, YesNo
+from sfumato.decisions.schema import Choice, Decision, TypedAnswer, YesNo, shown
 from sfumato.diffusion.constraints.decision_plan import DecisionSettings
 from sfumato.diffusion.constraints.questions import Question, ScoreQuestion, YesNoQuestion
 from sfumato.engine import Engine, EngineConfig, own_engine

@@ -7,8 +7,16 @@ from __future__ import annotations
 
 from sfumato.decisions.calibration import Calibration, ModelIdentity, read_calibration
 from sfumato.decisions.question_file import QuestionFile, read_questions, state_text
-from sfumato.decisions.results import Decision, DecisionUsage, TypedAnswer
-from sfumato.decisions.schema import Choice, Schema, Score, YesNo, schema_of
+from sfumato.decisions.schema import (
+    Choice,
+    Decision,
+    DecisionUsage,
+    Schema,
+    Score,
+    TypedAnswer,
+    YesNo,
+    schema_of,
+)
 from sfumato.diffusion.constraints.questions import Reading
 
 __all__ = [

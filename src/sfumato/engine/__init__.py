@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sfumato.decisions.results import DecisionUsage
+    from sfumato.decisions.schema import DecisionUsage
     from sfumato.engine.engine import Engine, own_engine
     from sfumato.engine.engine_config import EngineConfig
     from sfumato.engine.errors import EngineDead, EngineError, NotReady, QueueFull
@@ -36,7 +36,7 @@ _HOMES = {
     "Decided": "sfumato.engine.events",
     "DecisionSink": "sfumato.engine.events",
     "DecisionRequest": "sfumato.engine.request",
-    "DecisionUsage": "sfumato.decisions.results",
+    "DecisionUsage": "sfumato.decisions.schema",
     "Engine": "sfumato.engine.engine",
     "own_engine": "sfumato.engine.engine",
     "EngineConfig": "sfumato.engine.engine_config",

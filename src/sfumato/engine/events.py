@@ -24,7 +24,7 @@ from sfumato.tasks.works import Figures
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sfumato.decisions.results import DecisionUsage
+    from sfumato.decisions.schema import DecisionUsage
     from sfumato.diffusion.constraints.questions import Answer
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from sfumato.api import Messages, Model, Reply, Transcript
-from sfumato.decisions.results import DecisionUsage
+from sfumato.decisions.schema import DecisionUsage
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.checks import is_number, is_whole
 from sfumato.diffusion.constraints.decision_plan import DecisionSettings

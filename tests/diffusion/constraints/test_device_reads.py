@@ -36,6 +36,7 @@ class ReadChunks:
         for module in (
             "model.network",
             "model.scores",
+            "model.segments",
             "diffusion.constraints.read",
             "diffusion.step.captured",
         ):

@@ -29,7 +29,6 @@ from sfumato.diffusion.constraints.questions import (
     answer_of,
     check_question,
     check_reads,
-    softmax,
 )
 from sfumato.diffusion.constraints.read_template import (
     BETWEEN,
@@ -191,18 +190,6 @@ def _check_length(characters: int, longest_token: int, most: int, where: str) ->
             least,
             most,
         )
-
-
-def label_sample(
-    logits: Sequence[float], labels: Sequence[int], vocabulary: tuple[float, int] | None
-) -> Sample:
-    """What was read at one place, of its labels and their logits; vocabulary: the labels' share of
-    it, and the most probable of all tokens, where these are known."""
-    if vocabulary is None:
-        return Sample(softmax(logits))
-    mass, argmax = vocabulary
-    # Sums of float32 numbers: they may round to a little over 1.
-    return Sample(softmax(logits), min(1.0, mass), argmax in labels)
 
 
 Options = tuple[tuple[int, int | None], ...]

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.causal import packed
-from sfumato.diffusion.constraints.decision_plan import NoiseKey, Read, label_sample
-from sfumato.diffusion.constraints.questions import UNSURE, Sample
+from sfumato.diffusion.constraints.decision_plan import NoiseKey, Read
+from sfumato.diffusion.constraints.questions import UNSURE, Sample, softmax
 from sfumato.diffusion.constraints.read_template import NOISE, ReadCanvas
 from sfumato.diffusion.scoring import Scoring, score
 from sfumato.diffusion.step.captured import ReadForwards
@@ -118,13 +118,17 @@ def _readings(
 
     def readings(on_host: Sequence[Tensor]) -> list[list[Sample]]:
         logits = scores.result(on_host[: len(scores.tensors)])
-        masses: dict[int, tuple[float, int]] = {}
+        masses: dict[int, tuple[float, bool]] = {}
         if mass is not None:
             known = mass.result(on_host[len(scores.tensors) :])
-            masses = dict(zip(at, zip(known.labels, known.argmax, strict=True), strict=True))
-        each = iter(
-            label_sample(logits[number], labels[number], masses.get(number))
-            for number in range(len(labels))
+            # Sums of float32 numbers: they may round to a little over 1.
+            masses = {
+                number: (min(1.0, mass), argmax in labels[number])
+                for number, mass, argmax in zip(at, known.labels, known.argmax, strict=True)
+            }
+        each = (
+            Sample(softmax(own), *masses.get(number, (None, None)))
+            for number, own in enumerate(logits)
         )
         return [[next(each) for _ in row.canvas.slots] for row in rows]
 

@@ -365,7 +365,7 @@ class GrammarCache:
         as on Windows."""
         with self._lock:
             if self.trials is None and hasattr(os, "fork"):
-                self.trials = Trials(self.tokens, busy, self._trial_ended)
+                self.trials = Trials(self.tokens, busy, self._keep)
 
     def close(self, error: Exception) -> None:
         """Ends the process of trials, and those under way with the error."""
@@ -402,8 +402,7 @@ class GrammarCache:
                         known = self._compiled(source, known)
                     except Refused as error:
                         known = error
-                    with self._lock:
-                        self._keep(digest, known)
+                    self._keep(source, known)
         finally:
             with self._lock:
                 self._going.pop(digest, None)
@@ -426,19 +425,17 @@ class GrammarCache:
         grammar = on_a_stack_of(SERVER_STACK, work, NICENESS)
         return replace(grammar, notes=made.notes)
 
-    def _trial_ended(self, source: Source, outcome: Tried | Exception) -> None:
-        with self._lock:
-            self._keep(_digest(source), outcome)
-
-    def _keep(self, digest: bytes, known: Grammar | Tried | BaseException) -> None:
-        """Nothing of a failure that is no refusal. The lock is held."""
+    def _keep(self, source: Source, known: Grammar | Tried | Exception) -> None:
+        """Nothing of a failure that is no refusal."""
         if not isinstance(known, Grammar | Tried | Refused):
             return
-        self._known[digest] = copy(known) if isinstance(known, Refused) else known
-        self._known.move_to_end(digest)
-        alike = [key for key, each in self._known.items() if type(each) is type(known)]
-        if len(alike) > (KEPT_REFUSALS if isinstance(known, Refused) else KEPT):
-            del self._known[alike[0]]
+        digest = _digest(source)
+        with self._lock:
+            self._known[digest] = copy(known) if isinstance(known, Refused) else known
+            self._known.move_to_end(digest)
+            alike = [key for key, each in self._known.items() if type(each) is type(known)]
+            if len(alike) > (KEPT_REFUSALS if isinstance(known, Refused) else KEPT):
+                del self._known[alike[0]]
 
 
 def _digest(source: Source) -> bytes:

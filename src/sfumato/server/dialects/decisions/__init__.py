@@ -33,7 +33,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from sfumato.decisions.results import DecisionUsage
+from sfumato.decisions.schema import DecisionUsage
 from sfumato.diffusion.constraints import questions as ask
 from sfumato.diffusion.constraints.questions import MOST_QUESTIONS, Answer
 from sfumato.engine import Decided, DecisionRequest
