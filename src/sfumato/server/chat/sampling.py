@@ -125,30 +125,26 @@ def _with_sampler(config: SamplerConfig, body: Sampling) -> SamplerConfig:
 
 def _with_rules(config: SamplerConfig, body: Sampling, defaults: SamplerConfig) -> SamplerConfig:
     """Sets the schedule and the stopping rule where the body has a field of either."""
-    if body.t_min is not None or body.t_max is not None:
-        default = (
-            defaults.schedule
-            if isinstance(defaults.schedule, LinearTemperature)
-            else LinearTemperature()
-        )
-        low = default.t_min if body.t_min is None else body.t_min
-        high = default.t_max if body.t_max is None else body.t_max
-        if low > high and body.t_max is None:
-            raise Refused(
-                "t_min", f"must be at most t_max, {high:g} by the {_DEFAULT}", f"got {low:g}"
-            )
-        if low > high and body.t_min is None:
-            raise Refused(
-                "t_max", f"must be at least t_min, {low:g} by the {_DEFAULT}", f"got {high:g}"
-            )
+    if given := _given(body, "t_min", "t_max"):
+        own = defaults.schedule
+        default = own if isinstance(own, LinearTemperature) else LinearTemperature()
+        low, high = given.get("t_min", default.t_min), given.get("t_max", default.t_max)
+        if low > high and len(given) == 1:
+            is_low = "t_min" in given
+            bound = f"most t_max, {high:g}" if is_low else f"least t_min, {low:g}"
+            why = f"must be at {bound} by the {_DEFAULT}"
+            raise Refused("t_min" if is_low else "t_max", why, f"got {low if is_low else high:g}")
         config = replace(config, schedule=LinearTemperature(low, high))
-    if body.stability is not None or body.confidence is not None:
-        rule = defaults.stopping if isinstance(defaults.stopping, StableAndConfident) else None
-        rule = rule or StableAndConfident()
-        stability = rule.stability if body.stability is None else body.stability
-        confidence = rule.confidence if body.confidence is None else body.confidence
-        config = replace(config, stopping=StableAndConfident(stability, confidence))
+    if given := _given(body, "stability", "confidence"):
+        rule = defaults.stopping
+        rule = rule if isinstance(rule, StableAndConfident) else StableAndConfident()
+        config = replace(config, stopping=replace(rule, **given))
     return config
+
+
+def _given(body: Sampling, *names: str) -> dict[str, Any]:
+    """Those of the fields that are not null."""
+    return {name: value for name in names if (value := getattr(body, name)) is not None}
 
 
 def _bias(biases: Mapping[str, float] | None, vocabulary: int) -> dict[int, float]:

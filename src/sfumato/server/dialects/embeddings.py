@@ -196,12 +196,11 @@ class OpenAIRenderer(VectorRenderer):
             "model": self.service.name,
             "usage": {"prompt_tokens": count, "total_tokens": count},
             **self.warned,
-            "data": self._data(replies),
+            "data": (
+                {"object": "embedding", "index": number, "embedding": vector}
+                for number, vector in enumerate(self.vectors(replies))
+            ),
         }
-
-    def _data(self, replies: Sequence[CollectedReply]) -> Iterator[dict[str, Any]]:
-        for number, vector in enumerate(self.vectors(replies)):
-            yield {"object": "embedding", "index": number, "embedding": vector}
 
 
 OPENAI_EMBEDDINGS = Dialect(

@@ -175,11 +175,9 @@ _SCHEMA = {
 }
 
 
-def error_body(error: ApiError) -> dict[str, Any]:
-    return {"error": error.message}
-
-
-OLLAMA_ERRORS = ErrorForm(error_body, name="OllamaError", schema=_SCHEMA)
+OLLAMA_ERRORS = ErrorForm(
+    lambda error: {"error": error.message}, name="OllamaError", schema=_SCHEMA
+)
 
 
 def now() -> str:
@@ -494,10 +492,6 @@ NEVER = "2318-01-01T00:00:00Z"  # when the model is unloaded, as Ollama writes i
 _LATEST = ":latest"
 
 
-def version(service: Service) -> dict[str, Any]:
-    return {"version": VERSION}
-
-
 def tags(service: Service) -> dict[str, Any]:
     """The model under each of its names."""
     names = (service.name, *service.settings.aliases)
@@ -610,7 +604,7 @@ GETS = (
         path="/api/version",
         name="version",
         help="The version of Ollama whose API this is.",
-        answer=version,
+        answer=lambda service: {"version": VERSION},
     ),
     _TAGS,
     replace(

@@ -96,6 +96,22 @@ def test_wrong_queries_are_named(http: TestClient, query: str) -> None:
         assert http.get(f"/v1/responses/{made}?{wrong}").status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("x?starting_after=-1", "starting_after: must be a whole number from 0 to 999,999,999"),
+        ("x?starting_after=a", "starting_after: must be a whole number from 0 to 999,999,999"),
+        ("x/input_items?limit=101", "limit: must be a whole number from 1 to 100"),
+        ("x/input_items?limit=1.5", "limit: must be a whole number from 1 to 100"),
+    ],
+)
+def test_a_wrong_number_of_a_query_is_told_its_range(
+    http: TestClient, query: str, words: str
+) -> None:
+    answer = http.get(f"/v1/responses/{query}")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, words)
+
+
 def test_a_kept_response_as_a_stream_is_its_last_event(client: openai.OpenAI) -> None:
     made = client.responses.create(model="m", input="Hi")
     for how, number in (({}, 0), ({"starting_after": 7}, 8)):

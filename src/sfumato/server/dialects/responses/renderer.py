@@ -21,6 +21,8 @@ from fastapi import FastAPI, Query
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
 
 from sfumato.engine import Account, Finished, Request
 from sfumato.refused import Refused
@@ -396,7 +398,23 @@ def _usage(account: Account) -> dict[str, Any]:
 
 _PATH = "/v1/responses/{response_id}"
 _MOST_LISTED = 100  # items, as OpenAI has it
-_Number = Annotated[int | None, Query(ge=0, lt=10**9)]
+
+
+def _whole(low: int, high: int) -> WrapValidator:
+    """Refuses what is no whole number of a range, and names the range."""
+
+    def check(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return read(value)
+        except ValidationError:
+            message = f"must be a whole number from {low:,} to {high:,}"
+            raise PydanticCustomError("whole_number", message) from None
+
+    return WrapValidator(check)
+
+
+_Number = Annotated[int | None, Query(ge=0, lt=10**9), _whole(0, 10**9 - 1)]
+_Limit = Annotated[int, Query(ge=1, le=_MOST_LISTED), _whole(1, _MOST_LISTED)]
 _IN_PROGRESS = "in_progress"
 _LOOK_S = 0.25  # how often a stream looks whether its response has ended
 _SHOWN: dict[int | str, dict[str, Any]] = fails(400, 404) | {
@@ -449,7 +467,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
         http: HttpRequest,
         response_id: str,
         order: Literal["asc", "desc"] = "desc",
-        limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = 20,
+        limit: _Limit = 20,
         after: str | None = None,
     ) -> dict[str, Any]:
         """The items that a response answers, the last one first."""
