@@ -400,7 +400,7 @@ _PATH = "/v1/responses/{response_id}"
 _MOST_LISTED = 100  # items, as OpenAI has it
 
 
-def _whole(low: int, high: int) -> WrapValidator:
+def _in_range(low: int, high: int) -> WrapValidator:
     """Refuses what is no whole number of a range, and names the range."""
 
     def check(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
@@ -413,8 +413,8 @@ def _whole(low: int, high: int) -> WrapValidator:
     return WrapValidator(check)
 
 
-_Number = Annotated[int | None, Query(ge=0, lt=10**9), _whole(0, 10**9 - 1)]
-_Limit = Annotated[int, Query(ge=1, le=_MOST_LISTED), _whole(1, _MOST_LISTED)]
+_Number = Annotated[int | None, Query(ge=0, lt=10**9), _in_range(0, 10**9 - 1)]
+_Limit = Annotated[int, Query(ge=1, le=_MOST_LISTED), _in_range(1, _MOST_LISTED)]
 _IN_PROGRESS = "in_progress"
 _LOOK_S = 0.25  # how often a stream looks whether its response has ended
 _SHOWN: dict[int | str, dict[str, Any]] = fails(400, 404) | {
