@@ -143,7 +143,7 @@ def _with_rules(config: SamplerConfig, body: Sampling, defaults: SamplerConfig) 
 
 
 def _given(body: Sampling, *names: str) -> dict[str, Any]:
-    """Those of the fields that are not null."""
+    """The values of the fields that are not null, by name."""
     return {name: value for name in names if (value := getattr(body, name)) is not None}
 
 
