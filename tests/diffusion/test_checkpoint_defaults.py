@@ -103,14 +103,14 @@ def test_defaults_from_gguf_keys(tmp_path: Path) -> None:
     [
         ("t_min", "0.4", "generation_config.json: t_min: must be a number, got '0.4'"),
         ("max_denoising_steps", True, "max_denoising_steps: must be a number, got True"),
-        ("max_denoising_steps", 4.5, "max_steps: must be an integer, got 4.5"),
+        ("max_denoising_steps", 4.5, "max_steps: must be a whole number from 1 to 4096, got 4.5"),
         ("sampler_config", [0.1], "sampler_config: must be an object"),
         ("sampler_config", [], r"sampler_config: must be an object, got \[\]"),
         ("sampler_config", 0, "sampler_config: must be an object, got 0"),
         ("sampler_config", {"entropy_bound": "x"}, "entropy_bound: must be a number"),
         ("stability_threshold", -1, "stability: must be"),
         ("stability_threshold", 10**15, "stability: must be"),
-        ("max_denoising_steps", 10**15, "max_steps: must be at most"),
+        ("max_denoising_steps", 10**15, "max_steps: must be a whole number from 1 to"),
         ("t_min", 2.0, "t_min <= t_max"),
     ],
 )

@@ -75,8 +75,8 @@ HISTORY = History(5.0, (1.0, 2.0), (1, 2))
 def scripted() -> Engine:
     """What metrics ask of an engine, with every number another."""
     running = tuple(
-        RowState(f"req-{i}", CHAT, phase, 0, 3, 48, 30, 0, i, 1.5)
-        for i, phase in enumerate(("denoise", "denoise", "prefill"))
+        RowState(**vars(account(endpoint=CHAT)), phase=phase, encoded_tokens=3)
+        for phase in ("denoise", "denoise", "prefill")
     )
     slots = tuple(SlotState(i, 512, i < 3, 10 * i, False, None) for i in range(5))
     speeds = Speeds(31.0, 32.0, 33.0, 340.0, 3.5)

@@ -155,7 +155,7 @@ def test_a_rule_is_about_its_own_messages_alone() -> None:
         "tokens: input should be a valid list",
         "logit_bias: 101 is not from -100 to 100",
         "n: input should be a valid integer",
-        "t_min: must be from 0 to 1e+06, got -1.0",
+        "t_min: must be a number from 0 to 1000000, got -1.0",
     )
     for message in others:
         assert not is_of_a_rule({"message": message}), message

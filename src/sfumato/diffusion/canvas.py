@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sfumato.diffusion.checks import is_whole
 from sfumato.diffusion.noise import Noise, first_tokens
-from sfumato.diffusion.sampler import CanvasView, count_at, temperature_at
+from sfumato.diffusion.sampler import CanvasView
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.model.devices import to_device
 from sfumato.options.limits import MIN_TEMPERATURE
@@ -222,17 +222,9 @@ class Canvas:
         the engine calls this before it puts rows together."""
         if self.temperatures:
             return
-        config = self.config
-        assert config.schedule and config.max_steps
-        steps = range(1, config.max_steps + 1)
-        scale = config.temperature or 1.0  # at 0 the distribution keeps the schedule
-        given = (temperature_at(config.schedule, step, config.max_steps) for step in steps)
-        temperatures = [max(MIN_TEMPERATURE, temperature * scale) for temperature in given]
-        counts = config.soft_top_k
-        if counts is not None:
-            assert not isinstance(counts, int)
-            self._soft_top_k = [count_at(counts, step, config.max_steps) for step in steps]
-        self.temperatures = temperatures
+        temperatures, self._soft_top_k = self.config.by_step()
+        scale = self.config.temperature or 1.0  # at 0 the distribution keeps the schedule
+        self.temperatures = [max(MIN_TEMPERATURE, each * scale) for each in temperatures]
 
     def temperature(self) -> float:
         """The temperature of the step to come. At a setting of 0 the distribution keeps the

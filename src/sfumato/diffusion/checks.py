@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sfumato.options import setting
+from sfumato.refused import Refused
+from sfumato.values import Number
 from sfumato.weights.errors import quoted
 
 
@@ -18,6 +21,16 @@ def is_number(value: object) -> bool:
 def is_whole(value: object) -> bool:
     """Whether `value` is an int; a bool is none."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_setting(name: str, value: object, field: str | None = None) -> None:
+    """Raises Refused for a value that a setting does not take. field: its name, if that differs."""
+    kind = setting(name).kind
+    try:
+        kind.accept(value)
+    except ValueError:
+        what = f"{'a ' if isinstance(kind, Number) else ''}{kind.describe()}"
+        raise Refused(field or name, f"must be {what}, got {quoted(value)}") from None
 
 
 def check_tensor(

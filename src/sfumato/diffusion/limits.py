@@ -20,8 +20,6 @@ from sfumato.diffusion.sampler import (
     MinTokens,
     SettledToEnd,
     StableAndConfident,
-    count_at,
-    temperature_at,
 )
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.model.network import Network
@@ -114,7 +112,7 @@ def resolve(network: Network, config: SamplerConfig, limits: Limits) -> SamplerC
             f"{length} is longer than the {longest} that this checkpoint was trained for",
             "use that or less",
         )
-    check_steps(config)
+    config.by_step()  # refuses what some step could not use
     vocab_size = network.config.vocab_size
     if config.named_tokens and max(config.named_tokens) >= vocab_size:
         raise Refused(
@@ -146,16 +144,6 @@ def _settled_to_end(config: SamplerConfig, ends: Sequence[int]) -> SettledToEnd:
         )
     assert isinstance(rule, StableAndConfident)
     return SettledToEnd(rule.stability, rule.confidence, tuple(ends))
-
-
-def check_steps(config: SamplerConfig) -> None:
-    """Evaluates schedule and soft_top_k for every step that there may be. Raises ValueError, which
-    names the step, for a value that no step can use."""
-    assert config.schedule and config.max_steps
-    for step in range(1, config.max_steps + 1):
-        temperature_at(config.schedule, step, config.max_steps)
-        if config.soft_top_k is not None and not isinstance(config.soft_top_k, int):
-            count_at(config.soft_top_k, step, config.max_steps)
 
 
 def check_context(network: Network, prompt: int, config: SamplerConfig, limits: Limits) -> int:

@@ -21,17 +21,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.checks import is_number, is_whole
+from sfumato.diffusion.checks import check_setting, is_number, is_whole
 from sfumato.model.head import HeadStats
 from sfumato.options import default
-from sfumato.options.limits import (
-    MAX_TEMPERATURE,
-    MIN_TEMPERATURE,
-    MOST_COUNTED,
-    MOST_NATS,
-    MOST_STABILITY,
-    MOST_TOKENS,
-)
+from sfumato.options.limits import MAX_TEMPERATURE, MOST_COUNTED
 from sfumato.refused import Refused
 from sfumato.weights.errors import quoted
 
@@ -70,10 +63,7 @@ class EntropyBound:
     bound: float = default("entropy_bound")
 
     def __post_init__(self) -> None:
-        if not (is_number(self.bound) and 0 <= self.bound <= MOST_NATS):
-            raise Refused(
-                "entropy_bound", f"must be from 0 to {MOST_NATS:.0e} nats, got {self.bound!r}"
-            )
+        check_setting("entropy_bound", self.bound)
 
     def accept(self, view: StepView) -> Tensor:
         # Of equal entropies the lower position comes first, on every device.
@@ -91,11 +81,7 @@ class FixedCount:
     count: int = default("count")
 
     def __post_init__(self) -> None:
-        if not (is_whole(self.count) and 1 <= self.count <= MOST_TOKENS):
-            raise Refused(
-                "count",
-                f"must be from 1 to {MOST_TOKENS} positions a step, got {quoted(self.count)}",
-            )
+        check_setting("count", self.count)
 
     def accept(self, view: StepView) -> Tensor:
         confidence = view.stats.top_probs[..., 0].masked_fill(view.pinned, -1.0)
@@ -115,9 +101,8 @@ class Threshold:
     margin: float = default("margin")
 
     def __post_init__(self) -> None:
-        for name, value in (("top", self.top), ("margin", self.margin)):
-            if not (is_number(value) and 0 <= value <= 1):
-                raise Refused(name, f"must be a probability from 0 to 1, got {value!r}")
+        check_setting("threshold", self.top, "top")
+        check_setting("margin", self.margin)
 
     def accept(self, view: StepView) -> Tensor:
         first = view.stats.top_probs[..., 0].masked_fill(view.pinned, -1.0)
@@ -150,17 +135,8 @@ class StableAndConfident:
     confidence: float = default("confidence")
 
     def __post_init__(self) -> None:
-        if not (is_whole(self.stability) and 0 <= self.stability <= MOST_STABILITY):
-            raise Refused(
-                "stability",
-                f"must be a whole number of steps from 0 to {MOST_STABILITY}, got "
-                f"{quoted(self.stability)}",
-            )
-        if not (is_number(self.confidence) and 0 < self.confidence <= MOST_NATS):
-            raise Refused(
-                "confidence",
-                f"must be over 0 and at most {MOST_NATS:.0e} nats, got {quoted(self.confidence)}",
-            )
+        check_setting("stability", self.stability)
+        check_setting("confidence", self.confidence)
 
     def done(self, view: StepView) -> Tensor:
         free = (~view.pinned).sum(dim=-1).clamp(min=1)
@@ -223,10 +199,8 @@ class LinearTemperature:
     t_max: float = default("t_max")
 
     def __post_init__(self) -> None:
-        for name, low in (("t_min", 0), ("t_max", MIN_TEMPERATURE)):
-            value = getattr(self, name)
-            if not (is_number(value) and low <= value <= MAX_TEMPERATURE):
-                raise Refused(name, f"must be from {low:g} to {MAX_TEMPERATURE:g}, got {value!r}")
+        check_setting("t_min", self.t_min)
+        check_setting("t_max", self.t_max)
         if self.t_min > self.t_max:
             raise Refused(
                 ("t_min", "t_max"), f"need t_min <= t_max, got {self.t_min!r} and {self.t_max!r}"

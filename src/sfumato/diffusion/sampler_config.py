@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sfumato.diffusion.checks import is_number, is_whole
+from sfumato.diffusion.checks import check_setting, is_whole
 from sfumato.diffusion.sampler import (
     SAMPLERS,
     EntropyBound,
@@ -18,9 +18,11 @@ from sfumato.diffusion.sampler import (
     StableAndConfident,
     Stopping,
     banned_by,
+    count_at,
+    temperature_at,
 )
-from sfumato.options import MODES, bounds, default, exclusions
-from sfumato.options.limits import MAX_TEMPERATURE, MOST_HISTORY
+from sfumato.options import MODES, default, exclusions
+from sfumato.options.limits import MOST_HISTORY
 from sfumato.refused import Refused
 from sfumato.weights.errors import quoted
 
@@ -46,10 +48,16 @@ _OF_STEPS = (
 MOST_NAMED = 128
 """Named tokens: as many as vLLM takes."""
 
-_RANGES = {
-    name: bounds(name)
-    for name in ("max_steps", "top_k", "top_tokens", "canvas_length", "min_tokens")
-}
+_OPTIONAL = (
+    "max_steps",
+    "top_k",
+    "top_tokens",
+    "canvas_length",
+    "min_tokens",
+    "top_p",
+    "soft_skip",
+)
+_GIVEN = ("temperature", "ignore_eos", "self_conditioning", "settle_at_end")
 
 
 @dataclass(frozen=True)
@@ -86,21 +94,14 @@ class SamplerConfig:
     mode: str = default("mode")  # canvas or causal
 
     def __post_init__(self) -> None:
-        self._check_kinds()
+        for name in (*_GIVEN, *(each for each in _OPTIONAL if getattr(self, each) is not None)):
+            check_setting(name, getattr(self, name))
         if self.mode not in MODES:
             raise Refused("mode", f"must be {' or '.join(MODES)}, got {quoted(self.mode)}")
-        scale, top_p = self.temperature, self.top_p
-        if not (is_number(scale) and 0 <= scale <= MAX_TEMPERATURE):
-            raise Refused("temperature", f"must be from 0 to {MAX_TEMPERATURE:.0e}, got {scale!r}")
-        if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
-            raise Refused("top_p", f"must be over 0 and at most 1, got {top_p!r}")
-        skip = self.soft_skip
-        if skip is not None and not (is_number(skip) and 0 <= skip < 1):
-            raise Refused("soft_skip", f"must be from 0 (exact) to under 1, got {skip!r}")
         kept_tokens = self.soft_top_k
         if isinstance(kept_tokens, int) and is_whole(kept_tokens):
             object.__setattr__(self, "soft_top_k", SoftTopK(kept_tokens))
-        given = {"soft_skip": skip is not None, "soft_top_k": kept_tokens is not None}
+        given = {"soft_skip": self.soft_skip is not None, "soft_top_k": kept_tokens is not None}
         exclusions.check(exclusions.SOFT, given)
         for name, (method, example) in _METHODS.items():
             part = getattr(self, name)
@@ -147,18 +148,16 @@ class SamplerConfig:
         }
         exclusions.check(exclusions.NAMED, given)
 
-    def _check_kinds(self) -> None:
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not is_whole(value):
-                raise Refused(name, f"must be an integer, got {value!r}")
-            if value is not None and value < low:
-                raise Refused(name, f"must be at least {low}, got {value}")
-            if value is not None and value > high:
-                raise Refused(name, f"must be at most {high}, got {quoted(value)}")
-        for name in ("ignore_eos", "self_conditioning", "settle_at_end"):
-            if not isinstance(getattr(self, name), bool):
-                raise Refused(name, f"must be True or False, got {getattr(self, name)!r}")
+    def by_step(self) -> tuple[list[float], list[int]]:
+        """Temperature and soft_top_k of every step that there may be; the second is empty where
+        all tokens count. Raises ValueError, which names the step, for what no step can use."""
+        assert self.schedule and self.max_steps
+        schedule, counts, most = self.schedule, self.soft_top_k, self.max_steps
+        steps = range(1, most + 1)
+        temperatures = [temperature_at(schedule, step, most) for step in steps]
+        if counts is None or isinstance(counts, int):
+            return temperatures, []
+        return temperatures, [count_at(counts, step, most) for step in steps]
 
     def check_mode(self) -> None:
         """Raises Refused for what a request sets that its mode has not."""

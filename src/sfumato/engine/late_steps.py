@@ -109,7 +109,7 @@ class Steps:
 
     def serves(self, items: Sequence[Item], commits: Sequence[CommitRow]) -> bool:
         """Whether commits can be rows of the step in which these canvases are denoised."""
-        return self._denoiser.served_groups(*_members(items, commits)) is not None
+        return self._denoiser.groups(*_members(items, commits)) is not None
 
     def launch(
         self, items: Sequence[Item], commits: Sequence[CommitRow]
@@ -119,7 +119,8 @@ class Steps:
         going = [(row, canvas) for row, canvas in items if row.may_launch(canvas)]
         failed: list[Denoised] = []
         failed_commits: dict[Row, Exception] = {}
-        for group in self._denoiser.groups(*_members(going, commits)):
+        all_rows = [range(len(going) + len(commits))]
+        for group in self._denoiser.groups(*_members(going, commits)) or all_rows:
             members = [going[i] for i in group if i < len(going)]
             own = [commits[i - len(going)] for i in group if i >= len(going)]
             if own and self._launch_with(members, own, failed_commits):

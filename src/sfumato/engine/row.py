@@ -204,23 +204,12 @@ class Row:
 
     def state(self, now: float) -> RowState:
         """What others see of it, from any thread."""
-        lease, figures = self.lease, self.task.figures  # once: the engine's thread changes them
-        return RowState(
-            self.request.id,
-            self.request.endpoint,
-            self.phase,
-            figures.canvas if figures.questions is None else self.reads,
-            figures.step,
-            figures.max_steps,
-            self.prompt_tokens,
-            figures.output_tokens,
-            lease.index if lease else -1,
-            now - self.submitted,
-            self.cached,
-            min(self.encoded, self.prompt_tokens),
-        )
+        encoded = min(self.encoded, self.prompt_tokens)
+        until_now = vars(self.account_at(now)) | {"prompt_tokens": self.prompt_tokens}
+        return RowState(**until_now, phase=self.phase, encoded_tokens=encoded)
 
     def account_at(self, now: float) -> Account:
+        # Once: the engine's thread changes them.
         figures, times, lease = self.task.figures, self.times, self.lease
         queue_s, slot_wait_s = self.waits_s(now)
         return Account(

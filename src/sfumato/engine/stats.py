@@ -27,22 +27,12 @@ class Health:
     running: int
 
 
-@dataclass(frozen=True)
-class RowState:
-    """A request that runs."""
+@dataclass(frozen=True, kw_only=True)
+class RowState(Account):
+    """A request that runs, and its account until now, without the tokens of its questions."""
 
-    id: str
-    endpoint: str
     phase: Phase
-    canvas: int  # 0, 1, … within the reply
-    step: int  # within the canvas; 0 before its first
-    max_steps: int
-    prompt_tokens: int
-    output_tokens: int  # settled so far
-    slot: int
-    age_s: float  # since submission
-    cached_tokens: int = 0  # of the prompt, that the slot held already; of replies alone
-    encoded_tokens: int = 0  # of the prompt, cached ones too; of replies alone
+    encoded_tokens: int  # of the prompt, cached ones too
 
 
 @dataclass

@@ -89,7 +89,7 @@ def _slot(slot: SlotState, row: RowState | None) -> dict[str, Any]:
                 "n_decoded": 0 if row is None else row.output_tokens,
             }
         ],
-        **({} if row is None else {"request": row.id, "phase": row.phase}),
+        **({} if row is None else {"request": row.request_id, "phase": row.phase}),
     }
 
 

@@ -67,8 +67,8 @@ def test_after_its_death_an_engine_tells_so() -> None:
     ("fields", "message"),
     [
         ({"sampler": SamplerConfig(max_steps=257)}, "max_steps: must be at most 256, got 257"),
-        ({"timeout_s": 1e308}, "timeout_s: must be over 0 and at most"),
-        ({"timeout_s": 2**2000}, "timeout_s: must be over 0 and at most"),
+        ({"timeout_s": 1e308}, "timeout_s: must be a number over 0 to"),
+        ({"timeout_s": 2**2000}, "timeout_s: must be a number over 0 to"),
         ({"max_thinking_tokens": 2**63}, "max_thinking_tokens: must be a whole number from 0 to"),
     ],
 )

@@ -248,7 +248,7 @@ def test_state_tells_who_runs() -> None:
     serving.step()
     state = serving.state()
     (row,) = state.running
-    assert (row.id, row.phase, row.canvas, row.step) == (handles[0].id, "denoise", 0, 1)
+    assert (row.request_id, row.phase, row.canvas, row.step) == (handles[0].id, "denoise", 0, 1)
     assert (row.prompt_tokens, row.output_tokens, row.slot) == (5, 0, 0)
     assert state.waiting == 1
     assert (state.slots[0].busy, state.slots[0].request) == (True, handles[0].id)

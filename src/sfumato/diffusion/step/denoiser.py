@@ -231,17 +231,9 @@ class Denoiser:
             drafts.append(result)
         return drafts
 
-    def groups(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> list[list[int]]:
-        """The canvases that `launch` takes together, by their places: those of one width where
-        each such group has a step that can be captured, else all."""
-        served = self.served_groups(canvases, slots)
-        return [list(range(len(canvases)))] if served is None else served
-
-    def served_groups(
-        self, canvases: Sequence[Canvas], slots: Sequence[Slot]
-    ) -> list[list[int]] | None:
-        """The canvases of each width, by their places; None where some cannot have a captured
-        step."""
+    def groups(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> list[list[int]] | None:
+        """The canvases of each width, by their places, which `launch` takes together; None where
+        some cannot have a captured step, and it takes all."""
         by_key: dict[Key, list[int]] = {}
         for place, canvas in enumerate(canvases):
             by_key.setdefault(self._key(canvas), []).append(place)

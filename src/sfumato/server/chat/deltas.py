@@ -18,7 +18,6 @@ from typing import Any
 
 from sfumato.api import Reply
 from sfumato.engine import Account, Finished, Request, ServedModel, Settled
-from sfumato.engine.stats import RowState
 from sfumato.server import examples
 from sfumato.server.chat import objects
 from sfumato.server.chat.call import ignored_tools, unknown_calls
@@ -334,13 +333,11 @@ class DeltaRenderer(Renderer):
         """What has been encoded of those prompts since the last time."""
         if any(self._sent[number].reports for number in numbers):
             for row in self.service.engine.state().running:
-                number = self._numbers.get(row.id)
+                number = self._numbers.get(row.request_id)
                 if number is not None and number in numbers:
-                    yield from self._report(number, row, row.encoded_tokens, row.age_s)
+                    yield from self._report(number, row, row.encoded_tokens, row.total_s)
 
-    def _report(
-        self, number: int, of: RowState | Account, encoded: int, seconds: float
-    ) -> Iterator[Frame]:
+    def _report(self, number: int, of: Account, encoded: int, seconds: float) -> Iterator[Frame]:
         """The first progress of a prompt says what a slot held already, and the last one that all
         is encoded."""
         sent, total, cached = self._sent[number], of.prompt_tokens, of.cached_tokens
