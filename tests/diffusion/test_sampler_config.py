@@ -83,7 +83,10 @@ def test_nonsense_is_refused_by_name(values: dict[str, Any], message: str) -> No
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: EntropyBound(-0.1), r"entropy_bound: must be a number from 0 to 1000000, got -0.1"),
+        (
+            lambda: EntropyBound(-0.1),
+            "entropy_bound: must be a number from 0 to .*, got -0.1",
+        ),
         (lambda: EntropyBound(1e308), "entropy_bound"),
         (lambda: EntropyBound(float("nan")), "entropy_bound"),
         (lambda: EntropyBound("x"), "entropy_bound: .* got 'x'"),  # type: ignore[arg-type]
@@ -97,7 +100,10 @@ def test_nonsense_is_refused_by_name(values: dict[str, Any], message: str) -> No
         (lambda: LinearTemperature("x", 1), "^t_min: must be"),  # type: ignore[arg-type]
         (lambda: LinearTemperature(0.8, 0.4), "^t_min, t_max: need t_min <= t_max"),
         (lambda: LinearTemperature(0, 0), "^t_max: "),
-        (lambda: LinearTemperature(0, 1e300), r"^t_max: must be a number from 1e-06 to 1000000, got 1e\+300"),
+        (
+            lambda: LinearTemperature(0, 1e300),
+            r"^t_max: must be .* from 1e-06 to .*, got 1e\+300",
+        ),
         (lambda: LinearTemperature(0, 1e-320), "^t_max: "),
         (lambda: LinearTemperature(-1, 1), "^t_min: must be a number from 0"),
         (lambda: StableAndConfident(stability=-1), "^stability: must be .* from 0 to 64, got -1"),

@@ -21,7 +21,7 @@ from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
 from sfumato.diffusion.constraints.questions import ChoiceQuestion, Option, YesNoQuestion
 from sfumato.diffusion.sampler import FixedCount, Never
 from sfumato.diffusion.step import Denoiser
-from sfumato.diffusion.step.captured import DeviceStep, Forward
+from sfumato.diffusion.step.captured import DeviceStep, ReadForward
 from sfumato.diffusion.step.denoiser import Pending
 from sfumato.engine import (
     DecisionRequest,
@@ -119,11 +119,11 @@ def test_a_warm_up_runs_each_kind_of_step_and_leaves_no_trace(
 ) -> None:
     ran: list[tuple[int, bool]] = []
     reads: list[int] = []
-    step, read = DeviceStep.run, Forward.run
+    step, read = DeviceStep.run, ReadForward.run
     monkeypatch.setattr(
         DeviceStep, "run", lambda one: (ran.append((one.rows, one.kind.commits)), step(one))[1]
     )
-    monkeypatch.setattr(Forward, "run", lambda one: (reads.append(one.rows), read(one))[1])
+    monkeypatch.setattr(ReadForward, "run", lambda one: (reads.append(one.rows), read(one))[1])
     serving, _ = late(slots=slots, context=context)
     serving.warm_up()
     assert sorted(set(ran)) == [(rows, way) for rows in sorted({1, slots}) for way in (False, True)]
@@ -315,8 +315,8 @@ def test_decisions_are_read_in_graphs(
 ) -> None:
     """Beside a chat and each other; and without a graph where questions find no places."""
     ran: list[int] = []
-    read = Forward.run
-    monkeypatch.setattr(Forward, "run", lambda one: (ran.append(one.rows), read(one))[1])
+    read = ReadForward.run
+    monkeypatch.setattr(ReadForward, "run", lambda one: (ran.append(one.rows), read(one))[1])
     options = Option("billing", "pay"), Option("tech"), Option("?")
     questions = {"team": ChoiceQuestion("Which?", options), "urgent": YesNoQuestion("Urgent?")}
     plain = Engine(model, EngineConfig(slots=3, context=256))

@@ -334,6 +334,14 @@ def is_empty(transcript: Transcript, ids: list[int]) -> bool:
     return not (parsed.text.strip() or parsed.tool_calls or parsed.warnings)
 
 
+_TYPES = (
+    ("continued", str, "text"),
+    ("opening", str, "text"),
+    ("scoring", PromptScoring, "a PromptScoring"),
+    ("pooling", Pooling, "a Pooling"),
+)
+
+
 def check_request(request: Request, most_steps: int) -> None:
     """Raises ValueError for fields that are wrong by themselves."""
     check_sampler(request.sampler)
@@ -348,27 +356,15 @@ def check_request(request: Request, most_steps: int) -> None:
             f"must be at most {most_steps}, got {steps}",
             "ask for fewer, or raise --max-steps",
         )
-    if not isinstance(request.continued, str | None):
-        raise Refused("continued", f"must be text, got {request.continued!r}")
-    if not isinstance(request.opening, str | None):
-        raise Refused("opening", f"must be text, got {request.opening!r}")
+    for name, kind, what in _TYPES:
+        if not isinstance(value := getattr(request, name), kind | None):
+            raise Refused(name, f"must be {what}, got {quoted(value)}")
     limit = request.max_thinking_tokens
     if limit is not None:
         check_setting("max_thinking_tokens", limit)
-    if not isinstance(request.scoring, PromptScoring | None):
-        raise Refused("scoring", f"must be a PromptScoring, got {quoted(request.scoring)}")
-    check_pooling(request)
-    check_timeout(request.timeout_s)
-
-
-def check_pooling(request: Request) -> None:
-    """Raises ValueError where a vector does not go with what else is wanted."""
-    if request.pooling is None:
-        return
-    if not isinstance(request.pooling, Pooling):
-        raise Refused("pooling", f"must be a Pooling, got {quoted(request.pooling)}")
-    if request.max_tokens != 0:
+    if request.pooling is not None and request.max_tokens != 0:
         raise Refused("pooling", "nothing is written beside a vector", "set max_tokens to 0")
+    check_timeout(request.timeout_s)
 
 
 def check_timeout(timeout: object) -> None:

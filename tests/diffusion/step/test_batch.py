@@ -322,7 +322,7 @@ def test_what_waits_for_the_host_holds_nothing_of_the_device(network: Network) -
     canvas, slot = begin(network, 1, top_tokens=20)
     denoiser = Denoiser(network, 1)
     forwarded = denoiser.forward([canvas], [slot])
-    dropped = [weakref.ref(forwarded), weakref.ref(forwarded.evaluated.stats.soft)]
+    dropped = [weakref.ref(forwarded), weakref.ref(forwarded.evaluated[0].soft)]
     pending = denoiser.apply(forwarded)
     del forwarded
     gc.collect()

@@ -16,11 +16,11 @@ from torch import Tensor
 from sfumato import ops
 from sfumato.diffusion.step.batch import WIDTHS
 from sfumato.diffusion.step.captured import (
-    Forward,
     ReadForward,
     ReadForwards,
     ReadGroup,
     most_rows,
+    read_group,
     read_rows,
 )
 from sfumato.diffusion.step.graphs import READS, StepGraphs
@@ -185,13 +185,13 @@ def test_torch_gathers_no_more_slots_than_a_step_does(
 ) -> None:
     """Of a pool of four slots, whatever kernels serve where the cache is not of bfloat16."""
     sizes: list[int] = []
-    run = Forward.run
+    run = ReadForward.run
 
-    def noted(forward: Forward) -> None:
+    def noted(forward: ReadForward) -> None:
         sizes.append(forward.rows)
         run(forward)
 
-    monkeypatch.setattr(Forward, "run", noted)
+    monkeypatch.setattr(ReadForward, "run", noted)
     monkeypatch.setattr(ops, "kernels_on", lambda device: frozenset(["attend_padded"]))
     reads = Reads(network)
     reads.same([0, 1, 2, 3, 0], 8, [[1]] * 5)
@@ -206,7 +206,7 @@ def test_torch_gathers_no_more_slots_than_a_step_does(
 
 
 def group_of(reads: Reads) -> ReadGroup:
-    group = ReadGroup.of(Suffix(reads.slots[0]), 8, reads.forwards._questions)
+    group = read_group(Suffix(reads.slots[0]), 8, reads.forwards._questions)
     assert group is not None
     return group
 

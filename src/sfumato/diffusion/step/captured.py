@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import logging
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,29 +91,16 @@ class PoolRows:
         """Whether the rows and their pool still exist."""
         return self.pool is not None and (self._batch is None or self._batch() is not None)
 
-
-class Forward(PoolRows, ABC):
-    """The forward alone: of steps whose scores or rules no graph can hold, and of reads. Moves no
-    row on."""
-
-    hidden: Tensor  # [rows · width, hidden]: what it leaves
-
-    @abstractmethod
-    def inputs(self, pool: KVPool) -> tuple[Tensor, Tensor, RowPart]:
-        """Tokens int64 [rows · width], their soft embeddings [rows · width, hidden], and what the
-        rows see; all at fixed addresses."""
-
-    @torch.no_grad()
-    def run(self) -> None:
-        """Leaves the hidden states in `hidden`."""
+    def seen(self, slots: Tensor, **more: Any) -> PaddedRows:
+        """What attention takes of the rows, whose slots in the pool are these. more: of the
+        `RowPart`."""
         pool = self.pool
         assert pool is not None
-        tokens, soft, part = self.inputs(pool)
-        self.hidden.copy_(self.network.denoise_batch(tokens, soft, PaddedRows([part])))
+        return PaddedRows([RowPart(pool, slots, self.width, **more)])
 
 
-class BatchForward(Forward):
-    """The forward of the first rows of a batch."""
+class BatchForward(PoolRows):
+    """The forward alone of the first rows of a batch, whose scores or rules no graph can hold."""
 
     def __init__(
         self, network: Network, pool: KVPool, batch: StepBatch, rows: int, hidden: Tensor | None
@@ -128,10 +115,13 @@ class BatchForward(Forward):
         self.batch_hidden = hidden
         self.hidden = hidden[: rows * batch.width]
 
-    def inputs(self, pool: KVPool) -> tuple[Tensor, Tensor, RowPart]:
+    @torch.no_grad()
+    def run(self) -> None:
+        """Leaves the hidden states in `hidden`. Moves no row on."""
         rows = self._first
-        part = RowPart(pool, rows.slots, self.width, rows.length)
-        return rows.tokens.flatten(), rows.soft.flatten(0, 1), part
+        seen = self.seen(rows.slots, lengths=rows.length)
+        inputs = rows.tokens.flatten(), rows.soft.flatten(0, 1)
+        self.hidden.copy_(self.network.denoise_batch(*inputs, seen))
 
 
 class DeviceStep(PoolRows):
@@ -177,17 +167,16 @@ class DeviceStep(PoolRows):
     def run(self) -> None:
         """The step: moves the rows on and leaves the packed words in `words`. Reads nothing on the
         host. Where it raises, no row has moved on."""
-        batch, pool = self._part.batch, self.pool
-        assert pool is not None
+        batch = self._part.batch
         commits = batch.commits if self.kind.commits else None
-        seen = RowPart(pool, batch.slots, batch.width, batch.length, commits=commits)
+        seen = self.seen(batch.slots, lengths=batch.length, commits=commits)
         ids, limits = self._bans.unbind()
         bans = Bans(ids, limits, self._row, self._place) if self.kind.bans else None
         scoring = Scoring.plain(self.network.config.vocab_size, bans)
         # Rows that commit are done too: the step writes nothing of them.
         done = batch.done[:, None].expand(-1, batch.width).flatten()
-        evaluated = evaluate(self.network, (self._part,), scoring, PaddedRows([seen]), done=done)
-        move_rows(batch, self._rules, evaluated.stats, evaluated.fresh[0], self.words)
+        stats, _, (fresh,) = evaluate(self.network, (self._part,), scoring, seen, done=done)
+        move_rows(batch, self._rules, stats, fresh, self.words)
 
 
 class DeviceSteps:
@@ -222,13 +211,10 @@ class DeviceSteps:
     def hidden(self, batch: StepBatch, rows: int, pool: KVPool) -> Tensor:
         """The hidden states of a batch's first rows, whose slots and lengths it notes, by a forward
         that is captured by itself. They are overwritten by the next such forward."""
-        batch_hidden: Tensor | None = None
-        for step in self.graphs.kept(BatchForward):
-            if step.is_of(batch):
-                batch_hidden = step.batch_hidden
-                if step.pool is pool and step.rows == rows:
-                    break
-        else:
+        kept = [each for each in self.graphs.kept(BatchForward) if each.is_of(batch)]
+        step = next((each for each in kept if each.pool is pool and each.rows == rows), None)
+        if step is None:
+            batch_hidden = kept[0].batch_hidden if kept else None
             step = BatchForward(self._network, pool, batch, rows, batch_hidden)
             self.graphs.add(step)
         self.graphs.run(step)
@@ -282,7 +268,7 @@ class DeviceSteps:
         return None
 
 
-class ReadForward(Forward):
+class ReadForward(PoolRows):
     """The forward of rows of reads, whose questions have places in a pool."""
 
     room: Room = "reads"
@@ -307,9 +293,12 @@ class ReadForward(Forward):
         self._numbers = numbers[tokens:]  # what the host writes
         self._soft, self.hidden = (each[:tokens] for each in shared)
 
-    def inputs(self, pool: KVPool) -> tuple[Tensor, Tensor, RowPart]:
+    @torch.no_grad()
+    def run(self) -> None:
+        """Leaves the hidden states [rows · width, hidden] in `hidden`."""
         beside = Beside(self._questions, self._starts, self._counts, self._used)
-        return self._ids, self._soft, RowPart(pool, self._slots, self.width, beside=beside)
+        seen = self.seen(self._slots, beside=beside)
+        self.hidden.copy_(self.network.denoise_batch(self._ids, self._soft, seen))
 
     def write(self, ids: Tensor, suffixes: Sequence[Suffix], soft: Tensor | None) -> None:
         """Writes what the first rows are: ids int64 and soft [tokens, hidden] (None: zeros) of
@@ -332,23 +321,18 @@ class ReadForward(Forward):
             self._soft[:tokens].copy_(soft)
 
 
-@dataclass(frozen=True)
-class ReadGroup:
-    """What rows have in common that may share a forward. A row has its own whatever the others
-    are."""
+ReadGroup = tuple[QuestionPool, KVPool, int]
+"""What rows have in common that may share a forward: where the question's keys stand, the pool of
+the slots, and the width. A row has its own whatever the others are."""
 
-    questions: QuestionPool  # where the question's keys stand
-    pool: KVPool  # of the slots
-    width: int
 
-    @classmethod
-    def of(cls, suffix: Suffix, width: int, questions: QuestionPool) -> ReadGroup | None:
-        """The group of a row; None for a long question, whose keys stand in parts: such a row is
-        attended by itself. questions: where an empty question is thought to stand."""
-        if suffix.lease is None and suffix.length:
-            return None
-        own = suffix.lease.pool if suffix.lease else questions
-        return cls(own, suffix.slot.pool, width)
+def read_group(suffix: Suffix, width: int, questions: QuestionPool) -> ReadGroup | None:
+    """The group of a row; None for a long question, whose keys stand in parts: such a row is
+    attended by itself. questions: where an empty question is thought to stand."""
+    if suffix.lease is None and suffix.length:
+        return None
+    own = suffix.lease.pool if suffix.lease else questions
+    return own, suffix.slot.pool, width
 
 
 @dataclass(frozen=True)
@@ -391,7 +375,7 @@ class ReadForwards:
         rows = [_Row(*each) for each in zip(canvases, suffixes, wanted, softs, strict=True)]
         groups: dict[ReadGroup | None, list[int]] = {}
         for number, row in enumerate(rows):
-            group = ReadGroup.of(row.suffix, len(row.ids), self._questions)
+            group = read_group(row.suffix, len(row.ids), self._questions)
             groups.setdefault(group, []).append(number)
         hidden, order = [], []
         for group, members in groups.items():
@@ -413,9 +397,9 @@ class ReadForwards:
 
     def _most_rows(self, group: ReadGroup) -> int:
         """How many rows share a forward."""
-        network = self._network
+        network, (_, pool, width) = self._network, group
         kernels = serving_kernels(network.device, network.dtype, network.cache_dtype)
-        return most_rows(self._tokens, group.width, len(group.pool), kernels)
+        return most_rows(self._tokens, width, len(pool), kernels)
 
     def _forward(self, group: ReadGroup | None, rows: Sequence[_Row], most: int) -> Tensor:
         """The hidden states of the wanted tokens of rows of a group, which no later call
@@ -426,13 +410,14 @@ class ReadForwards:
         soft = torch.cat(softs) if softs else None
         if group is None:
             return self._network.denoise_beside(ids, suffixes, wanted, soft)
-        step = self._step(group.questions, group.pool, read_rows(len(rows), most), group.width)
+        questions, pool, width = group
+        step = self._step(questions, pool, read_rows(len(rows), most), width)
         step.write(to_device(torch.cat(ids), self._network.device), suffixes, soft)
-        if group.questions is self._questions:
+        if questions is self._questions:
             self._graphs.run(step)
         else:
             step.run()
-        starts = range(0, len(rows) * group.width, group.width)
+        starts = range(0, len(rows) * width, width)
         pairs = zip(starts, wanted, strict=True)
         only = list(chain.from_iterable((first + at for at in own) for first, own in pairs))
         return step.hidden.index_select(0, to_device(torch.tensor(only), self._network.device))

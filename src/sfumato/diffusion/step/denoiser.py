@@ -194,14 +194,14 @@ class Denoiser:
         """
         if not result.is_current():
             raise ValueError("the rows were given away or moved on since this forward")
-        updates, words = move(result.evaluated)
+        updates, words = move(result.layout.parts, result.evaluated)
         layout = result.layout
         pending = Pending(
             result.canvases,
             layout.order,
             tuple((part.batch.rows, part.batch.width) for part in layout.parts),
             tuple(new.errors for new in updates),
-            {row: _top_of(own) for row, own in result.evaluated.extra.items()},
+            {row: _top_of(own) for row, own in result.evaluated[1].items()},
             updates[0].top_ids.shape[-1],
             *to_host(words),
             self._outstanding,

@@ -270,13 +270,9 @@ class RuleGroup:
         )
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What the rules decided, R rows of width W."""
-
-    accepted: Tensor  # bool [R, W]: positions that keep the drawn token
-    stop: Tensor  # bool [R]: the stopping rule ends the canvas
-    errors: dict[int, Exception]  # by row: what its rules raised
+Decision = tuple[Tensor, Tensor, dict[int, Exception]]
+"""What the rules decided of R rows of width W: bool [R, W], the positions that keep the drawn
+token; bool [R], whether the stopping rule ends the canvas; and by row what its rules raised."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +292,7 @@ class GroupedRules:
         if len(self.groups) == 1 and rows > 1 and not extra and self.groups[0].length == width:
             results = _lifted(self.groups[0], view)
             if results is not None:
-                return Decision(*results, {})
+                return *results, {}
         accepted = torch.zeros_like(view.pinned)
         stop = torch.zeros_like(view.pinned[:, 0])
         errors: dict[int, Exception] = {}
@@ -320,7 +316,7 @@ class GroupedRules:
                     if is_out_of_memory(error):
                         raise
                     errors[row] = error
-        return Decision(accepted, stop, errors)
+        return accepted, stop, errors
 
 
 def _apply(rules: RowRules, view: StepView) -> tuple[Tensor, Tensor]:
@@ -393,15 +389,6 @@ KERNEL_KIND = EntropyBound, StableAndConfident
 """The one kind of which `settings` tells."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of each row for the rules `EntropyBound` and `StableAndConfident`."""
-
-    bound: Tensor  # float32 [R]
-    stability: Tensor  # int64 [R]
-    confidence: Tensor  # float32 [R]; -inf where no canvas ends before its last step
-
-
 class StaticRules:
     """The rules of R rows of width W, at fixed addresses."""
 
@@ -426,12 +413,14 @@ class StaticRules:
         return kinds
 
     @property
-    def settings(self) -> Settings | None:
-        """The settings of all rows where `EntropyBound` decides in each with a built-in stopping
-        rule."""
+    def settings(self) -> dict[str, Tensor] | None:
+        """The settings of all rows, by name, where `EntropyBound` decides in each with a built-in
+        stopping rule: bound float32 [R], stability int64 [R] and confidence float32 [R], -inf where
+        no canvas ends before its last step."""
         if [(type(kind.sampler), type(kind.stopping)) for kind in self.kinds] != [KERNEL_KIND]:
             return None
-        return Settings(self._floats[0], self._integers[1], self._floats[1])
+        stability, floats = self._integers[1], self._floats
+        return {"bound": floats[0], "stability": stability, "confidence": floats[1]}
 
     def serves(self, kinds: Sequence[RowRules]) -> bool:
         """Whether these are its kinds, in any order."""
@@ -483,7 +472,7 @@ class StaticRules:
             mine = row_kind == index
             accepted = torch.where(mine[:, None], own_accepted, accepted)
             stop = torch.where(mine, own_stop, stop)
-        return Decision(accepted, stop, {})
+        return accepted, stop, {}
 
 
 def _general(rules: RowRules) -> RowRules:

@@ -129,14 +129,10 @@ def _packed(lengths: Sequence[int], width: int, device: torch.device) -> Tensor 
     return torch.cat(rows)
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    """What draw, forward and score give, before any row is moved on."""
-
-    parts: tuple[Part, ...]
-    fresh: tuple[Tensor, ...]  # int64 [R, W] of each part: new tokens
-    stats: HeadStats  # of all packed positions
-    extra: dict[int, HeadStats]  # by row of all parts: see `score`
+Evaluated = tuple[HeadStats, dict[int, HeadStats], tuple[Tensor, ...]]
+"""What draw, forward and score give, before any row is moved on: the statistics of all packed
+positions, by row of all parts those of its own (see `score`), and of each part new tokens int64
+[R, W]."""
 
 
 def evaluate(
@@ -156,18 +152,18 @@ def evaluate(
         expected = _joined([part.pack(part.batch.expected) for part in parts]) > 0
     inputs = hidden, temperature, uniforms
     stats, extra = score(network.head, *inputs, scoring, canvases, expected, done)
-    return Evaluated(tuple(parts), fresh, stats, extra)
+    return stats, extra, fresh
 
 
-def move(evaluated: Evaluated) -> tuple[list[Update], Tensor]:
+def move(parts: Sequence[Part], evaluated: Evaluated) -> tuple[list[Update], Tensor]:
     """What a step makes of each part, and the packed words of all parts, one part after another."""
-    parts, stats = evaluated.parts, evaluated.stats
+    stats, of_rows, all_fresh = evaluated
     updates = []
     row = position = 0
-    for part, fresh in zip(parts, evaluated.fresh, strict=True):
+    for part, fresh in zip(parts, all_fresh, strict=True):
         rows, positions = len(part.lengths), sum(part.widths)
         part_stats = stats if len(parts) == 1 else stats[position : position + positions]
-        extra = {i - row: e for i, e in evaluated.extra.items() if row <= i < row + rows}
+        extra = {i - row: e for i, e in of_rows.items() if row <= i < row + rows}
         updates.append(update(part, part_stats, fresh, extra))
         row, position = row + rows, position + positions
     return updates, _joined([pack(new).flatten() for new in updates])
@@ -267,11 +263,11 @@ def update(part: Part, stats: HeadStats, fresh: Tensor, extra: Mapping[int, Head
         pinned,
         torch.where(same, batch.unchanged + 1, 0),
     )
-    decision = part.rules.decide(view, extra)
-    accepted = decision.accepted | pinned
+    accepted, stop, errors = part.rules.decide(view, extra)
+    accepted = accepted | pinned
     frozen = batch.done.clone()
     step = batch.step + ~frozen
-    converged = batch.converged | (decision.stop & ~frozen)
+    converged = batch.converged | (stop & ~frozen)
     bare = pinned & (batch.hard_pins > 0)[:, None]
     keeps_soft = (frozen | ~batch.self_conditioning)[:, None] | bare
     return Update(
@@ -289,7 +285,7 @@ def update(part: Part, stats: HeadStats, fresh: Tensor, extra: Mapping[int, Head
         accepted=accepted,
         top_ids=stats.top_ids,
         top_probs=stats.top_probs,
-        errors=decision.errors,
+        errors=errors,
     )
 
 

@@ -236,7 +236,7 @@ def _move_rows(
     """Moves a row one step on, in place, and packs what the host learns.  Grid: (rows,).
 
     The state as in `StepBatch`, rows `stride` int64 or `flag_stride` bytes apart; `HeadStats`
-    [rows · width, …], fresh int64 [rows, width]; the rules as in `Settings`.
+    [rows · width, …], fresh int64 [rows, width]; the rules as in `StaticRules.settings`.
     """
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, PLACES)
@@ -350,7 +350,7 @@ TAKE_SOFT = register(
 
 
 def move_rows(rows: Any, rules: Any, stats: Any, fresh: Tensor, words: Tensor) -> None:
-    """See `move_rows`. rows: a `StepBatch`; rules: with `Settings`; stats: `HeadStats` of each of R
+    """See `move_rows`. rows: a `StepBatch`; rules: with `settings`; stats: `HeadStats` of each of R
     · W positions."""
     (count, width), device = rows.tokens.shape, words.device
     numbers = {name: getattr(stats, name).contiguous() for name in _STATISTICS}
@@ -360,7 +360,7 @@ def move_rows(rows: Any, rules: Any, stats: Any, fresh: Tensor, words: Tensor) -
         **{name: getattr(rows, name) for name in (*_STATE, *_FLAGS)},
         **strides,
         **numbers,
-        **vars(rules.settings),
+        **rules.settings,
         "fresh": fresh,
         "words": words,
         "width": width,
