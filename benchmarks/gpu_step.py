@@ -85,7 +85,7 @@ def timed_steps(
     late, as an engine does."""
     backend = (graph_backend(network.device) or RepeatedCalls()) if graphs else None
     denoiser = Denoiser(network, len(rows), backend)
-    device_graphs = denoiser.device_steps and denoiser.device_steps.graphs
+    device_graphs = denoiser.graphs
     times: list[float] = []
     drafts: list[list[Draft | Exception | None]] = []
     pending: list[Pending] = []

@@ -22,7 +22,6 @@ from sfumato.diffusion.constraints.questions import (
 )
 from sfumato.engine import Decided, DecisionRequest, Failed, TooLarge
 from sfumato.engine.audit import entry
-from sfumato.engine.events import outcome_of
 from sfumato.model.devices import fetch_together
 from sfumato.ops.cpu import library
 
@@ -305,7 +304,7 @@ def test_what_cannot_be_done_is_refused_in_words_and_at_once(
 ) -> None:
     ends: list[str] = []
     layout = EngineConfig(context=1024, strict=True)
-    serving = Engine(model, layout, lambda _, end: ends.append(outcome_of(end)))
+    serving = Engine(model, layout, lambda _, end: ends.append(end.outcome))
     model.read_template  # noqa: B018  (made once for a model)
     began = time.process_time()
     with pytest.raises(ValueError) as caught:

@@ -223,7 +223,7 @@ def test_memory_that_ends_in_a_step_costs_no_text(model: Model, late: Callable[.
     """The graphs are dropped, and half of the rows are tried."""
     serving, backend = late()
     each, handles = submitted(serving, 3)
-    graphs = serving._runner._denoiser.device_steps.graphs
+    graphs = serving._runner._denoiser.graphs
     steps_until(serving, lambda: backend.replays)
     assert graphs.captured
     backend.replay_error = torch.OutOfMemoryError("once")

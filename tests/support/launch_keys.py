@@ -183,9 +183,9 @@ def main() -> None:
         multiply_planes()
         multiply_codes()
         denoiser = Denoiser(network, len(slots), Replayed())
-        assert denoiser.device_steps
+        assert denoiser.graphs
         questions = QuestionPool(network.config, 512, 256, torch.bfloat16, CPU)
-        forwards = ReadForwards(network, denoiser.device_steps.graphs, questions)
+        forwards = ReadForwards(network, denoiser.graphs, questions)
         warm_up(denoiser, slots, replace(REFERENCE, canvas_length=256), forwards)
     names = {name for name, *_ in launched}
     missing = sorted({name for name, *rest in launched if (name, *rest) not in known})

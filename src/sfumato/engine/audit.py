@@ -22,7 +22,7 @@ from threading import Lock, Thread
 from typing import Any, BinaryIO
 
 from sfumato.api import Model
-from sfumato.engine.events import Failed, Terminal, outcome_of
+from sfumato.engine.events import Failed, Terminal
 from sfumato.engine.memory.device_memory import Budget, used_memory
 from sfumato.engine.request import AnyRequest
 
@@ -52,7 +52,7 @@ def entry(
     quote the request, and so is there with `text` only; now: None is the present.
     """
     account = event.account
-    reason = None if isinstance(event, Failed) else outcome_of(event)
+    reason = None if isinstance(event, Failed) else event.outcome
     fields: dict[str, Any] = {
         "event": "failed" if isinstance(event, Failed) else "finished",
         "timestamp": (now or datetime.now(UTC)).isoformat(timespec="milliseconds"),

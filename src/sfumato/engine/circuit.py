@@ -18,7 +18,7 @@ from sfumato.api import Model
 from sfumato.diffusion.limits import Limits
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine.errors import Stops
-from sfumato.engine.events import Failed, Terminal, outcome_of
+from sfumato.engine.events import Failed, Terminal
 from sfumato.model.devices import is_out_of_memory
 from sfumato.tasks.alone import generate
 from sfumato.weights.files.tensorfile import FileSizes
@@ -68,7 +68,7 @@ class Circuit:
         """Records how a request has ended."""
         if isinstance(terminal, Failed):
             self.failures += terminal.kind == "internal"
-        elif outcome_of(terminal) != "cancelled":
+        elif terminal.outcome != "cancelled":
             self.failures = 0
 
     def check(self) -> bool:

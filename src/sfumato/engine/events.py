@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Event as Flag
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, cast
 
 from sfumato.api import Reply, Settled
 from sfumato.diffusion.canvas import Draft
@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
-DECIDED = "decided"
-"""The outcome of a decision that has answers, among the stop reasons of replies."""
-
-COMPLETED = "completed"
-"""The same of a task that its caller has made."""
 
 FailureKind = Literal[
     "invalid",
@@ -109,6 +103,11 @@ class Finished:
     vector: Tensor | None = field(default=None, compare=False)
 
     @property
+    def outcome(self) -> str:
+        """In one word, as each terminal event has it: the reply's stop reason."""
+        return self.reply.stop_reason
+
+    @property
     def result(self) -> Reply:
         return self.reply
 
@@ -123,6 +122,7 @@ class Completed:
 
     result: Any
     account: Account
+    outcome: ClassVar[str] = "completed"
 
     def texts(self) -> dict[str, Any]:
         """Nothing: the task's caller knows what the outcome means."""
@@ -136,6 +136,7 @@ class Decided:
     answers: Mapping[str, Answer]
     usage: DecisionUsage
     account: Account
+    outcome: ClassVar[str] = "decided"
 
     @property
     def result(self) -> Decided:
@@ -156,6 +157,10 @@ class Failed:
     account: Account | None = None
     refused: Refused | None = field(default=None, compare=False)  # what was refused, if it was
 
+    @property
+    def outcome(self) -> str:
+        return self.kind
+
     def texts(self) -> dict[str, Any]:
         """What it says, as plain values, for the audit."""
         return {"error": self.message}
@@ -170,15 +175,6 @@ class RequestFailed(RuntimeError):
 
 
 Terminal = Finished | Decided | Completed | Failed
-
-
-def outcome_of(terminal: Terminal) -> str:
-    """In one word: a reply's stop reason, "decided", "completed", or the kind of failure."""
-    if isinstance(terminal, Failed):
-        return terminal.kind
-    if isinstance(terminal, Finished):
-        return terminal.reply.stop_reason
-    return DECIDED if isinstance(terminal, Decided) else COMPLETED
 
 
 Event = Draft | Settled | Finished | Failed

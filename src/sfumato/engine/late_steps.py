@@ -87,9 +87,9 @@ class Steps:
     def __init__(
         self, denoiser: Denoiser, free: Callable[[Exception], None], clock: Callable[[], float]
     ) -> None:
-        """free: gives back unused memory, after an error for want of it."""
+        """free: gives back unused memory, where an error was for want of it."""
         self._denoiser, self._free, self._clock = denoiser, free, clock
-        self.late = denoiser.device_steps is not None  # whether the host is a step behind
+        self.late = denoiser.graphs is not None  # whether the host is a step behind
         self._batches = BatchRecovery(self._launch, free, lambda item: item[0])
         # Of this step, and of the last one, whose results are to be read: what has been launched,
         # canvases and whose they are, and when it began.
@@ -174,9 +174,8 @@ class Steps:
             for piece, canvas in commits:
                 piece.row.slot.advance(canvas.length)
         except Exception as error:
-            if is_out_of_memory(error):
-                self._free(error)
-            elif not started:
+            self._free(error)
+            if not (started or is_out_of_memory(error)):
                 log.exception("a step with %d commits failed; their rows start over", len(commits))
             for piece, _ in commits:
                 failed[piece.row] = error

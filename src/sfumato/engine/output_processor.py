@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
 from typing import Any
 
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.engine.circuit import Circuit
-from sfumato.engine.events import Failed, FailureKind, Terminal, explain, outcome_of
+from sfumato.engine.events import Failed, FailureKind, Terminal, explain
 from sfumato.engine.late_steps import Denoised, EncodeTime
 from sfumato.engine.queue.scheduler import Scheduler
 from sfumato.engine.request import AnyRequest
@@ -175,7 +176,7 @@ class OutputProcessor:
         except Exception as error:
             self.end_with(row, error)
         else:
-            self._end(row, terminal, outcome_of(terminal))
+            self._end(row, terminal)
 
     def end_with(self, row: Row, error: Exception) -> None:
         """Ends a row that an exception was raised for."""
@@ -184,26 +185,25 @@ class OutputProcessor:
             log.error("request %s failed", row.request.id, exc_info=error)
         # A copy: the error itself holds the frames that it went through, and their tensors.
         refused = copy(error) if isinstance(error, Refused) else None
-        self._end(row, Failed(kind, message, row.account_at(self._clock()), refused), kind)
+        self._end(row, Failed(kind, message, row.account_at(self._clock()), refused))
 
     def fail(self, row: Row, kind: FailureKind, message: str) -> None:
         """Ends a row without a reply."""
-        self._end(row, Failed(kind, message, row.account_at(self._clock())), kind)
+        self._end(row, Failed(kind, message, row.account_at(self._clock())))
 
     def abandon(self, row: Row, kind: FailureKind, message: str) -> None:
         """Delivers the failure of a row, but keeps its slot, which a step may still be using."""
-        self._deliver(row, Failed(kind, message, row.account_at(self._clock())), kind)
+        self._deliver(row, Failed(kind, message, row.account_at(self._clock())))
 
-    def _end(self, row: Row, terminal: Terminal, outcome: str) -> None:
+    def _end(self, row: Row, terminal: Terminal) -> None:
         try:
             self._scheduler.remove(row)
         finally:
-            self._deliver(row, terminal, outcome)
+            self._deliver(row, terminal)
 
-    def _deliver(self, row: Row, terminal: Terminal, outcome: str) -> None:
-        def count() -> None:  # a client that has its reply finds it in the totals
-            self._statistics.ended(outcome, terminal.account)
-
+    def _deliver(self, row: Row, terminal: Terminal) -> None:
+        # Counted first: a client that has its reply finds it in the totals.
+        count = partial(self._statistics.ended, terminal.outcome, terminal.account)
         if row.handle.deliver(terminal, count):
             self._circuit.ended(terminal)
             self.report(row.request, terminal)

@@ -188,12 +188,6 @@ class Row:
         else:
             self.times.commit_s += seconds
 
-    def waits_s(self, now: float) -> tuple[float, float]:
-        """Seconds from submission to a slot, and the part of these as the first in the queue."""
-        began = now if self.admitted is None else self.admitted
-        first = began if self.first_in_queue is None else self.first_in_queue
-        return began - self.submitted, began - first
-
     @property
     def phase(self) -> Phase:
         if self.lease is None:
@@ -211,15 +205,16 @@ class Row:
     def account_at(self, now: float) -> Account:
         # Once: the engine's thread changes them.
         figures, times, lease = self.task.figures, self.times, self.lease
-        queue_s, slot_wait_s = self.waits_s(now)
+        began = now if self.admitted is None else self.admitted
+        first = began if self.first_in_queue is None else self.first_in_queue
         return Account(
             **vars(figures),
             request_id=self.request.id,
             endpoint=self.request.endpoint,
             prompt_tokens=self.prompt_tokens + figures.question_tokens,
             cached_tokens=self.cached,
-            queue_s=queue_s,
-            slot_wait_s=slot_wait_s,
+            queue_s=began - self.submitted,
+            slot_wait_s=began - first,
             prefill_s=times.prefill_s,
             denoise_s=times.denoise_s,
             commit_s=times.commit_s,

@@ -71,8 +71,8 @@ class ScoreRunner:
         free: Callable[[Exception], None],
         forwards: ReadForwards | None = None,
     ) -> None:
-        """free: gives back unused memory, after an error for want of it; forwards: of a device that
-        works by itself."""
+        """free: gives back unused memory, where an error was for want of it; forwards: of a device
+        that works by itself."""
         self._network, self._free, self._forwards = network, free, forwards
         self._scored = 0  # shares of all rows
         self._limit: int | None = None  # tokens, after a memory shortage
@@ -114,8 +114,7 @@ class ScoreRunner:
             row.score.score_lines(self._network, row.slot, row.prefix)
             self._network.synchronize()
         except Exception as error:
-            if is_out_of_memory(error):
-                self._free(error)
+            self._free(error)
             return error
         return None
 
@@ -193,12 +192,11 @@ class Runner:
         self._draws = BatchRecovery(self._draw_batch, self._free, _owner)
         self._encode_times = EncodeTimes(network.device, clock)
         self._forwards = None
-        if self._denoiser.device_steps is not None:
+        if self._denoiser.graphs is not None:
             places = question_places(rows, max(1, chunk))
             kinds = network.cache_dtype, network.device
             questions = QuestionPool(network.config, places, PIECE, *kinds)
-            graphs = self._denoiser.device_steps.graphs
-            self._forwards = ReadForwards(network, graphs, questions)
+            self._forwards = ReadForwards(network, self._denoiser.graphs, questions)
         self._scores = ScoreRunner(network, self._free, self._forwards)
 
     def warm_up(self, slots: Sequence[Slot], config: SamplerConfig) -> None:
@@ -211,8 +209,7 @@ class Runner:
             warm_up(denoiser, slots, config, self._forwards)
         except Exception as error:
             log.warning("the steps before the first request failed", exc_info=error)
-            if is_out_of_memory(error):
-                self._free(error)
+            self._free(error)
 
     def encode(self, pieces: Sequence[Piece]) -> Results:
         """Encodes each piece, in one go where no mark is on the way. Waits for the device, unless
@@ -275,24 +272,13 @@ class Runner:
         ready: list[Item] = []
         failed: list[Denoised] = []
         for row, canvas in items:
-            error = self._prepare(canvas)
-            if error is None:
-                ready.append((row, canvas))
-            else:
+            try:
+                canvas.prepare()
+            except Exception as error:
                 failed.append((row, canvas, error))
+            else:
+                ready.append((row, canvas))
         return ready, failed
-
-    def _prepare(self, canvas: Canvas, again: bool = True) -> Exception | None:
-        """Makes ready what a step needs of one canvas alone; returns what kept it from that. again:
-        whether memory that is not enough is freed for a second try."""
-        try:
-            canvas.prepare()
-        except Exception as error:
-            if not (again and is_out_of_memory(error)):
-                return error
-            self._free(error)
-            return self._prepare(canvas, again=False)
-        return None
 
     @property
     def is_ahead(self) -> bool:
@@ -301,13 +287,15 @@ class Runner:
 
     def between_steps(self) -> None:
         """Captures one step that has run, where there is any."""
-        if self._denoiser.device_steps is not None:
-            self._denoiser.device_steps.graphs.capture_next()
+        if self._denoiser.graphs is not None:
+            self._denoiser.graphs.capture_next()
 
     def _free(self, error: Exception) -> None:
-        """Gives back unused memory, graphs included, after an error for want of it."""
-        if self._denoiser.device_steps is not None:
-            self._denoiser.device_steps.graphs.release()
+        """Gives back unused memory, graphs included, where an error was for want of it."""
+        if not is_out_of_memory(error):
+            return
+        if self._denoiser.graphs is not None:
+            self._denoiser.graphs.release()
         free_memory(self._network.device, error)
 
     def _encode_pieces(self, pieces: Sequence[Piece]) -> list[Encoded]:
@@ -338,8 +326,7 @@ class Runner:
             if not self._steps.late:
                 self._network.synchronize()
         except Exception as error:
-            if is_out_of_memory(error):
-                self._free(error)
+            self._free(error)
             return [(segment, error) for segment in segments]
         for segment in segments:
             _extend(segment)
@@ -355,8 +342,7 @@ class Runner:
         try:
             want.add(network.head, start, hidden, network.config.canvas_length)
         except Exception as error:
-            if is_out_of_memory(error):
-                self._free(error)
+            self._free(error)
             return error
         return None
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from sfumato.engine.events import DECIDED, Account
+from sfumato.engine.events import Account, Decided
 from sfumato.engine.memory.guard import MemoryView
 from sfumato.engine.queue.slots import SlotState
 
@@ -128,7 +128,7 @@ class Statistics:
         if account is not None:
             # All at once: who reads them subtracts them from each other. And at the end only: a
             # stop string takes back what earlier canvases said.
-            before = self.totals
+            before, decided = self.totals, outcome == Decided.outcome
             self.totals = replace(
                 before,
                 prompt_tokens=before.prompt_tokens + account.prompt_tokens,
@@ -136,8 +136,8 @@ class Statistics:
                 output_tokens=before.output_tokens + account.output_tokens,
                 thought_tokens=before.thought_tokens + account.thought_tokens,
                 retries=before.retries + account.retries,
-                decisions=before.decisions + (outcome == DECIDED),
-                questions=before.questions + (account.questions or 0) * (outcome == DECIDED),
+                decisions=before.decisions + decided,
+                questions=before.questions + (account.questions or 0) * decided,
                 reads=before.reads + (account.reads or 0),
             )
 

@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 from sfumato import __version__
 from sfumato.engine.audit import AuditWriter
 from sfumato.engine.engine import Engine
-from sfumato.engine.events import Terminal, outcome_of
+from sfumato.engine.events import Terminal
 from sfumato.engine.memory.guard import MemoryView
 from sfumato.engine.request import AnyRequest
 from sfumato.engine.stats import EngineState, Phase
@@ -96,7 +96,7 @@ class Metrics:
 
     def observe(self, request: AnyRequest, event: Terminal) -> None:
         """Counts a request by its terminal event; one that was refused has no account."""
-        outcome = outcome_of(event)
+        outcome = event.outcome
         self._requests.labels(request.endpoint, outcome).inc()
         account = event.account
         if account is None:

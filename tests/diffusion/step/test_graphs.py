@@ -125,12 +125,12 @@ def test_a_captured_step_is_the_step(network: Network, kind: str) -> None:
     (plain, slots), (captured, same_slots) = rows(network, choices), rows(network, choices)
     backend = RecordedGraphs()
     eager, graphs = Denoiser(network, 4), Denoiser(network, 4, backend)
-    assert graphs.device_steps
+    assert graphs.graphs
     while not all(canvas.done for canvas in plain):
         live = [i for i, canvas in enumerate(plain) if not canvas.done]
         expected = eager.step([plain[i] for i in live], [slots[i] for i in live])
         pending = graphs.launch([captured[i] for i in live], [same_slots[i] for i in live])
-        graphs.device_steps.graphs.capture_next()
+        graphs.graphs.capture_next()
         for one, other in zip(expected, pending.results(), strict=True):
             assert_same(other, one)
     assert [canvas.convergence for canvas in plain] == [c.convergence for c in captured]
@@ -145,13 +145,13 @@ def test_one_graph_serves_other_rows_and_settings(network: Network) -> None:
     plain, same_slots = rows(network, choices)
     backend = RecordedGraphs()
     eager, graphs = Denoiser(network, 4), Denoiser(network, 4, backend)
-    assert graphs.device_steps
+    assert graphs.graphs
     for members in ([0, 1], [1, 0], [3, 1], [2, 4], [4, 0]):
         pending = graphs.launch([canvases[i] for i in members], [slots[i] for i in members])
         expected = eager.step([plain[i] for i in members], [same_slots[i] for i in members])
         for one, other in zip(pending.results(), expected, strict=True):
             assert_same(one, other)
-        graphs.device_steps.graphs.capture_next()
+        graphs.graphs.capture_next()
     assert (backend.captures, backend.replays) == (1, 4)
 
 
@@ -162,7 +162,7 @@ def test_a_commit_is_a_row_of_the_step(network: Network) -> None:
         (alone, *_), others = rows(network, [{"stopping": Never()}] * 2)
         backend = RecordedGraphs()
         graphs, eager = Denoiser(network, 2, backend), Denoiser(network, 2)
-        assert graphs.device_steps
+        assert graphs.graphs
         for ids in ([5, 6, 7, 8, 9], list(range(20, 28))):
             commit = Commit(ids, config(), network)
             denoised, committed = graphs.launch([canvas, commit], slots).results()
@@ -171,7 +171,7 @@ def test_a_commit_is_a_row_of_the_step(network: Network) -> None:
             assert_same(denoised, eager.step([alone], others[:1])[0])
             network.encode([torch.tensor(ids)], others[1:])
             if capture:
-                graphs.device_steps.graphs.capture_next()
+                graphs.graphs.capture_next()
         assert (backend.captures, backend.replays) == ((1, 1) if capture else (0, 0))
         for layer in range(len(network.config.layers)):
             for one, other in zip(slots[1].read(layer), others[1].read(layer), strict=True):
@@ -199,8 +199,8 @@ def test_of_what_no_graph_can_hold_the_forward_is_captured(
                 graphs.launch(canvases, slots).results(), eager.step(plain, others), strict=True
             ):
                 assert_same(one, other)
-            assert graphs.device_steps
-            graphs.device_steps.graphs.capture_next()
+            assert graphs.graphs
+            graphs.graphs.capture_next()
     # On a CPU positions past a short canvas are left out, so that shapes depend on lengths.
     assert (backend.captures, backend.replays) == ((0, 0) if "canvas_length" in choice else (1, 2))
     assert caplog.text.count(f"is captured where {reason}") == 1
@@ -222,11 +222,11 @@ def test_a_step_is_captured_once_it_has_run_often(
     monkeypatch.setattr("sfumato.diffusion.step.graphs.RUNS", 2)
     canvases, slots = rows(network, [{"stopping": Never()}])
     denoiser = Denoiser(network, 1, RecordedGraphs())
-    assert denoiser.device_steps
+    assert denoiser.graphs
     captured = []
     for _ in range(3):
         denoiser.launch(canvases, slots).results()
-        captured.append(denoiser.device_steps.graphs.capture_next())
+        captured.append(denoiser.graphs.capture_next())
     assert captured == [False, True, False]
 
 
@@ -236,8 +236,8 @@ def test_a_capture_that_fails_costs_only_the_graph(
     canvases, slots = rows(network, [{}])
     backend = RecordedGraphs()
     denoiser = Denoiser(network, 1, backend)
-    assert denoiser.device_steps
-    graphs = denoiser.device_steps.graphs
+    assert denoiser.graphs
+    graphs = denoiser.graphs
     for error in (RuntimeError("not in a capture"), None):
         backend.capture_error = error
         assert isinstance(denoiser.launch(canvases, slots).results()[0], Draft)
@@ -252,8 +252,8 @@ def test_a_replay_that_fails_is_the_last_of_its_graph(network: Network) -> None:
     (alone,), others = rows(network, [{}])
     backend, eager = RecordedGraphs(), Denoiser(network, 1)
     denoiser = Denoiser(network, 1, backend)
-    assert denoiser.device_steps
-    graphs = denoiser.device_steps.graphs
+    assert denoiser.graphs
+    graphs = denoiser.graphs
     assert_same(denoiser.launch([canvas], slots).results()[0], eager.step([alone], others)[0])
     assert graphs.capture_next()
     backend.replay_error = RuntimeError("a fault")
@@ -267,8 +267,8 @@ def test_a_memory_shortage_drops_graphs_and_delays_captures(network: Network) ->
     canvases, slots = rows(network, [{"stopping": Never()}])
     backend = RecordedGraphs()
     denoiser = Denoiser(network, 1, backend)
-    assert denoiser.device_steps
-    graphs = denoiser.device_steps.graphs
+    assert denoiser.graphs
+    graphs = denoiser.graphs
     denoiser.launch(canvases, slots).results()
     assert graphs.capture_next() and graphs.captured == 1
     graphs.release()
@@ -296,8 +296,8 @@ def test_graphs_are_bounded_and_go_with_their_pool(network: Network) -> None:
 def test_steps_of_a_batch_that_was_outgrown_are_dropped(network: Network) -> None:
     canvases, slots = rows(network, [{}, {}, {}])
     denoiser = Denoiser(network, 1, RecordedGraphs())
-    assert denoiser.device_steps
-    graphs, kept = denoiser.device_steps.graphs, []
+    assert denoiser.graphs
+    graphs, kept = denoiser.graphs, []
     for count in (1, 3):
         denoiser.launch(canvases[:count], slots[:count]).results()
         kept += [step for step in graphs._records if step not in kept]
@@ -324,8 +324,8 @@ def test_a_step_leaves_all_on_the_device() -> None:
             denoiser = Denoiser(tiny, 5, RecordedGraphs())
             batch_rows = denoiser._rows_of(denoiser._key(canvases[0]))
             placed = batch_rows.take([canvases])
-            assert denoiser.device_steps
-            step = denoiser.device_steps._step(batch_rows, placed, slots[: len(placed)])
+            assert denoiser.graphs
+            step = denoiser._step(denoiser.graphs, batch_rows, placed, slots[: len(placed)])
         assert (step.kind.commits, step.kind.bans, len(step.kind.rules)) == (True, 8, 3)
         with Trace() as trace:
             step.run()

@@ -10,7 +10,7 @@ or what state there are.  Knows no rules and no forward.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import NamedTuple
@@ -250,11 +250,9 @@ class BatchRows:
     which there is no room moves to a batch of its own.
     """
 
-    def __init__(
-        self, key: Key, rows: int, hidden: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._key, self._hidden, self._dtype, self._device = key, hidden, dtype, device
-        self.batch = self._allocate(rows)
+    def __init__(self, allocate: Callable[[int], StepBatch], rows: int) -> None:
+        """allocate: makes a batch of so many rows, of one width and depth."""
+        self._allocate, self.batch = allocate, allocate(rows)
         self._canvases: list[weakref.ref[Canvas] | None] = [None] * rows
         self.version = 0  # changes whenever a row becomes another canvas's
         self.steps = 0  # that have been written
@@ -368,7 +366,3 @@ class BatchRows:
         for row, canvas in enumerate(canvases):
             self._assign(row, canvas)
         self.version += 1
-
-    def _allocate(self, rows: int) -> StepBatch:
-        width, history = self._key.width, self._key.history
-        return StepBatch.allocate(rows, width, history, self._hidden, self._dtype, self._device)

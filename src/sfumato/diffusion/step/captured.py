@@ -5,7 +5,7 @@ their pool, and what `prepare_for_replay` writes.  Its shapes depend on the numb
 width; everything else that differs between steps is a number in a tensor.  Rows whose numbers of
 tokens to commit are not 0 commit them; the others are denoised.
 
-`DeviceSteps` finds the function of some rows, writes what has changed in them, and replays or runs
+The denoiser finds the function of some rows, writes what has changed in them, and replays or runs
 it. `ReadForwards` does the same for reads, but those of long questions. A read's path depends on
 the read alone, since products of another path round otherwise: what a question gives must not
 depend on which others are read beside it.  Rows of one path, pool and width share forwards of a
@@ -14,7 +14,6 @@ bounded number of kinds.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +25,8 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.scoring import Scoring, ban_limits, kind_of
-from sfumato.diffusion.step.batch import BatchRows, Commit, StepBatch
-from sfumato.diffusion.step.graphs import GraphBackend, Room, StepGraphs
+from sfumato.diffusion.step.batch import Commit, StepBatch
+from sfumato.diffusion.step.graphs import Room, StepGraphs
 from sfumato.diffusion.step.rules import LiftProbe, RowRules, StaticRules, takes_tensors
 from sfumato.diffusion.step.step import Part, evaluate, move_rows, row_words
 from sfumato.model.cache import KVPool, QuestionPool, Slot
@@ -36,10 +35,6 @@ from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.placement import serving_kernels
 from sfumato.model.segments import Beside, PaddedRows, RowPart, Suffix
 from sfumato.ops.online_softmax import TOP, Bans
-
-log = logging.getLogger(__name__)
-
-_Version = tuple[int, tuple[tuple[int, int], ...]]
 
 BANNED_AT_LEAST = 8
 """Ids that a row of a step with bans may ban, times a power of two."""
@@ -179,93 +174,28 @@ class DeviceStep(PoolRows):
         move_rows(batch, self._rules, stats, fresh, self.words)
 
 
-class DeviceSteps:
-    """The steps of one denoiser."""
-
-    def __init__(
-        self, network: Network, backend: GraphBackend, rows: int, probe: LiftProbe
-    ) -> None:
-        """rows: for how many batches have room at first."""
-        self._network, self._probe = network, probe
-        self.graphs = StepGraphs(backend, rows)
-        self._prepared: dict[BatchRows, tuple[_Version, DeviceStep]] = {}
-        self._logged: set[str] = set()
-
-    def serve(self, canvases: Sequence[Canvas], slots: Sequence[Slot], batch: StepBatch) -> bool:
-        """Whether rows of one batch can have such a step. Logs what is in the way, once."""
-        obstacle = self._obstacle(canvases, slots, batch)
-        if obstacle is not None and obstacle not in self._logged:
-            self._logged.add(obstacle)
-            log.info("at most the forward of a step is captured where %s", obstacle)
-        return obstacle is None
-
-    def run(
-        self, batch_rows: BatchRows, canvases: Sequence[Canvas], slots: Sequence[Slot]
-    ) -> DeviceStep:
-        """Runs the step of the canvases, in the order of their rows; its words hold the results.
-        Raises only where no row has moved on."""
-        step = self._step(batch_rows, canvases, slots)
-        self.graphs.run(step)
-        return step
-
-    def hidden(self, batch: StepBatch, rows: int, pool: KVPool) -> Tensor:
-        """The hidden states of a batch's first rows, whose slots and lengths it notes, by a forward
-        that is captured by itself. They are overwritten by the next such forward."""
-        kept = [each for each in self.graphs.kept(BatchForward) if each.is_of(batch)]
-        step = next((each for each in kept if each.pool is pool and each.rows == rows), None)
-        if step is None:
-            batch_hidden = kept[0].batch_hidden if kept else None
-            step = BatchForward(self._network, pool, batch, rows, batch_hidden)
-            self.graphs.add(step)
-        self.graphs.run(step)
-        return step.hidden
-
-    def forget(self) -> None:
-        """What was written for the last steps may have been overwritten."""
-        self._prepared.clear()
-
-    def _step(
-        self, batch_rows: BatchRows, canvases: Sequence[Canvas], slots: Sequence[Slot]
-    ) -> DeviceStep:
-        """The step, prepared for these canvases."""
-        version = batch_rows.version, tuple((id(slot.pool), slot.index) for slot in slots)
-        known, last = self._prepared.get(batch_rows, (None, None))
-        if known == version and last is not None and last.is_of(batch_rows.batch) and last.is_alive:
-            return last
-        kind = StepKind.of(canvases, self._network.config.vocab_size)
-        batch, pool = batch_rows.batch, slots[0].pool
-        kept = self.graphs.kept(DeviceStep)
-        step = next((one for one in kept if one.serves(batch, pool, kind)), None)
-        if step is None:
-            step = DeviceStep(self._network, batch, pool, kind)
-            self.graphs.add(step)
-        self._prepared.pop(batch_rows, None)
-        step.prepare_for_replay(canvases, slots)
-        self._prepared[batch_rows] = version, step
-        return step
-
-    def _obstacle(
-        self, canvases: Sequence[Canvas], slots: Sequence[Slot], batch: StepBatch
-    ) -> str | None:
-        """Why rows cannot have a step of fixed shape; None where they can."""
-        if len({id(slot.pool) for slot in slots}) > 1:
-            return "rows have slots of several pools"
-        for canvas in canvases:
-            if isinstance(canvas, Commit):
-                continue
-            if canvas.guidance is not None and canvas.guidance.mask is not None:
-                return "a grammar masks a position"
-            if kind_of(canvas) != "plain":
-                return "a row changes its scores, keeps them, or names more tokens"
-            rules = canvas.config.sampler, canvas.config.stopping
-            if all(map(takes_tensors, rules)):
-                continue
-            names = " or ".join(type(rule).__name__ for rule in rules if not takes_tensors(rule))
-            if not self._probe.lifts(canvas, batch):
-                return f"{names} reads numbers on the host"
-            if canvas.length < batch.width:
-                return f"{names} meets a canvas that is shorter than its batch's width"
-        return None
+def obstacle(
+    canvases: Sequence[Canvas], slots: Sequence[Slot], batch: StepBatch, probe: LiftProbe
+) -> str | None:
+    """Why rows of one batch cannot have a step of fixed shape; None where they can."""
+    if len({id(slot.pool) for slot in slots}) > 1:
+        return "rows have slots of several pools"
+    for canvas in canvases:
+        if isinstance(canvas, Commit):
+            continue
+        if canvas.guidance is not None and canvas.guidance.mask is not None:
+            return "a grammar masks a position"
+        if kind_of(canvas) != "plain":
+            return "a row changes its scores, keeps them, or names more tokens"
+        rules = canvas.config.sampler, canvas.config.stopping
+        if all(map(takes_tensors, rules)):
+            continue
+        names = " or ".join(type(rule).__name__ for rule in rules if not takes_tensors(rule))
+        if not probe.lifts(canvas, batch):
+            return f"{names} reads numbers on the host"
+        if canvas.length < batch.width:
+            return f"{names} meets a canvas that is shorter than its batch's width"
+    return None
 
 
 class ReadForward(PoolRows):

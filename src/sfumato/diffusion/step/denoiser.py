@@ -7,6 +7,7 @@ some steps later.  Where steps are captured, `launch` does both at once.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,9 +15,9 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.step.batch import BatchRows, Commit, Key, RowsState, width_for
-from sfumato.diffusion.step.captured import DeviceSteps
-from sfumato.diffusion.step.graphs import GraphBackend
+from sfumato.diffusion.step.batch import BatchRows, Commit, Key, RowsState, StepBatch, width_for
+from sfumato.diffusion.step.captured import BatchForward, DeviceStep, StepKind, obstacle
+from sfumato.diffusion.step.graphs import GraphBackend, StepGraphs
 from sfumato.diffusion.step.rules import LiftProbe
 from sfumato.diffusion.step.step import (
     CONVERGED,
@@ -33,12 +34,14 @@ from sfumato.diffusion.step.step import (
     unpack,
     write,
 )
-from sfumato.model.cache import Slot
+from sfumato.model.cache import KVPool, Slot
 from sfumato.model.devices import to_host
 from sfumato.model.head import HeadStats
 from sfumato.model.network import Network
 from sfumato.model.segments import PaddedRows
 from sfumato.ops.online_softmax import TOP
+
+log = logging.getLogger(__name__)
 
 Result = Draft | Exception | None
 """None: the row was done before the step, which changed nothing in it."""
@@ -149,6 +152,9 @@ class ForwardResult:
         return all(batch_rows.state == state for batch_rows, state in self.batch_rows)
 
 
+_Version = tuple[int, tuple[tuple[int, int], ...]]
+
+
 class Denoiser:
     """Steps canvases of one network. Not for several threads at a time."""
 
@@ -159,9 +165,9 @@ class Denoiser:
         self._layout: tuple[object, Layout] | None = None
         self._probe = LiftProbe()
         self._outstanding: list[Pending] = []  # written steps of which the host has learned nothing
-        self.device_steps = None
-        if backend is not None:
-            self.device_steps = DeviceSteps(network, backend, rows, self._probe)
+        self.graphs = None if backend is None else StepGraphs(backend, rows)
+        self._prepared: dict[BatchRows, tuple[_Version, DeviceStep]] = {}
+        self._logged: set[str] = set()
 
     @torch.no_grad()
     def forward(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> ForwardResult:
@@ -179,9 +185,9 @@ class Denoiser:
         states = tuple((each, each.state) for each in batch_rows)
         attended = layout.attended(slots)
         attend: PaddedRows | Tensor = PaddedRows(attended)
-        if self.device_steps is not None and len(attended) == 1 and attended[0].index is None:
+        if self.graphs is not None and len(attended) == 1 and attended[0].index is None:
             pool = attended[0].pool
-            attend = self.device_steps.hidden(batch_rows[0].batch, len(canvases), pool)
+            attend = self._hidden(self.graphs, batch_rows[0].batch, len(canvases), pool)
         evaluated = evaluate(self.network, layout.parts, layout.scoring, attend, ordered)
         return ForwardResult(evaluated, layout, ordered, states)
 
@@ -255,16 +261,17 @@ class Denoiser:
             if any(isinstance(canvas, Commit) for canvas in canvases):
                 raise ValueError("commits are rows only of steps that can be captured")
             result = self.forward(canvases, slots)
-            if self.device_steps is None:  # up to here all may be run again, and nothing after it
+            if self.graphs is None:  # up to here all may be run again, and nothing after it
                 self.network.synchronize()
             return self.apply(result)
-        assert self.device_steps is not None
+        assert self.graphs is not None
         self._layout = None  # what it notes in the batches is about to be overwritten
         batch_rows = self._rows_of(self._key(canvases[0]))
         placed = tuple(batch_rows.take([canvases]))
         places = {id(canvas): place for place, canvas in enumerate(canvases)}
         order = tuple(places[id(canvas)] for canvas in placed)
-        step = self.device_steps.run(batch_rows, placed, [slots[place] for place in order])
+        step = self._step(self.graphs, batch_rows, placed, [slots[place] for place in order])
+        self.graphs.run(step)
         batch_rows.steps += 1
         shape, top = (step.kind.rows, step.width), min(TOP, self.network.config.vocab_size)
         words = step.words.flatten(), None
@@ -277,11 +284,51 @@ class Denoiser:
         return pending
 
     def _is_served(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> bool:
-        """Whether the canvases can have a captured step."""
+        """Whether the canvases can have a captured step. Logs what is in the way, once."""
         keys = {self._key(canvas) for canvas in canvases}
-        if self.device_steps is None or len(keys) != 1:
+        if self.graphs is None or len(keys) != 1:
             return False
-        return self.device_steps.serve(canvases, slots, self._rows_of(keys.pop()).batch)
+        why = obstacle(canvases, slots, self._rows_of(keys.pop()).batch, self._probe)
+        if why is not None and why not in self._logged:
+            self._logged.add(why)
+            log.info("at most the forward of a step is captured where %s", why)
+        return why is None
+
+    def _step(
+        self,
+        graphs: StepGraphs,
+        batch_rows: BatchRows,
+        canvases: Sequence[Canvas],
+        slots: Sequence[Slot],
+    ) -> DeviceStep:
+        """The captured step of canvases, in the order of their rows, prepared for them."""
+        version = batch_rows.version, tuple((id(slot.pool), slot.index) for slot in slots)
+        known, last = self._prepared.get(batch_rows, (None, None))
+        if known == version and last is not None and last.is_of(batch_rows.batch) and last.is_alive:
+            return last
+        kind = StepKind.of(canvases, self.network.config.vocab_size)
+        batch, pool = batch_rows.batch, slots[0].pool
+        kept = graphs.kept(DeviceStep)
+        step = next((one for one in kept if one.serves(batch, pool, kind)), None)
+        if step is None:
+            step = DeviceStep(self.network, batch, pool, kind)
+            graphs.add(step)
+        self._prepared.pop(batch_rows, None)
+        step.prepare_for_replay(canvases, slots)
+        self._prepared[batch_rows] = version, step
+        return step
+
+    def _hidden(self, graphs: StepGraphs, batch: StepBatch, rows: int, pool: KVPool) -> Tensor:
+        """The hidden states of a batch's first rows, whose slots and lengths it notes, by a forward
+        that is captured by itself. They are overwritten by the next such forward."""
+        kept = [each for each in graphs.kept(BatchForward) if each.is_of(batch)]
+        step = next((each for each in kept if each.pool is pool and each.rows == rows), None)
+        if step is None:
+            batch_hidden = kept[0].batch_hidden if kept else None
+            step = BatchForward(self.network, pool, batch, rows, batch_hidden)
+            graphs.add(step)
+        graphs.run(step)
+        return step.hidden
 
     def _lay_out(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> Layout:
         pools = {id(slot.pool): None for slot in slots}  # rows of one pool stand together
@@ -305,8 +352,7 @@ class Denoiser:
         )
         if self._layout is None or self._layout[0] != version:
             self._layout = None  # what it notes in the batches is about to be overwritten
-            if self.device_steps is not None:
-                self.device_steps.forget()
+            self._prepared.clear()
             batches = [
                 (self._batch_rows[key].batch, members, [slots[places[id(c)]] for c in members])
                 for key, members in placed.items()
@@ -323,9 +369,9 @@ class Denoiser:
 
     def _rows_of(self, key: Key) -> BatchRows:
         if key not in self._batch_rows:
-            network = self.network
-            hidden = network.config.hidden_size
+            network, hidden = self.network, self.network.config.hidden_size
             self._batch_rows[key] = BatchRows(
-                key, self._rows, hidden, network.dtype, network.device
+                lambda rows: StepBatch.allocate(rows, *key, hidden, network.dtype, network.device),
+                self._rows,
             )
         return self._batch_rows[key]
