@@ -277,7 +277,7 @@ def test_where_memory_runs_out_one_turn_is_read_in_parts(
         ({"steps": 9}, "steps: must be a whole number from 1 to 8, got 9"),
         ({"order": "both"}, 'order: must be "state" or "schema"'),
         ({"seed": -1}, "seed: must be"),
-        ({"timeout_s": 0}, "timeout_s: must be over 0"),
+        ({"timeout_s": 0}, "timeout_s: must be a number over 0"),
         ({"state": "x" * 10**6}, "state: 1,000,000 characters are"),
         ({"state": "\ud800"}, "state: text:"),
         ({"state": 3}, "state: must be text"),

@@ -15,7 +15,7 @@ from sfumato.diffusion.scoring import Scoring, slices_of, spread
 from sfumato.diffusion.scoring import score as score_positions
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.denoiser import ForwardResult
-from sfumato.diffusion.step.step import Evaluated, draw
+from sfumato.diffusion.step.step import draw
 from sfumato.model.head import HeadStats, VocabularyHead
 
 
@@ -56,7 +56,7 @@ def advance(canvas: Canvas, stats: HeadStats) -> Draft:
     layout = denoiser._lay_out([canvas], [slot])
     (batch_rows,) = denoiser._batch_rows.values()
     _, _, fresh = draw(layout.parts, canvas.vocab_size)
-    evaluated = Evaluated(layout.parts, fresh, stats, {0: stats})
+    evaluated = stats, {0: stats}, fresh
     result = ForwardResult(evaluated, layout, (canvas,), ((batch_rows, batch_rows.state),))
     (draft,) = denoiser.advance(result)
     if isinstance(draft, Exception):

@@ -193,7 +193,7 @@ def test_of_what_no_graph_can_hold_the_forward_is_captured(
     plain, others = rows(network, [choice, {}])
     backend = RecordedGraphs()
     graphs, eager = Denoiser(network, 2, backend), Denoiser(network, 2)
-    with caplog.at_level(logging.INFO, "sfumato.diffusion.step.captured"):
+    with caplog.at_level(logging.INFO, "sfumato.diffusion.step.denoiser"):
         for _ in range(3):
             for one, other in zip(
                 graphs.launch(canvases, slots).results(), eager.step(plain, others), strict=True
