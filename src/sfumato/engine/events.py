@@ -223,8 +223,9 @@ class Handle(Generic[Result]):
         self.id = request_id
         self.cancelled = False
         self.terminal: Terminal | None = None
-        self._kept: SimpleQueue[Any] | None = None if sink else SimpleQueue()
-        self._sink, self._wake = sink, wake
+        kept: SimpleQueue[Any] = SimpleQueue()
+        self._kept = None if sink else kept
+        self._sink, self._wake = sink or kept.put, wake
         self._ended, self._lock = Flag(), Lock()
 
     def cancel(self) -> None:
@@ -250,10 +251,7 @@ class Handle(Generic[Result]):
             if first is not None:
                 first()
             try:  # within the lock: another thread's terminal event waits until this one is out
-                if self._kept is not None:
-                    self._kept.put(event)
-                elif self._sink is not None:
-                    self._sink(event)
+                self._sink(event)
             except Exception:
                 log.exception("request %s: its sink failed; the request is cancelled", self.id)
                 self.cancelled = True

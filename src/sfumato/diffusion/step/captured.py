@@ -14,11 +14,9 @@ bounded number of kinds.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,14 +24,14 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.scoring import Scoring, ban_limits, kind_of
 from sfumato.diffusion.step.batch import Commit, StepBatch
-from sfumato.diffusion.step.graphs import Room, StepGraphs
+from sfumato.diffusion.step.graphs import Room, Step, StepGraphs
 from sfumato.diffusion.step.rules import LiftProbe, RowRules, StaticRules, takes_tensors
 from sfumato.diffusion.step.step import Part, evaluate, move_rows, row_words
 from sfumato.model.cache import KVPool, QuestionPool, Slot
 from sfumato.model.devices import to_device
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.placement import serving_kernels
-from sfumato.model.segments import Beside, PaddedRows, RowPart, Suffix
+from sfumato.model.segments import Beside, Suffix
 from sfumato.ops.online_softmax import TOP, Bans
 
 BANNED_AT_LEAST = 8
@@ -59,42 +57,7 @@ class StepKind:
         return cls(len(canvases), commits, bans, tuple(StaticRules.kinds_of(rules)))
 
 
-class PoolRows:
-    """Rows of one width whose slots are of one pool, for a function that a graph can hold."""
-
-    room: Room = "steps"
-
-    def __init__(
-        self, network: Network, pool: KVPool, rows: int, width: int, batch: StepBatch | None = None
-    ) -> None:
-        """batch: whose first rows these are, if they are of a batch."""
-        self.network, self.rows, self.width = network, rows, width
-        self._pool = weakref.ref(pool)
-        self._batch = None if batch is None else weakref.ref(batch)
-
-    @property
-    def pool(self) -> KVPool | None:
-        """None where it is gone."""
-        return self._pool()
-
-    def is_of(self, batch: StepBatch) -> bool:
-        """Whether the rows are those of this batch, rather than of one that was outgrown."""
-        return self._batch is not None and self._batch() is batch
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the rows and their pool still exist."""
-        return self.pool is not None and (self._batch is None or self._batch() is not None)
-
-    def seen(self, slots: Tensor, **more: Any) -> PaddedRows:
-        """What attention takes of the rows, whose slots in the pool are these. more: of the
-        `RowPart`."""
-        pool = self.pool
-        assert pool is not None
-        return PaddedRows([RowPart(pool, slots, self.width, **more)])
-
-
-class BatchForward(PoolRows):
+class BatchForward(Step):
     """The forward alone of the first rows of a batch, whose scores or rules no graph can hold."""
 
     def __init__(
@@ -119,7 +82,7 @@ class BatchForward(PoolRows):
         self.hidden.copy_(self.network.denoise_batch(*inputs, seen))
 
 
-class DeviceStep(PoolRows):
+class DeviceStep(Step):
     """The step of the first rows of a batch."""
 
     def __init__(self, network: Network, batch: StepBatch, pool: KVPool, kind: StepKind) -> None:
@@ -198,7 +161,7 @@ def obstacle(
     return None
 
 
-class ReadForward(PoolRows):
+class ReadForward(Step):
     """The forward of rows of reads, whose questions have places in a pool."""
 
     room: Room = "reads"
@@ -265,12 +228,8 @@ def read_group(suffix: Suffix, width: int, questions: QuestionPool) -> ReadGroup
     return own, suffix.slot.pool, width
 
 
-@dataclass(frozen=True)
-class _Row:
-    ids: Tensor  # int64 [width]
-    suffix: Suffix
-    wanted: Sequence[int]
-    soft: Tensor | None  # [width, hidden]
+_Row = tuple[Tensor, Suffix, Sequence[int], Tensor | None]
+"""Ids int64 [width], the suffix, what is wanted, and soft embeddings [width, hidden]."""
 
 
 class ReadForwards:
@@ -302,10 +261,10 @@ class ReadForwards:
         """Computes `Network.denoise_beside`."""
         lengths = [len(canvas) for canvas in canvases]
         softs = [None] * len(lengths) if soft is None else soft.split(lengths)
-        rows = [_Row(*each) for each in zip(canvases, suffixes, wanted, softs, strict=True)]
+        rows = list(zip(canvases, suffixes, wanted, softs, strict=True))
         groups: dict[ReadGroup | None, list[int]] = {}
-        for number, row in enumerate(rows):
-            group = read_group(row.suffix, len(row.ids), self._questions)
+        for number, (canvas, suffix) in enumerate(zip(canvases, suffixes, strict=True)):
+            group = read_group(suffix, len(canvas), self._questions)
             groups.setdefault(group, []).append(number)
         hidden, order = [], []
         for group, members in groups.items():
@@ -334,10 +293,8 @@ class ReadForwards:
     def _forward(self, group: ReadGroup | None, rows: Sequence[_Row], most: int) -> Tensor:
         """The hidden states of the wanted tokens of rows of a group, which no later call
         overwrites."""
-        suffixes = [row.suffix for row in rows]
-        ids, wanted = [row.ids for row in rows], [row.wanted for row in rows]
-        softs = [row.soft for row in rows if row.soft is not None]
-        soft = torch.cat(softs) if softs else None
+        ids, suffixes, wanted, softs = zip(*rows, strict=True)
+        soft = None if softs[0] is None else torch.cat(softs)
         if group is None:
             return self._network.denoise_beside(ids, suffixes, wanted, soft)
         questions, pool, width = group

@@ -1,6 +1,6 @@
 """Which steps are captured, and when: one at a time, after it has run a few times.
 
-The graphs that are kept are those of the steps that ran last.  Knows not what a step does: a
+The graphs that are kept are those of the steps that ran last.  Knows not what a `Step` does: a
 `GraphBackend` captures functions. `CudaGraphs` is the one there is; AMD's GPUs have the same calls.
 """
 
@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import logging
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
+from sfumato.diffusion.step.batch import StepBatch
+from sfumato.model.cache import KVPool
 from sfumato.model.devices import is_out_of_memory
+from sfumato.model.network import Network
+from sfumato.model.segments import PaddedRows, RowPart
 
 log = logging.getLogger(__name__)
 
@@ -45,22 +51,45 @@ Room = Literal["steps", "reads"]
 """Graphs of one room push out each other: no number of steps pushes out forwards of reads."""
 
 
-class Step(Protocol):
-    """A function that a graph can hold: it reads and writes tensors of fixed address alone."""
+class Step(ABC):
+    """A function that a graph can hold, of rows of one width whose slots are of one pool: it reads
+    and writes tensors of fixed address alone."""
 
-    rows: int
-    width: int
-    room: Room
+    room: Room = "steps"
+
+    def __init__(
+        self, network: Network, pool: KVPool, rows: int, width: int, batch: StepBatch | None = None
+    ) -> None:
+        """batch: whose first rows these are, if they are of a batch."""
+        self.network, self.rows, self.width = network, rows, width
+        self._pool = weakref.ref(pool)
+        self._batch = None if batch is None else weakref.ref(batch)
+
+    @property
+    def pool(self) -> KVPool | None:
+        """None where it is gone."""
+        return self._pool()
+
+    def is_of(self, batch: StepBatch) -> bool:
+        """Whether the rows are those of this batch, rather than of one that was outgrown."""
+        return self._batch is not None and self._batch() is batch
 
     @property
     def is_alive(self) -> bool:
-        """Whether what it works on still exists."""
-        ...
+        """Whether the rows and their pool still exist."""
+        return self.pool is not None and (self._batch is None or self._batch() is not None)
 
+    @abstractmethod
     def run(self) -> None:
         """Does the work. Has run before it is captured, so that nothing is made for the first time
         in the capture."""
-        ...
+
+    def seen(self, slots: Tensor, **more: Any) -> PaddedRows:
+        """What attention takes of the rows, whose slots in the pool are these. more: of the
+        `RowPart`."""
+        pool = self.pool
+        assert pool is not None
+        return PaddedRows([RowPart(pool, slots, self.width, **more)])
 
 
 Kind = TypeVar("Kind")

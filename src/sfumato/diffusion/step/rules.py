@@ -52,6 +52,10 @@ SETTINGS: dict[type, tuple[str, ...]] = {
 }
 """The settings of rules that take each of them as a tensor [] too, and do not read `max_steps`."""
 
+WHOLE = {"count", "stability"}
+"""Settings that are whole numbers; the others are float32, as torch takes a number beside float32
+statistics."""
+
 
 def same(one: object, other: object) -> bool:
     """Whether two rules are one: rules of equal settings are, and a rule without an equality of its
@@ -78,8 +82,9 @@ def stacked(rules: Sequence[object], device: torch.device) -> list[Tensor]:
     first = rules[0]
     if all(same(first, rule) for rule in rules):
         return []
-    columns = ([getattr(rule, name) for rule in rules] for name in SETTINGS[type(first)])
-    return [_tensor(values).to(device) for values in columns]
+    columns = {name: [getattr(rule, name) for rule in rules] for name in SETTINGS[type(first)]}
+    dtypes = {name: torch.int64 if name in WHOLE else torch.float32 for name in columns}
+    return [torch.tensor(column, dtype=dtypes[name]).to(device) for name, column in columns.items()]
 
 
 def with_settings(rule: Rule, values: Sequence[Tensor]) -> Rule:
@@ -90,12 +95,6 @@ def with_settings(rule: Rule, values: Sequence[Tensor]) -> Rule:
     for name, value in zip(SETTINGS[type(rule)], values, strict=True):
         object.__setattr__(changed, name, value)
     return changed
-
-
-def _tensor(values: Sequence[float]) -> Tensor:
-    """Floats as float32, as torch takes a number beside float32 statistics."""
-    integral = all(isinstance(value, int) for value in values)
-    return torch.tensor(values, dtype=torch.int64 if integral else torch.float32)
 
 
 log = logging.getLogger(__name__)
@@ -379,9 +378,6 @@ def lift(
     return accepted, stop
 
 
-WHOLE = {"count", "stability"}
-"""Settings that are whole numbers; the others are float32."""
-
 NEVER = {"stability": 0, "confidence": float("-inf")}
 """The settings with which `StableAndConfident` is `Never`: no mean entropy is less."""
 
@@ -395,7 +391,10 @@ class StaticRules:
     def __init__(self, kinds: Sequence[RowRules], rows: int, device: torch.device) -> None:
         """kinds: rules of which no two are alike."""
         self.kinds = tuple(kinds)
-        self._columns = [_columns(kind) for kind in self.kinds]
+        # The names of the settings that are tensors, of sampler and stopping rule; a third party's
+        # rule has none.
+        of_rules = ((type(kind.sampler), type(kind.stopping)) for kind in self.kinds)
+        self._columns = [(SETTINGS.get(a, ()), SETTINGS.get(b, ())) for a, b in of_rules]
         names = [name for columns in self._columns for names in columns for name in names]
         # The row's kind comes first.
         self._integers = torch.zeros(
@@ -484,9 +483,3 @@ def _general(rules: RowRules) -> RowRules:
 
 def _setting(rule: object, name: str) -> Any:
     return NEVER[name] if type(rule) is Never else getattr(rule, name)
-
-
-def _columns(kind: RowRules) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the settings that are tensors, of sampler and stopping rule; a third party's
-    rule has none."""
-    return SETTINGS.get(type(kind.sampler), ()), SETTINGS.get(type(kind.stopping), ())

@@ -30,6 +30,10 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60  # what control groups of version 1 say when they mean none
 
 
+_WITH_ALLOCATOR = "cuda", "xpu"
+"""Kinds of devices whose memory torch takes in advance."""
+
+
 @dataclass(frozen=True)
 class Budget:
     """Bytes that can still be taken, and who says so."""
@@ -76,19 +80,16 @@ def memory_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
 def _of_device(device: torch.device) -> Iterator[Budget]:
     """What torch holds of a device's memory and does not use counts as free."""
     name = str(device)
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        kind = "ROCm" if torch.version.hip else "CUDA"
-        yield Budget(free + spare, f"free memory of {name} ({kind})")
-    elif device.type == "xpu":
-        spare = torch.xpu.memory_reserved(device) - torch.xpu.memory_allocated(device)
+    if device.type in _WITH_ALLOCATOR:
+        torch_of = getattr(torch, device.type)
+        reserved = torch_of.memory_reserved(device)
         try:
-            free, _ = torch.xpu.mem_get_info(device)
+            free, _ = torch_of.mem_get_info(device)
         except RuntimeError:  # not every driver supports it
-            free = torch.xpu.get_device_properties(device).total_memory
-            free -= torch.xpu.memory_reserved(device)
-        yield Budget(free + spare, f"free memory of {name}")
+            free = torch_of.get_device_properties(device).total_memory - reserved
+        spare = reserved - torch_of.memory_allocated(device)
+        kind = f" ({'ROCm' if torch.version.hip else 'CUDA'})" if device.type == "cuda" else ""
+        yield Budget(free + spare, f"free memory of {name}{kind}")
     elif device.type == "mps":
         left = torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
         yield Budget(max(0, left), "working set that the system recommends for its GPU")
@@ -135,10 +136,9 @@ def _read(path: Path) -> str:
 def used_memory(device: torch.device, proc: Path = PROC) -> int | None:
     """Bytes that this process holds: of a GPU what torch has taken, else what is resident. None
     where it is unknown."""
-    if device.type == "cuda":
-        return torch.cuda.memory_reserved(device)
-    if device.type == "xpu":
-        return torch.xpu.memory_reserved(device)
+    if device.type in _WITH_ALLOCATOR:
+        reserved: int = getattr(torch, device.type).memory_reserved(device)
+        return reserved
     if device.type == "mps":
         return torch.mps.driver_allocated_memory()
     try:
