@@ -30,7 +30,7 @@ def test_a_larger_slot_is_made_and_kept_for_the_next_turn() -> None:
     prompt = list(range(60))
     slots.release(serve(slots, prompt[:20]), keep=True)
     lease = serve(slots, prompt, need=70)
-    assert (lease.context, lease.cached, lease.allocated) == (80, 20, False)
+    assert (lease.slot.capacity, lease.cached, lease.allocated) == (80, 20, False)
     assert slots.states({})[lease.index].larger and slots.larger_bytes == lease.slot.nbytes()
     slots.release(lease, keep=True)
     again = serve(slots, [*prompt, 1], need=75)

@@ -70,25 +70,21 @@ def plan_reply(
     if config.mode == "causal":
         if prompt_tokens < 1:
             raise Refused("prompt", "has no token, which the causal mode could go on from")
-        config = _causal(config)
+        # A canvas for each token, of one step, at the temperature of the config itself.
+        config = replace(
+            config,
+            canvas_length=1,
+            max_steps=1,
+            schedule=LinearTemperature(1.0, 1.0),
+            soft_skip=None,
+            soft_top_k=None,
+        )
     assert config.max_steps
     config = replace(config, max_steps=min(config.max_steps, most_steps))
     config = resolve(network, config, limits)
     canvases = check_context(network, prompt_tokens, config, limits)
     context = network.config.context_length
     return ReplyPlan(prompt_tokens, config, limits, seed, canvases, context)
-
-
-def _causal(config: SamplerConfig) -> SamplerConfig:
-    """A canvas for each token, of one step, at the temperature of the config itself."""
-    return replace(
-        config,
-        canvas_length=1,
-        max_steps=1,
-        schedule=LinearTemperature(1.0, 1.0),
-        soft_skip=None,
-        soft_top_k=None,
-    )
 
 
 def check_seed(seed: object) -> None:

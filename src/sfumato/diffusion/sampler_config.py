@@ -35,16 +35,6 @@ _METHODS = {
 """For each part the method that makes it one, and an example."""
 
 
-_OF_STEPS = (
-    "max_steps",
-    "sampler",
-    "schedule",
-    "stopping",
-    "canvas_length",
-    "soft_skip",
-    "soft_top_k",
-)
-
 MOST_NAMED = 128
 """Named tokens: as many as vLLM takes."""
 
@@ -161,7 +151,7 @@ class SamplerConfig:
 
     def check_mode(self) -> None:
         """Raises Refused for what a request sets that its mode has not."""
-        given = {name: getattr(self, name) is not None for name in _OF_STEPS}
+        given = {each.name: getattr(self, each.name) is not None for each in fields(self)}
         given |= {"self_conditioning": not self.self_conditioning}
         given |= {"settle_at_end": self.settle_at_end, "mode=causal": self.mode == "causal"}
         exclusions.check(exclusions.CAUSAL, given)

@@ -20,7 +20,7 @@ from sfumato.engine.request import AnyRequest
 from sfumato.engine.stats import Phase, RowState
 from sfumato.model.cache import Slot
 from sfumato.tasks.score_progress import ScoreProgress
-from sfumato.tasks.works import Denoise, Draw, Encode, Prompt, Score, Want, Work
+from sfumato.tasks.works import Denoise, Draw, Encode, Score, Want, Work
 
 _PHASES: dict[type, Phase] = {Draw: "causal", Denoise: "denoise", Score: "read"}
 
@@ -62,10 +62,6 @@ class Row:
         self._score: ScoreProgress | None = None
 
     # The queue and the slot.
-
-    @property
-    def prompt(self) -> Prompt:
-        return self.claim.prompt
 
     @property
     def prompt_tokens(self) -> int:
@@ -222,7 +218,7 @@ class Row:
             first_commit_s=self.first_commit_s,
             total_s=now - self.submitted,
             slot=lease.index if lease else None,
-            context=lease.context if lease else None,
+            context=lease.slot.capacity if lease else None,
             allocated=lease.allocated if lease else False,
             step_s=tuple(self.step_s),
             reads=None if figures.questions is None else self.reads,

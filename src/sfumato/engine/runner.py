@@ -189,7 +189,7 @@ class Runner:
             log.info("steps are not captured: graphs are for models in one device's memory")
         self._denoiser = Denoiser(network, rows, backend)
         self._steps = Steps(self._denoiser, self._free, clock)
-        self._draws = BatchRecovery(self._draw_batch, self._free, _owner)
+        self._draws = BatchRecovery(self._draw_batch, self._free, lambda item: item[0])
         self._encode_times = EncodeTimes(network.device, clock)
         self._forwards = None
         if self._denoiser.graphs is not None:
@@ -350,10 +350,6 @@ class Runner:
         works = [row.work for row, _ in items if isinstance(row.work, Draw)]
         states = torch.cat([work.state for work in works])
         return draw_next(self._network, [work.canvas for work in works], states)
-
-
-def _owner(item: Item) -> Row:
-    return item[0]
 
 
 def _extend(segment: Segment) -> None:

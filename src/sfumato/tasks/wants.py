@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.causal import check_finite
+from sfumato.diffusion.checks import check_setting
 from sfumato.diffusion.limits import Stats
 from sfumato.model.head import VocabularyHead
 from sfumato.model.scores import TokenScores, token_scores
-from sfumato.options.limits import MOST_TOP
 from sfumato.options.settings import POOLINGS
 from sfumato.refused import Refused
 from sfumato.tasks.works import Claim, Encode, Figures, Prompt, Want
@@ -126,8 +126,7 @@ class PromptScoring:
     ranks: bool = False  # the token's own rank, which takes a second pass over the vocabulary
 
     def __post_init__(self) -> None:
-        if type(self.top) is not int or not 0 <= self.top <= MOST_TOP:
-            raise Refused("top", f"must be a whole number from 0 to {MOST_TOP}, got {self.top!r}")
+        check_setting("top_tokens", self.top, "top")
 
 
 @dataclass(frozen=True)

@@ -147,10 +147,6 @@ class ForwardResult:
     canvases: tuple[Canvas, ...]  # in the layout's order
     batch_rows: tuple[tuple[BatchRows, RowsState], ...]  # of all parts, as they were at the forward
 
-    def is_current(self) -> bool:
-        """Whether the rows are still those of the forward, and no step has been written since."""
-        return all(batch_rows.state == state for batch_rows, state in self.batch_rows)
-
 
 _Version = tuple[int, tuple[tuple[int, int], ...]]
 
@@ -177,7 +173,7 @@ class Denoiser:
         distribution: what scores such a row reads on the host how far its canvas has come.
         """
         layout = self._lay_out(canvases, slots)
-        if layout.reads_progress:
+        if any(group.kind != "plain" for group in layout.scoring.groups):
             for pending in list(self._outstanding):
                 pending.results()
         ordered = tuple(canvases[i] for i in layout.order)
@@ -198,7 +194,7 @@ class Denoiser:
         Raises only while nothing has been written, so that forward and apply may be tried again;
         ValueError where the rows have become others', or been moved on, since the forward.
         """
-        if not result.is_current():
+        if any(batch_rows.state != state for batch_rows, state in result.batch_rows):
             raise ValueError("the rows were given away or moved on since this forward")
         updates, words = move(result.layout.parts, result.evaluated)
         layout = result.layout

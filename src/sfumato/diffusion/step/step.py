@@ -73,12 +73,6 @@ class Layout:
     runs: tuple[tuple[int, Callable[[KVPool], RowPart]], ...]
     scoring: Scoring
 
-    @property
-    def reads_progress(self) -> bool:
-        """Whether scoring reads on the host how far a canvas has come: rows that ask for more than
-        the plain distribution do."""
-        return any(group.kind != "plain" for group in self.scoring.groups)
-
     def attended(self, slots: Sequence[Slot]) -> list[RowPart]:
         """What attention takes; slots: in the caller's order. Pools are not kept here: that of a
         larger slot goes with its request."""

@@ -26,7 +26,7 @@ def _shared(row: Row, other: Row) -> int:
     """The tokens that two prompts begin with alike; 0 where they are too few to wait for."""
     common = row.cache_key.common(other.cache_key)
     shared = min(common, row.prompt_tokens, other.prompt_tokens)
-    is_one_prompt = row.prompt is other.prompt
+    is_one_prompt = row.claim.prompt is other.claim.prompt
     return shared if is_one_prompt or shared >= SHARED else 0
 
 
@@ -162,7 +162,7 @@ class Scheduler:
 
     def _lease(self, row: Row) -> bool:
         """Whether there is a slot for a row now, which then has it."""
-        lease = self.pool.lease(row.cache_key, row.claim.positions, row.prompt.marks)
+        lease = self.pool.lease(row.cache_key, row.claim.positions, row.claim.prompt.marks)
         if lease is not None:
             row.leased(lease, self._clock())
         return lease is not None

@@ -402,11 +402,6 @@ class Lease:
     def index(self) -> int:
         return self.place.index
 
-    @property
-    def context(self) -> int:
-        """Positions that the slot has."""
-        return self.place.slot.capacity
-
     def stop_at(self, length: int) -> None:
         """Has the prefill stop at one more length, to call `mark`, where that can still help."""
         if self.pool.keeps_marks and length > self.slot.length:
