@@ -46,11 +46,11 @@ def test_a_larger_slot_needs_memory() -> None:
     ):
         slots.lease(key([1]), 61)
     first = slots.lease(key([1]), 50)  # without room to spare: 80 positions would not fit
-    assert first and first.context == 50
+    assert first and first.slot.capacity == 50
     assert slots.lease(key([2]), 50) is None  # two would not fit
     slots.release(first, keep=True)
     second = slots.lease(key([2]), 60)  # the idle one makes room
-    assert second and second.context == 60
+    assert second and second.slot.capacity == 60
     assert slots.larger_bytes == large > small
     assert [view.context for view in slots.states({})] == [40, 40, 40, 60]
 

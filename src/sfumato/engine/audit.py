@@ -22,7 +22,7 @@ from threading import Lock, Thread
 from typing import Any, BinaryIO
 
 from sfumato.api import Model
-from sfumato.engine.events import Failed, Terminal
+from sfumato.engine.events import Account, Failed, Terminal
 from sfumato.engine.memory.device_memory import Budget, used_memory
 from sfumato.engine.request import AnyRequest
 
@@ -69,7 +69,7 @@ def entry(
         "convergence": account and list(account.convergence),
         "retries": account and account.retries,
         "seconds": account and {x: _rounded(getattr(account, f"{x}_s")) for x in _SECONDS},
-        "speed": account and {x: _rounded(getattr(account, x)) for x in _SPEED},
+        "speed": account and _speeds(account),
         "allocation": account
         and {"slot": account.slot, "context": account.context, "reused": account.allocated},
     }
@@ -95,13 +95,19 @@ _SECONDS = (
     "first_commit",
     "total",
 )
-_SPEED = (
-    "visible_tokens_per_second",
-    "canvas_tokens_per_second",
-    "ms_per_step",
-    "tokens_per_forward",
-)
-"""Computes speeds as the reports of `sfumato bench` have them."""
+
+
+def _speeds(account: Account) -> dict[str, float | None]:
+    """Speeds, as the reports of `sfumato bench` have them: visible tokens over the whole request,
+    positions of canvases over the seconds of denoising. None where nothing was divided by."""
+    steps = sum(account.steps)
+    quotients = {
+        "visible_tokens_per_second": (account.output_tokens, account.total_s),
+        "canvas_tokens_per_second": (account.canvas_tokens, account.denoise_s),
+        "ms_per_step": (account.denoise_s * 1e3, steps),
+        "tokens_per_forward": (account.output_tokens, steps),
+    }
+    return {x: round(over / under, 6) if under else None for x, (over, under) in quotients.items()}
 
 
 def _rounded(value: float | None) -> float | None:

@@ -68,28 +68,6 @@ class Account(Figures):
     step_s: tuple[float, ...] = ()  # seconds of each forward that denoised or read, in order
     reads: int | None = None  # canvases that were read
 
-    @property
-    def visible_tokens_per_second(self) -> float | None:
-        """Over the whole request."""
-        return _quotient(self.output_tokens, self.total_s)
-
-    @property
-    def canvas_tokens_per_second(self) -> float | None:
-        """Positions of canvases over the seconds of denoising."""
-        return _quotient(self.canvas_tokens, self.denoise_s)
-
-    @property
-    def ms_per_step(self) -> float | None:
-        return _quotient(self.denoise_s * 1e3, sum(self.steps))
-
-    @property
-    def tokens_per_forward(self) -> float | None:
-        return _quotient(self.output_tokens, sum(self.steps))
-
-
-def _quotient(over: float, under: float) -> float | None:
-    return over / under if under else None
-
 
 @dataclass(frozen=True)
 class Finished:

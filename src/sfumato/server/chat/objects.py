@@ -96,7 +96,7 @@ def timings(account: Account) -> dict[str, Any]:
             "canvas_tokens": account.canvas_tokens,
             "ms_per_step": _per(1e3 * denoise, steps),
             "steps_per_second": _per(steps, denoise),
-            "canvas_tokens_per_second": account.canvas_tokens_per_second or 0.0,
+            "canvas_tokens_per_second": _per(account.canvas_tokens, denoise),
             "tokens_per_forward": _per(account.output_tokens, steps),
             "convergence": list(account.convergence),
             "retries": account.retries,
