@@ -36,8 +36,6 @@ PromptIds = Callable[[Messages, bool], list[int]]
 """Messages, and whether the model is to think → the prompt's token ids; ValueError where the
 template refuses them."""
 
-STRIDE = 1024
-
 _USER = {"role": "user", "content": "x"}
 _CALL = {"id": "x", "type": "function", "function": {"name": "x", "arguments": "{}"}}
 _ENDS: dict[str, Messages] = {  # the smallest conversations whose last message has that role
@@ -117,11 +115,8 @@ class SnapshotPoints:
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two prompts begin with alike."""
-    start, end = 0, min(len(a), len(b))
-    while start < end and a[start : start + STRIDE] == b[start : start + STRIDE]:
-        start += STRIDE  # slices compare much faster than their items one by one
-    pairs = enumerate(zip(a[start : start + STRIDE], b[start : start + STRIDE], strict=False))
-    return next((start + i for i, (x, y) in pairs if x != y), end)
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ highest likelihood decides the hole; then the next such hole is tried.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import math
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +41,6 @@ class Trial:
     """One canvas of a fill."""
 
     form: Form
-    filling: Filling | None  # of the hole that is tried; None: every hole is decided
     canvas: Canvas | None  # None: no position is open
     ids: list[int]  # of the canvas, once it has settled
     draft: Draft | None = None  # of its last step
@@ -81,30 +81,22 @@ class FillTask:
         only = {n: search.best for n, search in self._searches.items() if search.is_decided}
         self._fillings: dict[int, Filling] = only  # of the holes that are decided
         self._undecided = [number for number in self._searches if number not in only]
-        self._best: tuple[float, Trial] | None = None  # of the hole that is tried
-        self._result: Trial | None = None
-        self._trials: list[Trial] = []
 
     def run(self) -> Generator[Any, Any, Any]:
         """Yields the drafts of one canvas of each round, the longest, and what `FillText.settled`
         gives. Raises FloatingPointError where the model's scores are no numbers."""
         yield Encode(self.claim.prompt.ids)
-        fillings: Sequence[Filling | None] = [None]
-        if self._undecided:
-            fillings = self._searches[self._undecided[0]].next()
-        while self._result is None:
-            self._trials = [self._trial(filling) for filling in fillings]
-            yield from self._denoised()
-            if not self._undecided:
-                self._result = self._trials[0]
-                break
-            scores = yield Score(tuple(self._likelihoods()))
-            fillings = self._scored(scores)
-        outcome = self._outcome(self._result)
+        result: Trial | None = None
+        for number, hole in enumerate(self._undecided):
+            result = yield from self._tried(hole, self._undecided[number + 1 :])
+        if result is None:  # every hole was decided
+            result = self._trial(self._fillings)
+            yield from self._denoised([result])
+        outcome = self._outcome(result)
         yield from self._text.settled(outcome)
-        result = self._text.finish(outcome)
+        finished = self._text.finish(outcome)
         self.figures = replace(self.figures, output_tokens=self.stats.output_tokens)
-        return result
+        return finished
 
     def stopped(self) -> Any:
         count = len(self.plan.template.holes)
@@ -113,23 +105,38 @@ class FillTask:
         outcome = FillOutcome(holes, *none, self.stats, (), cancelled=True)
         return self._text.finish(outcome)
 
-    def _denoised(self) -> Generator[Any, Any, None]:
-        """Steps the canvases of the round until all have settled."""
-        canvases = [trial.canvas for trial in self._trials if trial.canvas is not None]
+    def _tried(self, hole: int, later: Sequence[int]) -> Generator[Any, Any, Trial]:
+        """Decides a hole; returns the trial that did. later: holes that are decided after it."""
+        search, best, best_score = self._searches[hole], None, -math.inf
+        while fillings := search.next():
+            trials = [self._trial({**self._fillings, hole: filling}) for filling in fillings]
+            yield from self._denoised(trials)
+            scores = yield Score(tuple(_likelihoods(trials, hole, later)))
+            for trial, score in zip(trials, scores, strict=True):
+                search.tried.append(Tried(tuple(trial.ids[trial.form.holes[hole]]), score))
+                if best is None or score > best_score:
+                    best, best_score = trial, score
+            self._round += 1
+        assert best
+        self._fillings[hole] = search.best
+        return best
+
+    def _denoised(self, trials: Sequence[Trial]) -> Generator[Any, Any, None]:
+        """Steps the canvases of a round until all have settled."""
+        canvases = {trial.canvas: trial for trial in trials if trial.canvas is not None}
         shown = max(canvases, key=lambda canvas: canvas.length, default=None)
         while going := tuple(canvas for canvas in canvases if not canvas.done):
             drafts = yield Denoise(going)
             for canvas, draft in zip(going, drafts, strict=True):
                 if canvas.done:
-                    self._settled(canvas, draft)
+                    self._settled(canvases[canvas], canvas, draft)
                 if canvas is shown:
                     self.figures = replace(self.figures, canvas=self._round, step=draft.step)
                     pinned = canvas.pinned >= 0
                     readable = self._text.readable(draft)
                     yield replace(readable, canvas=self._round, pinned=pinned)
 
-    def _settled(self, canvas: Canvas, draft: Draft) -> None:
-        trial = next(trial for trial in self._trials if trial.canvas is canvas)
+    def _settled(self, trial: Trial, canvas: Canvas, draft: Draft) -> None:
         trial.ids, trial.draft = draft.token_ids.tolist(), draft
         assert canvas.convergence
         self.stats.canvases += 1
@@ -141,35 +148,6 @@ class FillTask:
             steps=tuple(self.stats.steps),
             convergence=tuple(self.stats.convergence),
         )
-
-    def _likelihoods(self) -> Generator[Likelihood, None, None]:
-        """Each trial's hole, and what follows it up to the next hole that is not decided."""
-        hole, *later = self._undecided
-        for trial in self._trials:
-            end = trial.form.holes[later[0]].start if later else trial.form.content
-            yield Likelihood(trial.ids[:end], trial.form.holes[hole].start)
-
-    def _scored(self, scores: Sequence[float]) -> Sequence[Filling]:
-        """Takes the log-likelihoods of the trials, in nats and in their order; returns what is
-        tried next. Sets the result where nothing is."""
-        hole = self._undecided[0]
-        search = self._searches[hole]
-        for trial, score in zip(self._trials, scores, strict=True):
-            search.tried.append(Tried(tuple(trial.ids[trial.form.holes[hole]]), score))
-            if self._best is None or score > self._best[0]:
-                self._best = score, trial
-        assert self._best
-        self._round += 1
-        fillings = search.next()
-        if not fillings:
-            self._fillings[hole] = search.best
-            self._undecided.pop(0)
-            if not self._undecided:
-                self._result = self._best[1]
-                return []
-            self._best = None
-            fillings = self._searches[self._undecided[0]].next()
-        return fillings
 
     def _outcome(self, trial: Trial) -> FillOutcome:
         template, draft = self.plan.template, trial.draft
@@ -188,16 +166,21 @@ class FillTask:
             template.warnings,
         )
 
-    def _trial(self, filling: Filling | None) -> Trial:
-        """filling: of the first hole that is not decided; None: every hole is decided."""
-        fillings = dict(self._fillings)
-        if filling is not None:
-            fillings[self._undecided[0]] = filling
+    def _trial(self, fillings: Mapping[int, Filling]) -> Trial:
         form = self.plan.template.form(fillings)
         ids = list(form.ids)
         if NOISE not in ids:
-            return Trial(form, filling, None, ids)
+            return Trial(form, None, ids)
         config = replace(self.plan.config, canvas_length=len(ids))
         # The same noise in every trial: what fills a hole does not depend on what else is tried.
         plan = CanvasPlan(config, Noise(self.plan.seed, 0), pinned=form.pins, hard_pins=True)
-        return Trial(form, filling, self._make(plan), ids)
+        return Trial(form, self._make(plan), ids)
+
+
+def _likelihoods(
+    trials: Sequence[Trial], hole: int, later: Sequence[int]
+) -> Generator[Likelihood, None, None]:
+    """Each trial's hole, and what follows it up to the next hole that is not decided."""
+    for trial in trials:
+        end = trial.form.holes[later[0]].start if later else trial.form.content
+        yield Likelihood(trial.ids[:end], trial.form.holes[hole].start)
