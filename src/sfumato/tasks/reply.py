@@ -217,7 +217,6 @@ class ReplyTask:
         self.retries = 0  # canvases drawn again: the answer was empty, or the prediction wrong
         self.drawn_again = 0  # these, and those whose rest a constraint has denoised again
         self._is_predicted = False  # whether the canvas under way begins as a prediction
-        self.writing: CausalWriting | None = None
         self.constrained: ConstrainedReply | None = None
         if plan.constraint is not None:
             self.constrained = ConstrainedReply(plan.constraint)
@@ -225,8 +224,8 @@ class ReplyTask:
             self.warnings += plan.constraint.grammar.notes
         self._opening = list(opening)
         self._attempt = self._spent_steps = 0  # of the canvas under way, before this attempt
-        self._convergence: Convergence = "converged"  # of the canvas that `writing` finishes
-        self._scored: Mapping[int, Tensor] = {}  # of its tokens that were written one by one
+        # Of the tokens of the last canvas that were written one by one.
+        self._scored: Mapping[int, Tensor] = {}
         most = plan.config.max_steps or 0
         self.figures = Figures(plan.seed, plan.limits.max_tokens, max_steps=most)
         self._show(step=0)
@@ -238,10 +237,7 @@ class ReplyTask:
             canvas = self._make(self.next_canvas())
             ids, last = yield from self._drafted(canvas, state)
             assert canvas.convergence
-            settled, held = self.add_canvas(ids, canvas.convergence), 0
-            if self.writing is not None:
-                held = yield from self._write(self.writing)
-                settled = self.add_written()
+            settled, held = yield from self._settle(ids, canvas.convergence)
             self._show(step=0)
             if settled is None:  # drawn again
                 continue
@@ -279,16 +275,6 @@ class ReplyTask:
             yield readable
             if canvas.done:
                 return ids, readable
-
-    def _write(self, writing: CausalWriting) -> Generator[Any, Any, int]:
-        """Finishes a canvas token by token; returns how many of its tokens are encoded then."""
-        held = 0
-        while not writing.done:
-            new = writing.ids[held:]
-            held = len(writing.ids)
-            scores = yield Encode(new, NextScores())
-            writing.write(scores, self.config.processors, self.reply)
-        return held
 
     def _show(self, step: int) -> None:
         """Publishes how far the reply has come."""
@@ -372,37 +358,35 @@ class ReplyTask:
         ids: list[int] = (draft.top_ids[:, 0] if self._is_read else draft.token_ids).tolist()
         return ids
 
-    def add_canvas(self, ids: list[int], convergence: Convergence) -> SettledCanvas | None:
-        """What a finished canvas of these ids adds; None where it is drawn again, or `writing` is
-        to finish it. Sets `reason` where the reply ends with it."""
+    def _settle(
+        self, ids: list[int], convergence: Convergence
+    ) -> Generator[Any, Any, tuple[SettledCanvas | None, int]]:
+        """What a finished canvas of these ids adds, which a constraint may finish token by token;
+        None where the canvas is drawn again. And how many of its tokens are encoded then."""
         self._scored = {}
-        if self.constrained is not None and not self._ends_thought(ids):
-            held = self.constrained.stopped(ids, self.room, self.canvas_length)
-            if held is None:
-                self._draw_again()
-                return None
-            if isinstance(held, CausalWriting):
-                self.writing, self._convergence = held, convergence
-                # Where the grammar forces all that is left, no token waits for scores.
-                return self.add_written() if held.done else None
-            ids = held
-        return self._add(ids, convergence)
-
-    def add_written(self) -> SettledCanvas | None:
-        """What a canvas adds whose `writing` is done. Sets `reason` where the reply ends there."""
-        writing = self.writing
-        assert self.constrained and writing and writing.done
-        ids, self._scored = self.constrained.written(writing), writing.scored
+        if self.constrained is None or self._ends_thought(ids):
+            return self.add_canvas(ids, convergence), 0
+        held = self.constrained.stopped(ids, self.room, self.canvas_length)
+        if held is None:
+            self._draw_again()
+            return None, 0
+        if not isinstance(held, CausalWriting):
+            return self.add_canvas(held, convergence), 0
+        encoded = 0
+        while not held.done:  # where the grammar forces all that is left, nothing waits for scores
+            new, encoded = held.ids[encoded:], len(held.ids)
+            scores = yield Encode(new, NextScores())
+            held.write(scores, self.config.processors, self.reply)
+        ids, self._scored = self.constrained.written(held), held.scored
         # What was written is in the slot: a thought in it is ended in the next canvas.
-        settled = self._add(ids, self._convergence, may_end_thought=False)
-        if settled is not None and writing.is_dead_end and self.reason is None:
+        settled = self.add_canvas(ids, convergence, may_end_thought=False)
+        if settled is not None and held.is_dead_end and self.reason is None:
             self.reason = "max_tokens"
             self.warnings.append(
                 f"canvas {settled.canvas}: no token of the vocabulary continues the grammar"
             )
             settled = replace(settled, stop_reason=self.reason)
-        self.writing = None
-        return settled
+        return settled, encoded
 
     def as_settled(self, draft: Draft, settled: SettledCanvas) -> Draft:
         """The last draft of a canvas as the canvas has settled: a constraint may have chosen some
@@ -417,9 +401,11 @@ class ReplyTask:
         added, _ = truncate_canvas(ids, self.reply, self.config, self.plan.limits)
         return self._closed_thought(added) is not None
 
-    def _add(
+    def add_canvas(
         self, ids: list[int], convergence: Convergence, may_end_thought: bool = True
     ) -> SettledCanvas | None:
+        """What a settled canvas of these ids adds; None where it is drawn again. Sets `reason`
+        where the reply ends with it."""
         limits, number = self.plan.limits, self.stats.canvases
         if self._is_predicted and convergence == "step_cap":
             self.warnings.append(f"canvas {number}: the prediction did not settle and was left out")
