@@ -255,5 +255,4 @@ class Handle(Generic[Result]):
         if isinstance(self.terminal, Failed):
             raise RequestFailed(self.terminal)
         assert self.terminal
-        result: Any = self.terminal.result
-        return cast("Result", result)
+        return cast("Result", self.terminal.result)

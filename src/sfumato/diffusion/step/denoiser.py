@@ -327,14 +327,9 @@ class Denoiser:
         return step.hidden
 
     def _lay_out(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> Layout:
-        pools = {id(slot.pool): None for slot in slots}  # rows of one pool stand together
-        numbers = {pool: number for number, pool in enumerate(pools)}
-        groups: dict[Key, dict[int, list[Canvas]]] = {}
+        groups: dict[Key, dict[int, list[Canvas]]] = {}  # rows of one pool stand together
         for canvas, slot in zip(canvases, slots, strict=True):
-            of_key = groups.setdefault(
-                self._key(canvas), {number: [] for number in numbers.values()}
-            )
-            of_key[numbers[id(slot.pool)]].append(canvas)
+            groups.setdefault(self._key(canvas), {}).setdefault(id(slot.pool), []).append(canvas)
         placed = {key: self._rows_of(key).take(list(groups[key].values())) for key in groups}
         places = {id(canvas): place for place, canvas in enumerate(canvases)}
         order = [places[id(canvas)] for members in placed.values() for canvas in members]
@@ -344,7 +339,7 @@ class Denoiser:
                 (key, len(members), self._batch_rows[key].version)
                 for key, members in placed.items()
             ),
-            tuple((numbers[id(slot.pool)], slot.index) for slot in slots),
+            tuple((id(slot.pool), slot.index) for slot in slots),
         )
         if self._layout is None or self._layout[0] != version:
             self._layout = None  # what it notes in the batches is about to be overwritten
