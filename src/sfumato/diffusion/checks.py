@@ -9,7 +9,6 @@ from torch import Tensor
 
 from sfumato.options import setting
 from sfumato.refused import Refused
-from sfumato.values import Number
 from sfumato.weights.errors import quoted
 
 
@@ -29,7 +28,7 @@ def check_setting(name: str, value: object, field: str | None = None) -> None:
     try:
         kind.accept(value)
     except ValueError:
-        what = f"{'a ' if isinstance(kind, Number) else ''}{kind.describe()}"
+        what = f"{'a ' if hasattr(kind, 'low') else ''}{kind.describe()}"  # a number has ends
         raise Refused(field or name, f"must be {what}, got {quoted(value)}") from None
 
 

@@ -237,7 +237,7 @@ class ReplyTask:
             canvas = self._make(self.next_canvas())
             ids, last = yield from self._drafted(canvas, state)
             assert canvas.convergence
-            settled, held = yield from self._settle(ids, canvas.convergence)
+            settled, held = yield from self._finish_canvas(ids, canvas.convergence)
             self._show(step=0)
             if settled is None:  # drawn again
                 continue
@@ -358,7 +358,7 @@ class ReplyTask:
         ids: list[int] = (draft.top_ids[:, 0] if self._is_read else draft.token_ids).tolist()
         return ids
 
-    def _settle(
+    def _finish_canvas(
         self, ids: list[int], convergence: Convergence
     ) -> Generator[Any, Any, tuple[SettledCanvas | None, int]]:
         """What a finished canvas of these ids adds, which a constraint may finish token by token;
