@@ -6,7 +6,7 @@ and in time against torch's own operation and the roofline.  `gpu_first.py` call
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +15,14 @@ from benchmarks.gpu_cases import CASES, Case, Sizes
 from benchmarks.gpu_tiles import measured_tiles
 from benchmarks.gpu_timing import median_ms, poison
 from benchmarks.gpu_torch_codes import peer
+from torch import Tensor
 
 from sfumato.bench.step_cost import DeviceLimits, step_time
 from sfumato.ops import registry
 from sfumato.ops.device_check import mapped, tensors_of
 from sfumato.ops.triton import self_test, twins
 from sfumato.ops.triton.planes import LAYOUTS
-from sfumato.weights.formats import KINDS
+from sfumato.weights.formats import KINDS, Stored
 
 Function = Callable[..., Any]
 
@@ -169,8 +170,13 @@ def _slacks(exact: Any, dtype: torch.dtype) -> list[float]:
     return [place if t.is_floating_point() else 2 / t.numel() for t in tensors_of(exact)]
 
 
-def _widened(arguments: Any) -> Any:
-    return mapped(arguments, lambda x: x.double() if x.is_floating_point() else x)
+def _widened(arguments: Sequence[Any]) -> list[Any]:
+    """The arguments with floats as float64; weights, which dequantize to it, stay as they are."""
+
+    def wide(x: Tensor) -> Tensor:
+        return x.double() if x.is_floating_point() else x
+
+    return [each if isinstance(each, Stored) else mapped(each, wide) for each in arguments]
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -61,7 +61,7 @@ def test_the_code_checks_the_bounds_of_the_table() -> None:
         "max_steps": (1, limits.MOST_STEPS),
         "top_k": (1, MOST_TOP_K),
         "top_tokens": (0, limits.MOST_TOP),
-        "stability": (0, sampler.MOST_STABILITY),
+        "stability": (0, limits.MOST_STABILITY),
         "confidence": (0, limits.MOST_NATS),
         "entropy_bound": (0, limits.MOST_NATS),
         "count": (1, limits.MOST_TOKENS),

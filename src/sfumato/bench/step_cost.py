@@ -296,9 +296,9 @@ def _outside(config: ModelConfig, shape: StepShape, stored: Mapping[str, int]) -
             "embedding", "outside", rows, tokens * hidden * _ACTIVATION, 0.0,
             4 + (1 if shape.rows > 1 else 0),
         ),
-        # One more where a forward has rows that are not read.
+        # Three more behind questions: their lengths are added, and rows that are not read are told.
         KernelCost(
-            "positions and rotary tables", "outside", 0.0, 0.0, 0.0, 4 + shape.reads + 6 * kinds
+            "positions and rotary tables", "outside", 0.0, 0.0, 0.0, 2 + 3 * shape.reads + 6 * kinds
         ),
         # Beside the products: a norm before them, the sum, and a norm.
         replace(conditioning, launches=conditioning.launches + 3),

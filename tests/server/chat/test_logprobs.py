@@ -118,7 +118,6 @@ def test_large_answers_are_encoded_in_threads(answering: Served, monkeypatch: An
 
         return encoded
 
-    monkeypatch.setattr(route, "_json", watched(route._json))
     monkeypatch.setattr(route, "json", SimpleNamespace(dumps=watched(json.dumps)))
     fields = {"logprobs": True, "top_logprobs": 2}
     assert answering.chat("mixed", n=2, **fields).status_code == 200

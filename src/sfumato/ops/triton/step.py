@@ -416,11 +416,11 @@ def _check(device: torch.device) -> None:
     rows.self_conditioning.fill_(True)
     rows.done[1] = True
     spread = torch.tensor([0.3, 0.1, 0.2, 0.5], device=device).repeat(2)
-    settings = SimpleNamespace(
-        bound=torch.full((2,), 0.25, device=device),
-        stability=torch.ones(2, dtype=torch.int64, device=device),
-        confidence=torch.ones(2, device=device),
-    )
+    settings = {
+        "bound": torch.full((2,), 0.25, device=device),
+        "stability": torch.ones(2, dtype=torch.int64, device=device),
+        "confidence": torch.ones(2, device=device),
+    }
     ids = torch.arange(1, 9, device=device)
     new = torch.ones(8, 24, device=device)
     top_ids, top_probs = ids[:, None], spread[:, None]
