@@ -44,6 +44,10 @@ def test_train_replaces_a_checkpoint_with_force_alone(
     assert done.code == 2 and "holds 'thesis.txt', which is no part of a checkpoint" in done.err
     assert cli("train", "--out", str(tmp_path / "new" / "folder")).code == 0
     assert calls == [out, tmp_path / "new" / "folder"]
+    (tmp_path / "file").touch()
+    done = cli("train", "--out", str(tmp_path / "file" / "folder"))
+    assert (done.code, len(done.err.splitlines())) == (2, 1)
+    assert len(calls) == 2  # found before the training, which takes hours
 
 
 def test_an_unknown_recipe_is_one_line(cli: Any, tmp_path: Path) -> None:

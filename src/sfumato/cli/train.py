@@ -28,8 +28,8 @@ def _train(args: argparse.Namespace) -> int:
     from sfumato.weights.files.atomic_write import check_writable
 
     out = Path(args.out)
-    if out.exists() or out.parent.is_dir():  # else it is made
-        check_writable(out, args.force, check_checkpoint_folder)
+    out.parent.mkdir(parents=True, exist_ok=True)  # now: a training takes hours
+    check_writable(out, args.force, check_checkpoint_folder)
     if args.threads:
         torch.set_num_threads(args.threads)
     with terminal.progress("training") as progress:
