@@ -64,7 +64,7 @@ _ANY: Schema = {}
 _NO_IMAGES: Schema = {"images": either({"const": []}, NULL)}
 _CALL = closed(
     {"function": closed({"name": {"type": "string", "pattern": NAME}}, {"arguments": _ANY})},
-    {"id": _ANY, "type": {"const": "function"}},
+    {"id": either(TEXT, NULL), "type": {"const": "function"}},
 )
 _CALL["properties"]["function"]["properties"] |= {
     "arguments": either({"type": "object"}, NULL),
