@@ -296,7 +296,8 @@ def _outside(config: ModelConfig, shape: StepShape, stored: Mapping[str, int]) -
             "embedding", "outside", rows, tokens * hidden * _ACTIVATION, 0.0,
             4 + (1 if shape.rows > 1 else 0),
         ),
-        # Three more behind questions: their lengths are added, and rows that are not read are told.
+        # Three more behind questions: their lengths are added, and rows without a question are
+        # found.
         KernelCost(
             "positions and rotary tables", "outside", 0.0, 0.0, 0.0, 2 + 3 * shape.reads + 6 * kinds
         ),

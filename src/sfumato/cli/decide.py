@@ -270,7 +270,7 @@ class Asking:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What `Model.decide`, `DecisionSettings` and `DecisionRequest` take besides the texts."""
+        """Keyword arguments of `Model.decide`, `DecisionSettings` and `DecisionRequest`."""
         return {**asdict(self.reading), "seed": self.seed, "label_mass": self.label_mass}
 
     def check(self, model: Model) -> None:
@@ -473,7 +473,7 @@ def ask_rows(
 
 @dataclass
 class Labelled:
-    """What one question's labelled rows have been read as."""
+    """The reads of one question in labelled rows, and the labels of these."""
 
     rows: list[tuple[float, ...]] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)

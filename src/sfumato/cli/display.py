@@ -541,9 +541,9 @@ def is_visual() -> bool:
 
 
 def filling(event: Event, shows_text: bool) -> Event | None:
-    """What is shown of an event while a given text is filled or changed, whose canvases all stand
-    in one place: drafts, and with the last event the complete text, which no canvas that settles
-    shows before.
+    """The event to show while a given text is filled or changed, or None: drafts, and with the
+    last event the complete text. All canvases of such a text stand in one place, so that none is
+    shown when it settles.
 
     shows_text: False where the caller shows the text in another form."""
     if isinstance(event, Done):

@@ -280,7 +280,7 @@ class Source:
 
 
 def _other_delimiter(header: list[str]) -> str:
-    """What to do where a header of one column holds a mark that may divide several."""
+    """Advice where a header of one column holds a mark that may divide several; "" elsewhere."""
     mark = next((mark for mark in ";\t|" if len(header) == 1 and mark in header[0]), None)
     if mark is None:
         return ""
@@ -288,8 +288,8 @@ def _other_delimiter(header: list[str]) -> str:
 
 
 def delimiter_of(path: Path) -> str | None:
-    """What divides the cells of a table; None for JSON Lines. Raises ValueError for a name that
-    says no format."""
+    """The mark that divides the cells of a table; None for JSON Lines. Raises ValueError for a name
+    that says no format."""
     if path.suffix.lower() not in DELIMITERS:
         *others, last = DELIMITERS
         raise ValueError(f"{path}: must end in {', '.join(others)} or {last}")

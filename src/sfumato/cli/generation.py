@@ -141,7 +141,7 @@ def engine(model: Model, first: Request, context: int = 1, kept: int = 0) -> Eng
 
 
 Seen = Callable[[ReplyEvent], ReplyEvent | None]
-"""What a command does with an event: returns the one to be shown, or None."""
+"""A command's filter of events: returns the event to show, or None."""
 
 
 def once(

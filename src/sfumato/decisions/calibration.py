@@ -444,7 +444,7 @@ def _toml(value: str | int | bool) -> str:
 
 
 class DecideOptions(TypedDict, total=False):
-    """What `Model.decide` says of them."""
+    """Keyword arguments of `Model.decide`, whose docstring describes each."""
 
     seed: int
     samples: int | Literal["auto"]

@@ -25,6 +25,8 @@ from sfumato.engine.row import Row
 from sfumato.model.cache import Slot
 from sfumato.model.devices import is_out_of_memory
 
+log = logging.getLogger(__name__)
+
 Stamp = torch.cuda.Event | float
 
 
@@ -70,8 +72,6 @@ class EncodeTimes:
         self._launched.clear()
         return times
 
-
-log = logging.getLogger(__name__)
 
 Item = tuple[Row, Canvas]
 Denoised = tuple[Row, Canvas, Draft | Exception]

@@ -44,6 +44,8 @@ from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.segments import Suffix
 from sfumato.tasks.works import Draw
 
+log = logging.getLogger(__name__)
+
 _Owned = tuple[Row, ReadChunk]
 
 
@@ -148,9 +150,6 @@ class ScoreRunner:
         half = len(items) // 2
         for part in (items[:half], items[half:]):
             self._take([item for item in part if item[0] not in errors], errors)
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -439,7 +439,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Continuation:
-    """What may follow some tokens."""
+    """The tokens that may follow others by a grammar."""
 
     forced: list[int]
     mask: Tensor  # bool [vocabulary], of the position after the forced ones
@@ -507,7 +507,7 @@ class GrammarState:
         return moved
 
     def following(self) -> Continuation:
-        """What may follow here."""
+        """The tokens that may follow those taken so far."""
         if self.thinks:
             mask = self.mask().fill_(True)
             mask[[*self.grammar.tokens.end_ids]] = False

@@ -41,6 +41,8 @@ from sfumato.model.devices import is_out_of_memory, to_device
 from sfumato.model.head import HeadStats
 from sfumato.ops.online_softmax import TOP
 
+log = logging.getLogger(__name__)
+
 Rule = TypeVar("Rule")
 
 SETTINGS: dict[type, tuple[str, ...]] = {
@@ -96,8 +98,6 @@ def with_settings(rule: Rule, values: Sequence[Tensor]) -> Rule:
         object.__setattr__(changed, name, value)
     return changed
 
-
-log = logging.getLogger(__name__)
 
 KEPT = 64
 """Results of a `LiftProbe`: requests may bring rules without end."""

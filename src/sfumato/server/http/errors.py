@@ -26,6 +26,8 @@ from sfumato.engine import Request as EngineRequest
 from sfumato.engine.request import AnyRequest, new_id
 from sfumato.refused import Refused
 
+log = logging.getLogger(__name__)
+
 RETRY_AFTER_S = 2
 RETRY_LATER = {"Retry-After": str(RETRY_AFTER_S)}
 CLIENT_GONE = 499  # as nginx writes it; there is no client to read it
@@ -285,8 +287,6 @@ def from_failed(failed: Failed) -> ApiError:
 def internal() -> ApiError:
     return ApiError(500, "the server failed; its log says why", code="internal")
 
-
-log = logging.getLogger(__name__)
 
 # OpenAI's routes that are not here, though they look like the id of a response.
 _NOT_HERE = {"/v1/responses/input_tokens", "/v1/responses/compact"}

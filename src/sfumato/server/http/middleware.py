@@ -35,6 +35,8 @@ from sfumato.server.http.logs import RateLimit
 from sfumato.server.metrics import Metrics
 from sfumato.server.settings import ServerSettings
 
+log = logging.getLogger(__name__)
+
 # Of OpenAI's API, which has them in /v1.
 _SHORT = ("/chat/completions", "/completions", "/decisions", "/models", "/responses")
 _SHORT_PREFIXES = ("/chat/completions/", "/models/", "/responses/")
@@ -238,8 +240,6 @@ def _is_address(name: str) -> bool:
         return False
     return True
 
-
-log = logging.getLogger(__name__)
 
 PAGE, OTHER = "page", "other"
 AuditLine = Callable[[dict[str, Any]], None]

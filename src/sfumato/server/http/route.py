@@ -39,6 +39,8 @@ from sfumato.server.http.middleware import Receive, Scope, Send
 from sfumato.server.schemas import Body
 from sfumato.server.service import Service
 
+log = logging.getLogger(__name__)
+
 
 def json_response(
     fields: Mapping[str, Any] | Iterator[Any], headers: Mapping[str, str]
@@ -203,9 +205,6 @@ class Dialect(Post[B]):
     wire: Wire = SSE
     # Seconds after its first text at which a reply ends with what it has; None: it goes on.
     writing_s: Callable[[B], float | None] = lambda body: None
-
-
-log = logging.getLogger(__name__)
 
 
 def _parsed(post: Post[B], service: Service, body: B) -> Frame | list[Request]:
