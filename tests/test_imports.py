@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "weights": {"catalog"},
     "ops": {"weights.formats"},
     "text": {"weights"},
+    "media": set(),
     # text.markers: families say which markers their chat format has.
     "model": {"threads", "options", "ops", "weights", "text.markers"},
     "diffusion": set(_NETWORK),
@@ -218,7 +219,7 @@ def test_only_declared_packages_are_imported() -> None:
     """No transformers, no gguf, nothing that `pip install sfumato` would not bring."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = {re.split(r"[^\w-]", name)[0] for name in project["dependencies"]}
-    declared = {name.replace("-", "_") for name in named}
+    declared = {name.replace("-", "_") for name in named} | {"PIL"}  # the module of pillow
     known = declared | set(sys.stdlib_module_names) | {"sfumato", "compression"}  # since 3.14
     undeclared = {
         f"{module}: {name}"
