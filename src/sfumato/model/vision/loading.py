@@ -1,0 +1,193 @@
+"""Opens and loads vision towers: from a checkpoint's own tensors, or from an mmproj GGUF file.
+
+A tensor's canonical name is the module's in `tower.py`, which is `transformers`' without where in
+its own tree the tower is.  Every tensor is used, or the load fails and names it.  Quantized
+matrices stay quantized; those that are looked up or stored in another order become floats.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sfumato import ops
+from sfumato.model.loading import place
+from sfumato.model.model_config import ConfigError
+from sfumato.model.vision.config import VisionConfig, vision_from_gguf, vision_from_hf
+from sfumato.model.vision.tower import VisionTower
+from sfumato.ops.cpu.library import watch
+from sfumato.weights.checkpoint import Checkpoint
+from sfumato.weights.errors import CheckpointError, quoted
+from sfumato.weights.files.gguf import read_gguf
+from sfumato.weights.files.tensorfile import TensorInfo, require_readable
+from sfumato.weights.formats import Stored, Weight
+
+_PATCHES, _POSITIONS = "patch_embedding.weight", "position_embedding"
+_TOWER, _PROJECTOR = "model.encoder.vision_tower.", "model.encoder.embed_vision."
+_HF = {
+    f"{_TOWER}patch_embedder.input_proj.weight": "patch_embedding.weight",
+    f"{_TOWER}patch_embedder.position_embedding_table": "position_embedding",
+    f"{_TOWER}std_bias": "std_bias",
+    f"{_TOWER}std_scale": "std_scale",
+    f"{_PROJECTOR}embedding_projection.weight": "projection.weight",
+}
+_GGUF = {
+    "v.patch_embd.weight": "patch_embedding.weight",
+    "v.position_embd.weight": "position_embedding",
+    "v.std_bias": "std_bias",
+    "v.std_scale": "std_scale",
+    "mm.input_projection.weight": "projection.weight",
+}
+_GGUF_LAYER = {
+    "ln1": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_out": "self_attn.o_proj",
+    "attn_post_norm": "post_attention_layernorm",
+    "ln2": "pre_feedforward_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_post_norm": "post_feedforward_layernorm",
+}
+_LEAF = r"(weight|input_min|input_max|output_min|output_max)"
+_LAYER_OF_HF = re.compile(
+    rf"{re.escape(_TOWER)}encoder\.(layers\.\d+\.[a-z_.]+?)(\.linear)?\.{_LEAF}"
+)
+_LAYER_OF_GGUF = re.compile(rf"v\.blk\.(\d+)\.(\w+)\.{_LEAF}")
+
+
+def open_tower(checkpoint: Checkpoint, text_size: int) -> tuple[VisionConfig, Checkpoint] | None:
+    """The tower of a safetensors checkpoint: its config, and its tensors by canonical name. None
+    where the model has none. Raises ConfigError and CheckpointError."""
+    try:
+        config = vision_from_hf(checkpoint.metadata["config"], text_size)
+    except ConfigError as error:
+        raise ConfigError(f"{checkpoint.path}: {error}") from error
+    if config is None:
+        return None
+    tensors = _canonical(checkpoint.vision, of_transformers)
+    own = replace(checkpoint, tensors=tensors, vision={}, joined={})
+    return config, _checked(own, config)
+
+
+def open_mmproj(path: str | Path, text_size: int) -> tuple[VisionConfig, Checkpoint]:
+    """The tower of an mmproj file. text_size: what the text network's hidden size is. Raises
+    ConfigError and CheckpointError, naming the file and what is wrong with it."""
+    file = read_gguf(path)
+    watch(file.mapping, file.address, len(file.mapping), file.path)
+    tensors = _canonical(file.tensors, of_gguf)
+    try:
+        shapes = {name: info.shape for name, info in tensors.items()}
+        config = vision_from_gguf(file.metadata, shapes)
+        if config.text_size != text_size:
+            raise ConfigError(
+                f"its soft tokens are {config.text_size} wide and the model is {text_size} wide; "
+                "use the mmproj file of this model"
+            )
+    except ConfigError as error:
+        raise ConfigError(f"{file.path}: {error}") from error
+    files = {file.path: file}
+    opened = Checkpoint(file.path, "gguf", tensors, {}, file.metadata, files)
+    return config, _checked(opened, config)
+
+
+def load_tower(
+    config: VisionConfig,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    activations: str | None = None,
+) -> VisionTower:
+    """The tower, with float matrices as `dtype`. activations: to what products with quantized
+    weights round their inputs where a CPU's kernels serve ("int8", "bf16"; None: not at all)."""
+    tower = _skeleton(config)
+    for name in _shapes(config):
+        path, _, leaf = name.rpartition(".")
+        value = _as_used(name, checkpoint.read(name), config, device, dtype)
+        if activations and leaf == "weight" and len(value.shape) == 2:
+            value = ops.pack(value, activations)
+        place(tower.get_submodule(path), leaf, value)
+    return tower
+
+
+def _canonical(
+    infos: Mapping[str, TensorInfo], name_of: Callable[[str], str | None]
+) -> dict[str, TensorInfo]:
+    """Tensors by canonical name; those that have none by another one that is none either."""
+    tensors: dict[str, TensorInfo] = {}
+    for name, info in infos.items():
+        other = tensors.setdefault(name_of(name) or f"unknown {name}", info)
+        if other is not info:
+            raise CheckpointError(
+                f"{info.file}: tensor {quoted(name)} holds the same as {quoted(other.name)}; "
+                "remove one of them"
+            )
+    return tensors
+
+
+def _skeleton(config: VisionConfig) -> VisionTower:
+    with torch.device("meta"):
+        return VisionTower(config).requires_grad_(False)
+
+
+def _shapes(config: VisionConfig) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in _skeleton(config).named_parameters()}
+
+
+def _checked(checkpoint: Checkpoint, config: VisionConfig) -> Checkpoint:
+    """The checkpoint, whose tensors are those of the config, or CheckpointError."""
+    if len(checkpoint.tensors) < config.num_layers:  # before a skeleton of so many is made
+        raise CheckpointError(
+            f"{checkpoint.path}: {len(checkpoint.tensors)} tensors of a vision tower of "
+            f"{config.num_layers} layers; the file is incomplete"
+        )
+    expected = _shapes(config)
+    if checkpoint.kind == "gguf":  # which knows no numbers without an axis
+        expected = {name: shape or (1,) for name, shape in expected.items()}
+        expected[_PATCHES] = (config.hidden_size, 3, config.patch, config.patch)
+    checkpoint.check_tensors(expected)
+    for info in checkpoint.tensors.values():
+        require_readable(info)
+    return checkpoint
+
+
+def _as_used(
+    name: str,
+    value: Tensor | Stored,
+    config: VisionConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Weight:
+    if isinstance(value, Stored) and name not in (_PATCHES, _POSITIONS):
+        return value.to(device)
+    if name == _PATCHES and len(value.shape) == 4:  # colours outermost
+        value = value.to(dtype).permute(0, 2, 3, 1).reshape(config.hidden_size, -1)
+    floats = value.to(dtype) if len(value.shape) > 1 else value
+    assert isinstance(floats, Tensor)
+    if name.endswith(("_min", "_max")):
+        floats = floats.reshape(())
+    return floats.to(device)
+
+
+def of_transformers(name: str) -> str | None:
+    """The canonical name of a tensor of a safetensors file; None for one that is not known."""
+    if (layer := _LAYER_OF_HF.fullmatch(name)) is not None:
+        return f"{layer[1]}.{layer[3]}"
+    return _HF.get(name)
+
+
+def of_gguf(name: str) -> str | None:
+    """The canonical name of a tensor of an mmproj file; None for one that is not known."""
+    if (layer := _LAYER_OF_GGUF.fullmatch(name)) is not None:
+        known = _GGUF_LAYER.get(layer[2])
+        return known and f"layers.{layer[1]}.{known}.{layer[3]}"
+    return _GGUF.get(name)

@@ -1,0 +1,155 @@
+"""The vision tower and its projector: patches of one picture → soft tokens of the text network.
+
+Plain torch over the project's operations, for one picture at a time and without padding; weights
+are floats or stay quantized, as in `model/transformer.py`.  An `Encoding` goes through the layers
+in slices, so that other work has a turn in between.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sfumato import ops
+from sfumato.model.transformer import GatedMLP, Linear, RMSNorm
+from sfumato.model.vision.config import VisionConfig
+
+
+class ClampedLinear(Linear):
+    """A linear map whose inputs and outputs are clamped, by bounds that its checkpoint holds."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.input_min, self.input_max = _number(), _number()
+        self.output_min, self.output_max = _number(), _number()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(torch.clamp(x, self.input_min, self.input_max))
+        return torch.clamp(x, self.output_min, self.output_max)
+
+
+class Attention(nn.Module):
+    """Attention of all patches of a picture to one another, scale 1."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        linear = ClampedLinear if config.clamps else Linear
+        hidden, size, self.eps = config.hidden_size, config.head_dim, config.rms_norm_eps
+        self.head_dim = size
+        self.q_proj = linear(hidden, config.num_heads * size)
+        self.k_proj = linear(hidden, config.kv_heads * size)
+        self.v_proj = linear(hidden, config.kv_heads * size)
+        self.o_proj = linear(config.num_heads * size, hidden)
+        self.q_norm, self.k_norm = RMSNorm(size, self.eps), RMSNorm(size, self.eps)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """x [patches, hidden] → [patches, hidden]; rotary: cos and sin, see `rotary_of`."""
+        heads = (len(x), -1, self.head_dim)
+        q = _turned(self.q_norm(self.q_proj(x).view(heads)), rotary)
+        k = _turned(self.k_norm(self.k_proj(x).view(heads)), rotary)
+        v = ops.rms_norm(self.v_proj(x).view(heads), None, self.eps)
+        out = ops.attend(q, [k.transpose(0, 1)], [v.transpose(0, 1)])
+        return self.o_proj(out.reshape(len(x), -1))
+
+
+class Block(nn.Module):
+    """One layer."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.self_attn = Attention(config)
+        self.mlp = GatedMLP(hidden, config.intermediate_size)
+        if config.clamps:
+            self.mlp.gate_proj = ClampedLinear(hidden, config.intermediate_size)
+            self.mlp.up_proj = ClampedLinear(hidden, config.intermediate_size)
+            self.mlp.down_proj = ClampedLinear(config.intermediate_size, hidden)
+        self.input_layernorm = RMSNorm(hidden, eps)
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.pre_feedforward_layernorm = RMSNorm(hidden, eps)
+        self.post_feedforward_layernorm = RMSNorm(hidden, eps)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """x [patches, hidden] → [patches, hidden]."""
+        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), rotary))
+        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+
+
+class VisionTower(nn.Module):
+    """The whole network; `Encoding` runs it."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.config, hidden = config, config.hidden_size
+        self.patch_embedding = Linear(3 * config.patch**2, hidden)
+        self.position_embedding = nn.Parameter(torch.empty(2, config.positions, hidden))
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        if config.standardizes:
+            self.std_bias = nn.Parameter(torch.empty(hidden))
+            self.std_scale = nn.Parameter(torch.empty(hidden))
+        self.projection = Linear(hidden, config.text_size)
+
+    def embed(self, pixels: Tensor, columns: int, rows: int) -> tuple[Tensor, Tensor]:
+        """pixels [patches, 3 · patch²], 0 to 1 → the first layer's input [patches, hidden], and
+        where each patch is: int64 [patches, 2], its column and its row."""
+        x_at, y_at = torch.arange(columns), torch.arange(rows)
+        places = torch.stack(torch.meshgrid(x_at, y_at, indexing="xy"), -1).reshape(-1, 2)
+        places = places.to(pixels.device)
+        table = self.position_embedding
+        embedded = self.patch_embedding((2 * (pixels - 0.5)).to(table.dtype))
+        return embedded + (table[0][places[:, 0]] + table[1][places[:, 1]]), places
+
+    def soft_tokens(self, x: Tensor, columns: int, rows: int) -> Tensor:
+        """The last layer's output [patches, hidden] → [soft tokens, text size]."""
+        config = self.config
+        pool, hidden = config.pool, config.hidden_size
+        squares = x.view(rows // pool, pool, columns // pool, pool, hidden)
+        # Rounded once to x's dtype, as the reference does; what follows exceeds float16's range.
+        pooled = squares.float().mean((1, 3)).view(-1, hidden).to(x.dtype).float() * hidden**0.5
+        if config.standardizes:
+            pooled = (pooled - self.std_bias.float()) * self.std_scale.float()
+        return self.projection(ops.rms_norm(pooled.to(x.dtype), None, config.rms_norm_eps))
+
+
+class Encoding:
+    """One picture on its way through a tower."""
+
+    def __init__(self, tower: VisionTower, pixels: Tensor, columns: int) -> None:
+        """pixels: float32 [patches, 3 · patch²], 0 to 1, row by row of `columns` patches."""
+        config, rows = tower.config, len(pixels) // columns
+        assert rows * columns == len(pixels), "a row of patches is not full"
+        assert not columns % config.pool and not rows % config.pool, "a soft token is not full"
+        assert max(columns, rows) <= config.positions, "more patches than positions"
+        self._tower, self._sides = tower, (columns, rows)
+        self._x, places = tower.embed(pixels, *self._sides)
+        self._rotary = rotary_of(places, config, self._x.dtype)
+        self.layer = 0  # the next one
+
+    def advance(self, layers: int | None = None) -> Tensor | None:
+        """Runs the next layers (None: all that are left). The soft tokens [n, text size] where
+        these were the last ones; None before."""
+        count = len(self._tower.layers)
+        end = count if layers is None else min(count, self.layer + layers)
+        for block in self._tower.layers[self.layer : end]:
+            self._x = block(self._x, self._rotary)
+        self.layer = end
+        return self._tower.soft_tokens(self._x, *self._sides) if end == count else None
+
+
+def rotary_of(places: Tensor, config: VisionConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin [patches, 2, head_dim / 4] of the columns and rows int64 [patches, 2]."""
+    half = config.head_dim // 2
+    steps = torch.arange(0, half, 2, device=places.device).float() / half
+    angles = places.unsqueeze(-1).float() * (1.0 / config.rope_theta**steps)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def _number() -> nn.Parameter:
+    return nn.Parameter(torch.empty(()))
+
+
+def _turned(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary embedding of x [patches, heads, d]: the first half of d turns with the column, the
+    second with the row."""
+    halves = x.unflatten(-1, (2, -1)).transpose(-2, -3)
+    return ops.rotate(halves, *rotary).transpose(-2, -3).flatten(-2)
