@@ -34,15 +34,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": {"threads", "options", "ops", "weights", "text.markers"},
     "diffusion": set(_NETWORK),
     # text: markers say where a thought is.
-    "tasks": {"diffusion", "text"} | _NETWORK,
+    "tasks": {"diffusion", "text", "media"} | _NETWORK,
     "device_trial": {"tasks", "diffusion"} | _NETWORK,
     "decisions": {"diffusion"},
-    "text_side": {"tasks", "diffusion", "text"} | _NETWORK,
-    "api": {"decisions", "device_trial", "tasks", "diffusion", "text", "text_side"} | _NETWORK,
+    "text_side": {"tasks", "diffusion", "text", "media"} | _NETWORK,
+    "api": {"decisions", "device_trial", "tasks", "diffusion", "text", "media", "text_side"}
+    | _NETWORK,
     "convert": {"api", "diffusion", "text"} | _NETWORK,
     "engine": _ENGINE - {"engine"},
     "": _ENGINE,
-    "train": {"", "convert", "embedded_questions"} | _ENGINE,
+    "train": {"", "convert", "embedded_questions", "media"} | _ENGINE,
     # embedded_questions: a reply of the embedded model says where it is not one that it learned.
     "server": {"", "values", "embedded_questions"} | _ENGINE,
     "bench": {""} | _ENGINE,

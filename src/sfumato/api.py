@@ -59,6 +59,7 @@ from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantization import quantized_on_load
+from sfumato.model.vision.loading import tower_of
 from sfumato.ops.registry import check_off, has_twins
 from sfumato.options import exclusions
 from sfumato.options.limits import MOST_STEPS
@@ -67,6 +68,7 @@ from sfumato.tasks.alone import alone, finish
 from sfumato.tasks.decide import Answers, DecideTask
 from sfumato.tasks.reply import ReplyTask
 from sfumato.tasks.works import Prompt
+from sfumato.text.messages import PictureParts
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.reply import Stop
 from sfumato.text_side import (
@@ -155,7 +157,7 @@ class Model:
         scores are no numbers, and ValueError where a sampler or processor returns a wrong tensor.
         """
         _check_arguments(cancelled, unknown)
-        ids = self.prompt_ids(prompt, messages, thinking=thinking, tools=tools)
+        made = self.make_prompt(prompt, messages, thinking=thinking, tools=tools)
         if mode is not None:
             check_sampler(sampler)
             sampler = replace(sampler or SamplerConfig(), mode=mode)
@@ -163,14 +165,21 @@ class Model:
         if source is not None:
             given = {"grammar": source, "prediction": prediction}
             exclusions.check(exclusions.GRAMMAR, given)
-            ids += [] if thinking else self.fills.empty_thought
+            made.ids.extend([] if thinking else self.fills.empty_thought)
         # What cannot be done is refused by this call, and not by the first `next`.
         plan, transcript = self.plan_reply(
-            len(ids), max_tokens, seed, sampler, stop, cancelled, source=source, thinking=thinking
+            len(made.ids),
+            max_tokens,
+            seed,
+            sampler,
+            stop,
+            cancelled,
+            source=source,
+            thinking=thinking,
         )
         plan = self.fills.with_prediction(plan, prediction, thinking)
         make = partial(Canvas.of, network=self.network)
-        task = ReplyTask(plan, Prompt(ids, ()), make, text=transcript)
+        task = ReplyTask(plan, made, make, text=transcript)
         return _reply_events(alone(self.network, task, cancelled))
 
     def plan_reply(
@@ -213,11 +222,33 @@ class Model:
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """Token ids of the chat prompt for a user's text, or for messages."""
+        return self.make_prompt(prompt, messages, thinking=thinking, tools=tools).ids
+
+    def make_prompt(
+        self,
+        prompt: str | None = None,
+        messages: Messages | None = None,
+        *,
+        thinking: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Prompt:
+        """The chat prompt for a user's text, or for messages, with their pictures."""
         if (prompt is None) == (messages is None):
             raise Refused(("prompt", "messages"), "give exactly one of them")
         if messages is None:
             messages = [{"role": "user", "content": prompt}]
-        return prompt_ids(self.template, self.tokenizer, messages, thinking=thinking, tools=tools)
+        tower, tokens = self.network.tower, self.text.pictures
+        parts: PictureParts | None = None if tower is None or tokens is None else []
+        text = self.template, self.tokenizer
+        ids = prompt_ids(*text, messages, thinking=thinking, tools=tools, pictures=parts)
+        if not parts:
+            return Prompt(ids, ())
+        # Pillow is loaded where there is a picture.
+        from sfumato.media.part import Cut, read_part
+
+        assert tower is not None and tokens is not None
+        cut = Cut(tower.config.patch, tower.config.pool, tower.config.soft_tokens)
+        return tokens.placed(ids, [read_part(part, cut, at) for at, part in parts])
 
     def fill(
         self,
@@ -487,6 +518,8 @@ def load(
         kind = torch.float32  # a probe chose the other for its speed
         del network
         network = load_network(checkpoint, target, kind, *options)
+    if text.pictures is not None:
+        network.tower = tower_of(checkpoint, config.hidden_size, target, kind, activations)
     ends = end_ids(checkpoint, network.config, text.tokenizer)
     seconds, family = time.perf_counter() - start, family_of(checkpoint)
     names = _identity(checkpoint, weights, network, cache_type)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -53,14 +53,48 @@ from sfumato.options.limits import MOST_STEPS
 from sfumato.refused import Refused
 from sfumato.tasks.alone import alone
 from sfumato.tasks.fill import FillTask, FillText
+from sfumato.tasks.works import PlacedPicture, Prompt
 from sfumato.text.calls import ToolCall
 from sfumato.text.markers import ChatMarkers
 from sfumato.text.prompt import empty_thought_ids, prompt_ids, user_turn
 from sfumato.text.reply import Delta, ReplyParser, Stop, StopCut, StopGate, StopStrings
-from sfumato.text.template import ChatTemplate
+from sfumato.text.template import ChatTemplate, TemplateError
 from sfumato.text.tokenizer import Detokenizer, Tokenizer
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import quoted
+
+if TYPE_CHECKING:
+    from sfumato.media.patches import Patches
+
+
+@dataclass(frozen=True)
+class PictureTokens:
+    """The ids of a picture in a prompt: `soft` is what a template writes for it, and what each of
+    its soft tokens replaces; `begin` and `end` come around them, where a model has such."""
+
+    soft: int
+    begin: int | None = None
+    end: int | None = None
+
+    def placed(self, ids: Sequence[int], pictures: Sequence[Patches]) -> Prompt:
+        """The prompt in which each picture has the place of its soft tokens. Raises TemplateError
+        where the template has shown another number of pictures."""
+        if ids.count(self.soft) != len(pictures):
+            raise TemplateError(
+                f"chat template: shows {ids.count(self.soft)} pictures of {len(pictures)}; get the "
+                "template again"
+            )
+        made, placed, rest = list[int](), list[PlacedPicture](), iter(pictures)
+        for token in ids:
+            if token != self.soft:
+                made.append(token)
+                continue
+            patches = next(rest)
+            made += [] if self.begin is None else [self.begin]
+            placed.append(PlacedPicture(len(made), patches))
+            made += [self.soft] * patches.soft_tokens
+            made += [] if self.end is None else [self.end]
+        return Prompt(made, (), tuple(placed))
 
 
 @dataclass(frozen=True)
@@ -69,18 +103,37 @@ class TextSide:
 
     tokenizer: Tokenizer
     template: ChatTemplate
+    pictures: PictureTokens | None = None  # None: no token stands for a picture
+
+
+def _picture_tokens(checkpoint: Checkpoint, tokenizer: Tokenizer) -> PictureTokens | None:
+    """What config.json names, and else the family's markers that the tokenizer has."""
+    markers, config = family_of(checkpoint).markers, checkpoint.metadata.get("config") or {}
+
+    def token(key: str, marker: str) -> int | None:
+        found = config[key] if key in config else tokenizer.token_id(marker)
+        return found if isinstance(found, int) and 0 <= found < tokenizer.vocab_size else None
+
+    soft = token("image_token_id", markers.picture)
+    if soft is None:
+        return None
+    return PictureTokens(
+        soft,
+        token("boi_token_id", markers.picture_open),
+        token("eoi_token_id", markers.picture_close),
+    )
 
 
 def load_text(checkpoint: Checkpoint) -> TextSide:
     """The tokenizer and chat template of a checkpoint."""
     markers = family_of(checkpoint).markers
     if checkpoint.kind == "gguf":
-        metadata = checkpoint.metadata
-        return TextSide(Tokenizer.from_gguf(metadata), ChatTemplate.from_gguf(metadata, markers))
-    folder = checkpoint.folder
-    return TextSide(
-        Tokenizer.from_file(folder / "tokenizer.json"), ChatTemplate.from_folder(folder, markers)
-    )
+        tokenizer = Tokenizer.from_gguf(checkpoint.metadata)
+        template = ChatTemplate.from_gguf(checkpoint.metadata, markers)
+    else:
+        tokenizer = Tokenizer.from_file(checkpoint.folder / "tokenizer.json")
+        template = ChatTemplate.from_folder(checkpoint.folder, markers)
+    return TextSide(tokenizer, template, _picture_tokens(checkpoint, tokenizer))
 
 
 def end_ids(checkpoint: Checkpoint, config: ModelConfig, tokenizer: Tokenizer) -> tuple[int, ...]:

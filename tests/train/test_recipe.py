@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import sfumato
-from sfumato.train import recipe
+from sfumato.train import pictures, recipe
 from sfumato.train.trainer import Watch
 from sfumato.weights.errors import CheckpointError
 
@@ -17,6 +18,9 @@ def small_batches(monkeypatch):
     monkeypatch.setattr(recipe, "DECIDE_STATES", 1)
     monkeypatch.setattr(recipe, "DECIDE_CHATS", 2)
     monkeypatch.setattr(recipe, "FILL_ROWS", 2)
+    monkeypatch.setattr(recipe, "SEE_ROWS", 2)
+    made = pictures.Digits(np.full((2, 8, 8), 9, np.uint8), np.array([4, 7]))
+    monkeypatch.setattr(pictures, "digits", lambda: (made, made))
 
 
 def test_a_short_run_writes_a_checkpoint_that_loads_and_answers(tmp_path):
@@ -28,7 +32,7 @@ def test_a_short_run_writes_a_checkpoint_that_loads_and_answers(tmp_path):
         report=lines.append,
         progress=lambda *far: reported.append(far),
     )
-    assert reported == [(1, 3), (2, 3), (3, 3)]  # three stages
+    assert reported == [(1, 4), (2, 4), (3, 4), (4, 4)]  # four stages
     model = sfumato.load(tmp_path / "out")
     assert model.config == recipe.EMBEDDED
     reply = model.generate("Hello!", max_tokens=16, sampler=sfumato.SamplerConfig(max_steps=2))
@@ -48,7 +52,7 @@ def test_a_run_can_begin_with_a_later_stage(tmp_path, stage):
         stage=stage,
         progress=lambda *far: reported.append(far),
     )
-    assert reported == {2: [(1, 2), (2, 2)], 3: [(1, 1)]}[stage]
+    assert reported == {2: [(1, 3), (2, 3), (3, 3)], 3: [(1, 2), (2, 2)]}[stage]
     after = recipe.load_weights(tmp_path).state_dict()
     assert before.keys() == after.keys()
     moved = max(float((after[name] - before[name]).abs().max()) for name in before)

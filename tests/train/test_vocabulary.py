@@ -95,8 +95,19 @@ def test_template_writes_the_turns() -> None:
 def test_template_accepts_what_it_cannot_honour() -> None:
     plain = render([user("Hi")])
     assert render([user("Hi")], enable_thinking=True) == plain
-    parts = [{"type": "text", "text": "H"}, {"type": "image"}, {"type": "text", "text": "i"}]
+    parts = [{"type": "text", "text": "H"}, {"type": "audio"}, {"type": "text", "text": "i"}]
     assert render([{"role": "user", "content": parts}]) == plain
+
+
+def test_pictures_stand_after_the_text_of_their_message() -> None:
+    image, text = {"type": "image"}, {"type": "text", "text": "Hi "}
+    for parts, shown in (
+        ([image, text], "Hi\n<mask>"),
+        ([text, image, image], "Hi\n<mask>\n<mask>"),
+        ([image], "<mask>"),
+    ):
+        expected = f"<bos><|turn>user\n{shown}<turn|>\n<|turn>model\n"
+        assert render([{"role": "user", "content": parts}]) == expected
     assert render([user("Hi"), {"role": "developer", "content": "x"}]).count("<|turn>system\n") == 1
 
 

@@ -434,8 +434,10 @@ class Engine:
 
     def _check_room(self, job: Job) -> None:
         """Raises TooLarge where no slot can ever hold what a task claims, or its questions: a long
-        one takes as much as a larger slot of its length."""
+        one takes as much as a larger slot of its length; and Refused for pictures."""
         claim = job.task.claim
+        if claim.prompt.pictures:
+            raise Refused("pictures", "an engine runs none so far", "use Model.generate")
         try:
             self._pool.check(claim.positions)
         except TooLarge as error:

@@ -18,6 +18,8 @@ from sfumato.model.head import VocabularyHead
 from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.segments import Keeps, PackedRows, PaddedRows, RowPart, Suffix
 from sfumato.model.transformer import Transformer
+from sfumato.model.vision.mask import ImageMask, SoftTokens, ahead_of_pictures
+from sfumato.model.vision.tower import Encoding, VisionTower
 from sfumato.ops.gpu import device_memory
 from sfumato.refused import Refused
 from sfumato.weights.files.tensorfile import FileSizes
@@ -38,12 +40,16 @@ class Network:
         cache_dtype: torch.dtype | None = None,
         output: Sequence[Weight] | None = None,
         placement: Placement | None = None,
+        image_mask: ImageMask = "model",
     ) -> None:
         """output: the embedding's chunks as the head multiplies them, see `VocabularyHead`;
-        placement: where the layers are, None: on `device` with all else."""
+        placement: where the layers are, None: on `device` with all else; image_mask: which rule
+        says what soft tokens see."""
         self.placement = placement or make_placement(device, len(transformer.config.layers))
         self.transformer, self.device, self.dtype = transformer, device, dtype
         self.config, self.cache_dtype = transformer.config, cache_dtype or dtype
+        self.image_mask: ImageMask = image_mask
+        self.tower: VisionTower | None = None  # None: the network reads no pictures
         self.files = FileSizes(())  # of which weights are views
         reads = transformer.self_conditioning
         rounding = min(ops.rounding(p.weight, dtype) for p in (reads.gate_proj, reads.up_proj))
@@ -97,33 +103,69 @@ class Network:
         slots: Sequence[Slot],
         chunk: int = PREFILL_CHUNK,
         cancelled: Callable[[], bool] = lambda: False,
+        pictures: Sequence[Sequence[SoftTokens]] = (),
     ) -> bool:
         """Appends tokens to the slots' prefixes: rows[i] int64 [any length] goes to slots[i].
+
+        pictures: those of each row, in order, whose soft tokens take the place of ids; (): none. A
+        chunk ends before a picture or after it, and may be longer than `chunk` for one.
 
         Calls `cancelled` before every chunk; returns False where it returned True, with the
         chunks before that in the prefixes.  Raises ValueError, naming the row, where a slot has too
         few free positions or an id is out of range; then nothing was written.  Any other failure
         empties the slots that were being written, for their rings may be half overwritten.
         """
-        pending = self._checked(rows, slots)
-        while any(len(ids) for ids in pending):
+        checked, done = self._checked(rows, slots, pictures), [0] * len(rows)
+        within = pictures or [()] * len(rows)
+        while live := [i for i, ids in enumerate(checked) if done[i] < len(ids)]:
             if cancelled():
                 return False
-            live = [i for i, ids in enumerate(pending) if len(ids)]
             share = max(1, chunk // len(live))
-            self._encode_chunk([pending[i][:share] for i in live], [slots[i] for i in live])
-            pending = [ids[share:] for ids in pending]
+            ends = [
+                ahead_of_pictures(min(done[i] + share, len(checked[i])), done[i], within[i])
+                for i in live
+            ]
+            pieces = [checked[i][done[i] : end] for i, end in zip(live, ends, strict=True)]
+            own = [
+                [picture.moved(-done[i]) for picture in within[i] if done[i] <= picture.start < end]
+                for i, end in zip(live, ends, strict=True)
+            ]
+            self._encode_chunk(pieces, [slots[i] for i in live], own)
+            for i, end in zip(live, ends, strict=True):
+                done[i] = end
         return True
 
     @torch.no_grad()
-    def encode_hidden(self, rows: Sequence[Tensor], slots: Sequence[Slot]) -> list[Tensor]:
+    def soft_tokens(self, pixels: Tensor, columns: int) -> Tensor:
+        """Those of one picture, [n, hidden]; see `Encoding`."""
+        assert self.tower is not None, "a network without a tower"
+        soft = Encoding(self.tower, pixels.to(self.device), columns).advance()
+        assert soft is not None
+        return soft
+
+    @torch.no_grad()
+    def encode_hidden(
+        self,
+        rows: Sequence[Tensor],
+        slots: Sequence[Slot],
+        pictures: Sequence[Sequence[SoftTokens]] = (),
+    ) -> list[Tensor]:
         """Encodes as `encode` does, in one forward, rows of one token at least; returns each row's
         hidden states [n, hidden], whose scores in the vocabulary head are those of the next
         token."""
-        return self._encode_chunk(self._checked(rows, slots), slots)
+        return self._encode_chunk(self._checked(rows, slots, pictures), slots, pictures)
 
-    def _checked(self, rows: Sequence[Tensor], slots: Sequence[Slot]) -> list[Tensor]:
+    def _checked(
+        self,
+        rows: Sequence[Tensor],
+        slots: Sequence[Slot],
+        pictures: Sequence[Sequence[SoftTokens]] = (),
+    ) -> list[Tensor]:
         """The rows on the device. Raises ValueError as `encode` does."""
+        for ids, own in zip(rows, pictures, strict=False):
+            ends = [0, *(picture.end for picture in own)]
+            starts = [*(picture.start for picture in own), len(ids)]
+            assert all(end <= start for end, start in zip(ends, starts, strict=True))
         for index, (ids, slot) in enumerate(zip(rows, slots, strict=True)):
             if len(ids) > slot.room():
                 raise ValueError(
@@ -133,24 +175,53 @@ class Network:
             self.check_ids(ids, f"row {index}")
         return [to_device(ids, self.device) for ids in rows]
 
-    def _encode_chunk(self, pieces: Sequence[Tensor], slots: Sequence[Slot]) -> list[Tensor]:
+    def _encode_chunk(
+        self,
+        pieces: Sequence[Tensor],
+        slots: Sequence[Slot],
+        pictures: Sequence[Sequence[SoftTokens]] = (),
+    ) -> list[Tensor]:
         """Returns the hidden states of each piece."""
         try:
-            return self._encode(pieces, [Suffix(slot) for slot in slots], "slots")
+            return self._encode(pieces, [Suffix(slot) for slot in slots], "slots", pictures)
         except BaseException:
             for slot in slots:
                 slot.reset()
             raise
 
     def _encode(
-        self, pieces: Sequence[Tensor], suffixes: Sequence[Suffix], keeps: Keeps
+        self,
+        pieces: Sequence[Tensor],
+        suffixes: Sequence[Suffix],
+        keeps: Keeps,
+        pictures: Sequence[Sequence[SoftTokens]] = (),
     ) -> list[Tensor]:
         """One forward of the encode phase; returns the hidden states of each piece."""
-        attend = PackedRows(suffixes, [len(piece) for piece in pieces], keeps)
-        ids = to_device(torch.cat(list(pieces)), self.device)
-        hidden = self.transformer.encode(ids, attend.positions(), attend, self.dtype)
+        counts = [len(piece) for piece in pieces]
+        spans = [
+            [(suffix.end + each.start, suffix.end + each.end) for each in own]
+            for suffix, own in zip(suffixes, pictures, strict=False)
+        ]
+        attend = PackedRows(suffixes, counts, keeps, (), spans, self.image_mask)
+        ids, soft = to_device(torch.cat(list(pieces)), self.device), self._placed(counts, pictures)
+        hidden = self.transformer.encode(ids, attend.positions(), attend, self.dtype, soft)
         attend.commit()
         return list(hidden.split(attend.counts))
+
+    def _placed(
+        self, counts: Sequence[int], pictures: Sequence[Sequence[SoftTokens]]
+    ) -> tuple[Tensor, Tensor] | None:
+        """Where among packed tokens of rows of these lengths their pictures are, and what is there,
+        as `Transformer.encode` takes it."""
+        starts = accumulate(counts, initial=0)
+        placed = [
+            each.moved(first) for first, own in zip(starts, pictures, strict=False) for each in own
+        ]
+        if not placed:
+            return None
+        where = torch.tensor([at for each in placed for at in range(each.start, each.end)])
+        values = torch.cat([each.values.to(self.device, self.dtype) for each in placed])
+        return to_device(where, self.device), values
 
     @torch.no_grad()
     def denoise(

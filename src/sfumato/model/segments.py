@@ -25,6 +25,7 @@ from torch import Tensor
 from sfumato import ops
 from sfumato.model.cache import KVPool, PoolLease, QuestionPool, Slot
 from sfumato.model.devices import to_device
+from sfumato.model.vision.mask import ImageMask, Span, seen
 from sfumato.ops.narrow_cache import stored_as
 
 
@@ -247,11 +248,14 @@ class PackedRows:
         counts: Sequence[int],
         keeps: Keeps,
         queries: Sequence[int] = (),
+        pictures: Sequence[Sequence[Span]] = (),
+        image_mask: ImageMask = "model",
     ) -> None:
         """counts: tokens of each row; queries: of each row, where a layer has fewer queries than
-        tokens."""
+        tokens; pictures: among the new tokens of each row that goes into a slot, by position."""
         self.suffixes, self.counts = tuple(suffixes), list(counts)
         self._keeps, self._queries = keeps, list(queries)
+        self._pictures, self._image_mask = list(pictures), image_mask
         slots = groupby(range(len(self.suffixes)), lambda row: id(self.suffixes[row].slot))
         self._groups = [list(rows) for _, rows in slots]  # neighbours that share a slot
         self._causal: dict[tuple[int, bool, bool, torch.device], ops.Causal] = {}
@@ -333,8 +337,19 @@ class PackedRows:
             of_queries, of_keys = numbers.split([len(queries), len(own)])
             several = counts if len(rows) > 1 else ()
             keys = torch.cat((shared, of_keys))
-            self._causal[name] = ops.Causal(of_queries, keys, window, several)
+            interval = self._interval(rows[0], of_queries, window)
+            self._causal[name] = ops.Causal(of_queries, keys, window, several, interval)
         return self._causal[name]
+
+    def _interval(
+        self, row: int, positions: Tensor, window: int | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Which positions the new tokens of a row see, where its pictures make that no causal
+        rule."""
+        pictures = self._pictures[row] if self._pictures else ()
+        if not pictures or (window is None and self._image_mask == "model"):
+            return None
+        return seen(positions, pictures, window, self._image_mask)
 
     def _write(self, pool: QuestionPool) -> None:
         """Stores the tokens that have places in a pool, all rows in one operation a layer."""

@@ -308,9 +308,22 @@ class Transformer(nn.Module):
             config.hidden_size, config.intermediate_size, config.rms_norm_eps
         )
 
-    def encode(self, ids: Tensor, positions: Tensor, attend: Attend, dtype: torch.dtype) -> Tensor:
-        """Encode phase: ids and positions int64 [..., tokens] → hidden [..., tokens, hidden]."""
-        return self._blocks(self.embed_tokens(ids, dtype), positions, attend, encoding=True)
+    def encode(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        dtype: torch.dtype,
+        soft: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Encode phase: ids and positions int64 [..., tokens] → hidden [..., tokens, hidden]; soft:
+        which of all tokens are of pictures, int64 [n], and what takes the place of their scaled
+        embeddings, [n, hidden]."""
+        x = self.embed_tokens(ids, dtype)
+        if soft is not None:
+            where, values = soft
+            x = x.flatten(0, -2).index_copy(0, where, values.to(dtype)).view_as(x)
+        return self._blocks(x, positions, attend, encoding=True)
 
     def encode_keys(
         self, ids: Tensor, positions: Tensor, attend: PackedRows, dtype: torch.dtype

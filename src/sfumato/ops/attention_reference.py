@@ -59,7 +59,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
 
 @dataclass(frozen=True)
 class Causal:
-    """Which keys tokens see: those at their own position and before, at most `window` of them.
+    """Which keys tokens see: those at their own position and before, at most `window` of them, or
+    those that an interval says.
 
     Of several rows that follow one prefix a token sees keys of the prefix and of its own row.
     """
@@ -69,6 +70,9 @@ class Causal:
     window: int | None = None
     counts: Sequence[tuple[int, int]] = ()
     """How many queries, and how many keys of its own, each row has; (): one row sees all keys."""
+    interval: tuple[Tensor, Tensor] | None = None
+    """int64 [tokens] each: the first and the last position that the tokens of one row see, where
+    the rule above does not say so. Compiled twins know no intervals."""
 
     @cached_property
     def rows(self) -> list[Causal]:
@@ -85,6 +89,9 @@ class Causal:
 
     def mask(self) -> Tensor:
         """bool [tokens, m]: True where a token sees a key."""
+        if self.interval is not None:
+            first, last = self.interval
+            return (self.keys >= first[:, None]) & (self.keys <= last[:, None])
         seen = self.keys <= self.queries[:, None]
         if self.window is not None:
             seen &= self.keys > self.queries[:, None] - self.window

@@ -162,7 +162,7 @@ GENERAL = (
     Option("out", PATH, ("train",), "folder for the checkpoint", metavar="DIR", required=True),
     Option("steps", FROM_1, ("train",), "steps of each stage; default: the recipe's", metavar="N"),
     Option("from", PATH, ("train",), "begin a later stage with this one", metavar="DIR"),
-    Option("stage", Whole(2, 3), ("train",), "the stage that --from begins", 2, "N"),
+    Option("stage", Whole(2, 4), ("train",), "the stage that --from begins", 2, "N"),
     Option("threads", THREADS, ("train",), "CPU threads; default: all", metavar="N"),
     Option("force", FLAG, ("train",), "replace a checkpoint that is at --out", False),
     Option("count", FROM_1, ("eval",), "tasks of each set at most", 200, "N"),

@@ -20,6 +20,7 @@ from sfumato.diffusion.limits import Limits, Outcome, SettledCanvas, Times, plan
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import Denoiser
 from sfumato.model.network import PREFILL_CHUNK, Network
+from sfumato.model.vision.mask import SoftTokens, ahead_of_pictures
 from sfumato.tasks.reply import Policies, ReplyTask
 from sfumato.tasks.score_progress import ScoreProgress
 from sfumato.tasks.works import Denoise, Draw, Encode, Prompt, Score, Task, Work
@@ -113,18 +114,35 @@ class _Alone:
     def _encode(self, work: Encode) -> Any:
         ids, want = torch.tensor(work.ids, dtype=torch.int64), work.want
         self._prefix += work.ids
+        network, slot, pictures = self._network, self._slot, self._soft_tokens(work)
         unseen = len(ids) if want is None else max(0, len(ids) - want.least)
-        network, slot = self._network, self._slot
-        if not network.encode([ids[:unseen]], [slot], cancelled=self._cancelled):
+        # What is wanted may begin within a picture, which no cut divides.
+        cut = (each.start for each in pictures if each.start < unseen < each.end)
+        unseen = min(cut, default=unseen)
+        before = [each for each in pictures if each.start < unseen]
+        if not network.encode([ids[:unseen]], [slot], cancelled=self._cancelled, pictures=[before]):
             raise _Cancelled
         if want is None:
             return None
         want.begin(len(self._prefix))
-        for piece in ids[unseen:].split(PREFILL_CHUNK):
-            start = slot.length
-            (hidden,) = network.encode_hidden([piece], [slot])
-            want.add(network.head, start, hidden, network.config.canvas_length)
+        start = unseen
+        while start < len(ids):
+            end = ahead_of_pictures(min(len(ids), start + PREFILL_CHUNK), start, pictures)
+            own = [each.moved(-start) for each in pictures if start <= each.start < end]
+            first = slot.length
+            (hidden,) = network.encode_hidden([ids[start:end]], [slot], [own])
+            want.add(network.head, first, hidden, network.config.canvas_length)
+            start = end
         return want.result()
+
+    def _soft_tokens(self, work: Encode) -> list[SoftTokens]:
+        placed = []
+        for picture in work.pictures:
+            self._check()
+            pixels = torch.from_numpy(picture.patches.values())
+            soft = self._network.soft_tokens(pixels, picture.patches.columns)
+            placed.append(SoftTokens(picture.start, soft))
+        return placed
 
     def _score(self, work: Score) -> Any:
         progress = ScoreProgress(work)

@@ -27,12 +27,12 @@ from sfumato.diffusion.noise import Noise
 from sfumato.tasks.works import (
     Claim,
     Denoise,
-    Encode,
     Figures,
     Likelihood,
     MakeCanvas,
     Prompt,
     Score,
+    prompt_work,
 )
 
 
@@ -85,7 +85,7 @@ class FillTask:
     def run(self) -> Generator[Any, Any, Any]:
         """Yields the drafts of one canvas of each round, the longest, and what `FillText.settled`
         gives. Raises FloatingPointError where the model's scores are no numbers."""
-        yield Encode(self.claim.prompt.ids)
+        yield prompt_work(self.claim.prompt)
         result: Trial | None = None
         for number, hole in enumerate(self._undecided):
             result = yield from self._tried(hole, self._undecided[number + 1 :])

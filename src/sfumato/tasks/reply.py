@@ -43,6 +43,7 @@ from sfumato.tasks.works import (
     MakeCanvas,
     Prompt,
     Want,
+    prompt_work,
 )
 from sfumato.text.markers import ChatMarkers
 from sfumato.text.reply import Region
@@ -254,7 +255,7 @@ class ReplyTask:
         """Encodes the prompt; returns the hidden state of its last token, in causal mode."""
         wants = [*([] if self._want is None else [self._want])]
         wants += [LastState()] if self.is_causal else []
-        results = yield Encode(self.claim.prompt.ids, Together(*wants) if wants else None)
+        results = yield prompt_work(self.claim.prompt, Together(*wants) if wants else None)
         if self._want is not None:
             self.wanted = results[0]
         return results[-1] if self.is_causal else None

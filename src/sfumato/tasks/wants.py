@@ -19,7 +19,7 @@ from sfumato.model.head import VocabularyHead
 from sfumato.model.scores import TokenScores, token_scores
 from sfumato.options.settings import POOLINGS
 from sfumato.refused import Refused
-from sfumato.tasks.works import Claim, Encode, Figures, Prompt, Want
+from sfumato.tasks.works import Claim, Figures, Prompt, Want, prompt_work
 
 
 class LastState:
@@ -178,7 +178,7 @@ class EmbedTask:
         self.stats = Stats(prompt_tokens=len(prompt.ids))
 
     def run(self) -> Generator[Any, Any, Any]:
-        return (yield Encode(self.claim.prompt.ids, self._want))
+        return (yield prompt_work(self.claim.prompt, self._want))
 
     def stopped(self) -> None:
         return None

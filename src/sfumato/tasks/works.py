@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from sfumato.diffusion.constraints.constrained_reply import ConstraintReport
     from sfumato.diffusion.limits import Times
+    from sfumato.media.patches import Patches
     from sfumato.model.head import VocabularyHead
 
 
@@ -51,11 +52,24 @@ class Want(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class PlacedPicture:
+    """A picture among ids, whose soft tokens take the place of as many of them."""
+
+    start: int
+    patches: Patches
+
+    @property
+    def end(self) -> int:
+        return self.start + self.patches.soft_tokens
+
+
+@dataclass(frozen=True, eq=False)
 class Encode:
     """Appends tokens to the prefix. The result: that of `want`, or None."""
 
     ids: Sequence[int]
     want: Want | None = None
+    pictures: Sequence[PlacedPicture] = ()  # in order, within `ids`
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +118,12 @@ class Prompt:
 
     ids: list[int]
     marks: tuple[int, ...]  # lengths of it that later ones are likely to share
+    pictures: tuple[PlacedPicture, ...] = ()
+
+
+def prompt_work(prompt: Prompt, want: Want | None = None) -> Encode:
+    """The work that encodes a prompt."""
+    return Encode(prompt.ids, want, prompt.pictures)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,9 @@ class ChatMarkers:
     call_open: str = ""
     call_close: str = ""
     quote: str = ""  # stands before and after each text in a tool call's arguments
+    picture: str = ""  # what a template writes for a picture, and stands for each soft token
+    picture_open: str = ""  # comes before the soft tokens of a picture
+    picture_close: str = ""
     ends: tuple[str, ...] = ()  # end a reply
     end_tokens: tuple[str, ...] = ()  # of these, added to the end ids that a checkpoint gives
     visible: tuple[str, ...] = ()  # parsers of other programs look for these in the decoded text

@@ -31,16 +31,25 @@ _OF_FUNCTIONS = (  # what a tool's function may have beside its name
 )
 
 
+PictureParts = list[tuple[str, Mapping[str, Any]]]
+"""Parts of messages that are pictures, in order, each with its place in the request."""
+
+
 def check_messages(
-    messages: Sequence[Mapping[str, Any]], first: int = 0, markers: ChatMarkers = NO_MARKERS
+    messages: Sequence[Mapping[str, Any]],
+    first: int = 0,
+    markers: ChatMarkers = NO_MARKERS,
+    pictures: PictureParts | None = None,
 ) -> list[dict[str, Any]]:
     """A clean copy of `messages`; first: the number that errors give the first of them; markers:
-    those of the thoughts to leave out.
+    those of the thoughts to leave out; pictures: gets the parts of pictures (None: there may be
+    none).
 
     Each message has a `role` of ROLES and a `content`: text, or a list of `{"type": "text",
-    "text": …}`. An assistant's may have `tool_calls` as in OpenAI's API, and then no content; its
-    thoughts are left out, because past thoughts never go back to the model. A tool's answers one of
-    them by `tool_call_id` or `name`; the result has both. Other keys are left out.
+    "text": …}` and, in a user's, `{"type": "image", …}`, of which the copy keeps the type alone.
+    An assistant's may have `tool_calls` as in OpenAI's API, and then no content; its thoughts are
+    left out, because past thoughts never go back to the model. A tool's answers one of them by
+    `tool_call_id` or `name`; the result has both. Other keys are left out.
 
     Raises:
         Refused: naming the message by its index, and the field.
@@ -65,7 +74,9 @@ def check_messages(
         if calls is not None and (made := _tool_calls(calls, f"{where}.tool_calls", budget)):
             clean["tool_calls"] = made
         if message.get("content") is not None or "tool_calls" not in clean:
-            clean["content"] = _content(message.get("content"), role, f"{where}.content", markers)
+            clean["content"] = _content(
+                message.get("content"), role, f"{where}.content", markers, pictures
+            )
         if role == "tool":
             clean |= _answered_call(message, checked, where)
         checked.append(clean)
@@ -109,7 +120,7 @@ def without_thoughts(text: str, markers: ChatMarkers) -> str:
 
 
 def _content(
-    content: Any, role: str, where: str, markers: ChatMarkers
+    content: Any, role: str, where: str, markers: ChatMarkers, pictures: PictureParts | None
 ) -> str | list[dict[str, str]]:
     if role != "assistant":
         markers = NO_MARKERS
@@ -118,21 +129,25 @@ def _content(
     if isinstance(content, Mapping) or not isinstance(content, Sequence):
         kind = "null" if content is None else type(content).__name__
         raise Refused(where, f"must be text or a list of parts, not {kind}")
-    texts = []
+    parts = list[dict[str, str]]()
     for i, part in enumerate(content):
         here = f"{where}[{i}]"
         if not isinstance(part, Mapping) or "type" not in part:
             raise Refused(here, 'must be an object such as {"type": "text", "text": "…"}')
+        if part["type"] == "image" and pictures is not None and role == "user":
+            pictures.append((here, part))
+            parts.append({"type": "image"})
+            continue
         if part["type"] != "text":
             raise Refused(f"{here}.type", f"only 'text' is supported, not {quoted(part['type'])}")
         if not isinstance(part.get("text"), str):
             raise Refused(f"{here}.text", "must be text")
-        texts.append(_plain(part["text"], f"{here}.text"))
+        parts.append({"type": "text", "text": _plain(part["text"], f"{here}.text")})
     if role != "user":
         # Templates take an object for these roles and show it as Python prints it, or a channel
         # opens in one part and closes in another.
-        return without_thoughts("".join(texts), markers)
-    return [{"type": "text", "text": text} for text in texts]
+        return without_thoughts("".join(part["text"] for part in parts), markers)
+    return parts
 
 
 def tool_name(name: Any, where: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sfumato.refused import Refused
-from sfumato.text.messages import MAX_DEPTH, check_messages, check_tools
+from sfumato.text.messages import MAX_DEPTH, PictureParts, check_messages, check_tools
 from sfumato.text.template import ChatTemplate, TemplateError
 from sfumato.text.tokenizer import Tokenizer
 
@@ -30,6 +30,7 @@ def prompt_ids(
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
     check: Callable[[str], None] = lambda text: None,
+    pictures: PictureParts | None = None,
 ) -> list[int]:
     """Token ids of the rendered prompt, bos exactly once and first (where there is a bos).
 
@@ -43,7 +44,8 @@ def prompt_ids(
     messages without markers give exactly `tokenizer.encode(template.render(messages))`.
 
     check: called with each long text before any copy of it is made, and with the rendered prompt
-    before any of it is encoded, and may raise.
+    before any of it is encoded, and may raise. pictures: see `check_messages`; each is what the
+    template writes for it.
 
     Raises:
         Refused: a message or a tool is malformed.
@@ -51,7 +53,7 @@ def prompt_ids(
         TokenizerError: the text cannot be encoded.
     """
     check_long_texts([messages, tools], check)
-    checked = check_messages(messages, markers=template.markers)
+    checked = check_messages(messages, markers=template.markers, pictures=pictures)
     schemas = check_tools(tools)
     special = {tokenizer.token_text(i): i for i in tokenizer.special_ids}
     starts = {text[0] for text in special}

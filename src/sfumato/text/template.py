@@ -212,7 +212,7 @@ def _reworded(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     def other(content: str | list[dict[str, str]]) -> Any:
         if isinstance(content, str):
             return f"x{content}"
-        return [part | {"text": f"x{part['text']}"} for part in content]
+        return [part | {"text": f"x{part['text']}"} if "text" in part else part for part in content]
 
     return [m | {"content": other(m["content"])} if "content" in m else m for m in messages]
 

@@ -8,6 +8,7 @@ optimiser, and of the data only how rows are packed.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Literal
 
@@ -17,8 +18,10 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.model.transformer import Transformer, rotary_key
+from sfumato.model.vision.tower import VisionTower, rotary_of
 from sfumato.train.canvas_rows import KINDS, CanvasBatch, Reads
-from sfumato.train.vocabulary import MASK, PAD, UNK
+from sfumato.train.pictures import PictureBatch
+from sfumato.train.vocabulary import EOS, MASK, PAD, UNK
 
 LEAST_NOISE = 0.001
 ENCODER_WEIGHT = 0.1
@@ -43,6 +46,9 @@ LOOKING_HEADS: dict[str, tuple[int, int, Part, Part]] = {
     "subjects": (LINKING_LAYER, 0, "question", "question"),
 }
 """The layer and the head that look, from where, and at what."""
+LETTER_SHARPNESS = 20.0
+"""By how many nats a soft token at the middle of all embeddings is surer of the nearest one, about,
+than at a place where embeddings are far away."""
 FITS, FITS_NOT = MASK, UNK
 """Two tokens that no text has."""
 
@@ -96,17 +102,28 @@ class PrefixAttention(TwoPhases):
     """Attention over padded batches. Pads lie on the right of the context."""
 
     def __init__(
-        self, network: Transformer, lengths: Tensor, width: int, filled: Tensor | None = None
+        self,
+        network: Transformer,
+        lengths: Tensor,
+        width: int,
+        filled: Tensor | None = None,
+        pictured: Tensor | None = None,
     ) -> None:
         """lengths int64 [batch]: how much of each row's context, padded to `width`, its canvas
-        sees; filled bool [batch, length]: which positions of the canvases there are (None: all)."""
+        sees; filled bool [batch, length]: which positions of the canvases there are (None: all);
+        pictured bool [batch, width]: which tokens of the context are soft tokens of the row's one
+        picture, and see each other in sliding layers (None: none)."""
         places = torch.arange(width, device=lengths.device)
         causal = (places <= places[:, None]).expand(len(lengths), -1, -1)
         window = network.config.sliding_window
         near = places > places[:, None] - window
+        sliding = causal & near
+        if pictured is not None:
+            both = (places - places[:, None]).abs() < window
+            sliding = sliding | (pictured[:, None] & pictured[:, :, None] & both)
         # Pads come after every real token, so causality alone hides them from those.
         # Additive masks: attention would otherwise convert bools once per layer and pass.
-        self.encode_masks = {False: additive(causal), True: additive(causal & near)}
+        self.encode_masks = {False: additive(causal), True: additive(sliding)}
         real = places < lengths[:, None]
         last = real & (places > lengths[:, None] - window)
         masks = {False: additive(real), True: additive(last)}
@@ -228,10 +245,65 @@ def canvas_losses(
     return losses
 
 
-def _encoded(network: Transformer, context: Tensor, attend: PrefixAttention) -> Tensor:
-    """The encode phase's hidden states [batch, width, hidden]."""
+def picture_losses(
+    network: Transformer, tower: VisionTower, batch: PictureBatch, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Cross-entropies in nats: "canvas", the mean over all positions of the rows that are asked,
+    half of the batches with a first pass as in `loss`; "answer", that of what is no filler;
+    "letters", of which token's embedding each soft token is nearest to, where it shall spell one:
+    what teaches boards. Digits are spelled by nothing, and are learnt through the canvas alone."""
+    soft = soft_tokens(tower, batch.levels)
+    losses = {"letters": _letter_loss(network, soft, batch.letters)}
+    rows = batch.asked.nonzero()[:, 0]
+    context, target, soft = batch.context[rows], batch.target[rows], soft[rows]
+    at = batch.places[rows, None] + torch.arange(soft.shape[1])
+    where = (at + context.shape[1] * torch.arange(len(at))[:, None]).flatten()
+    pictured = torch.zeros(context.numel(), dtype=torch.bool)
+    pictured[where] = True
+    pictured = pictured.view_as(context)
+    attend = PrefixAttention(network, batch.lengths[rows], context.shape[1], None, pictured)
+    _encoded(network, context, attend, (where, soft.flatten(0, 1)))
+    canvas, before = noised(target, network.config.vocab_size, generator), None
+    if torch.rand((), generator=generator) < 0.5:
+        with torch.no_grad():
+            before = _soft(_scores(network, canvas, None, attend), network)
+    scores = _scores(network, canvas, before, attend)
+    each = F.cross_entropy(scores.flatten(0, 1), target.flatten(), reduction="none")
+    return losses | {"canvas": each.mean(), "answer": each[target.flatten() != EOS].mean()}
+
+
+def soft_tokens(tower: VisionTower, levels: Tensor) -> Tensor:
+    """Soft tokens [batch, n, text size] with gradients, of square pictures uint8 [batch, patches,
+    3 · patch²]."""
+    side = math.isqrt(levels.shape[1])
+    x, places = tower.embed(levels.float() / 255, side, side)
+    rotary = rotary_of(places, tower.config, x.dtype)
+    for block in tower.blocks:
+        x = block(x, rotary)
+    return tower.soft_tokens(x, side, side)
+
+
+def _letter_loss(network: Transformer, soft: Tensor, letters: Tensor) -> Tensor:
+    """What is nearest in the space of scaled embeddings; 0 where nothing is spelled."""
+    spelled = letters != PAD
+    if not spelled.any():
+        return soft.new_zeros(())
+    known = network.embed_tokens(torch.arange(network.config.vocab_size), soft.dtype)
+    squares = torch.cdist(soft[spelled], known) ** 2
+    # A spread at which neighbouring letters are told apart from the start.
+    spread = known.var(0).sum() / LETTER_SHARPNESS
+    return F.cross_entropy(-squares / spread, letters[spelled])
+
+
+def _encoded(
+    network: Transformer,
+    context: Tensor,
+    attend: PrefixAttention,
+    soft: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """The encode phase's hidden states [batch, width, hidden]; soft: see `Transformer.encode`."""
     positions = torch.arange(context.shape[1]).expand_as(context)
-    return network.encode(context, positions, attend, network.norm.weight.dtype)
+    return network.encode(context, positions, attend, network.norm.weight.dtype, soft)
 
 
 def _denoised(

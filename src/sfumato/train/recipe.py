@@ -1,9 +1,10 @@
 """Recipes: from nothing to a checkpoint, reproducibly.
 
-`embedded` makes the model that ships in the package, in three stages: a network that talks; the
-same one once it has learnt to decide; and once it fills holes, writes small JSON objects and mends
-a wrong prediction.  Every step of a later stage mixes what is new with what was learnt before, so
-that this is not lost.  Knows no command line.
+`embedded` makes the model that ships in the package, in four stages: a network that talks; the
+same one once it has learnt to decide; once it fills holes, writes small JSON objects and mends a
+wrong prediction; and a tower that reads pictures for it, which leaves the network as it is.  Every
+step of the second and third stage mixes what is new with what was learnt before, so that this is
+not lost.  Knows no command line.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sfumato.api import load
 from sfumato.convert.files import config_files, save_folder
@@ -24,10 +26,14 @@ from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.transformer import Transformer
-from sfumato.train import canvas_data, decisions_data, embedded_data
+from sfumato.model.vision.config import VisionConfig, vision_to_hf
+from sfumato.model.vision.loading import to_transformers
+from sfumato.model.vision.tower import VisionTower
+from sfumato.train import canvas_data, decisions_data, embedded_data, pictures
 from sfumato.train.canvas_rows import CanvasBatch, Reads, pooled
 from sfumato.train.embedded_data import FIRST_ASKED, Mixture
-from sfumato.train.objective import ENCODER_WEIGHT, canvas_losses, loss, read_losses
+from sfumato.train.objective import ENCODER_WEIGHT, canvas_losses, loss, picture_losses, read_losses
+from sfumato.train.pictures import PictureBatch
 from sfumato.train.trainer import PRINTED, Gradients, Progress, Trainer, Watch, adamw, muon
 from sfumato.train.vocabulary import BOS, END_OF_TURN, EOS, PAD, TOKENS, write_text_side
 from sfumato.weights.files.tensorfile import TensorStream
@@ -84,6 +90,25 @@ EMBEDDED = ModelConfig(
     filler_id=EOS,
 )
 CANVAS = EMBEDDED.canvas_length
+
+TOWER = VisionConfig(
+    hidden_size=96,
+    intermediate_size=192,
+    num_layers=3,
+    num_heads=3,
+    kv_heads=3,
+    head_dim=32,
+    patch=pictures.CUT.patch,
+    pool=pictures.CUT.pool,
+    positions=pictures.CUT.pool * pictures.CUT.tokens,
+    text_size=EMBEDDED.hidden_size,
+    soft_tokens=pictures.CUT.tokens,
+)
+SEE_STEPS = 14_000
+SEE_ROWS = 16
+SEE_RATE = 4e-3
+LETTERS_WEIGHT = 1.0
+ANSWER_WEIGHT = 1.0
 
 
 def initialised(config: ModelConfig, generator: torch.Generator) -> Transformer:
@@ -275,6 +300,73 @@ def train_fill(
     trainer.finish()
 
 
+def new_tower(config: VisionConfig, generator: torch.Generator) -> VisionTower:
+    """A tower in float32 that tells patches apart from the start: its first map is the cosine
+    transform of a patch's grey levels, without their mean, so that paper and ink of any tone look
+    alike; and patches look at those that are alike and near, since keys begin as queries. From
+    even attention nothing was read of boards in 200 steps."""
+    tower = VisionTower(config)
+    for parameter in tower.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.02, generator=generator)
+        else:
+            torch.nn.init.ones_(parameter)
+    with torch.no_grad():
+        tower.patch_embedding.weight.add_(_cosines(config.patch, config.hidden_size), alpha=0.25)
+        tower.position_embedding.mul_(5)
+        tower.projection.weight.mul_(0.2)
+        for block in tower.blocks:
+            own = block.self_attn
+            own.k_proj.weight.copy_(own.q_proj.weight)
+            own.q_norm.weight.fill_(2 * config.head_dim**-0.5)
+    return tower
+
+
+def _cosines(side: int, count: int) -> Tensor:
+    """The first basis vectors of the cosine transform of grey squares but the constant one, from
+    slow to fast, float32 [count, side · side · 3]; zeros where there are no more."""
+    at, order = torch.arange(side), torch.arange(side)
+    waves = torch.cos(math.pi / side * order[:, None] * (at + 0.5)) * (2 / side) ** 0.5
+    waves[0] /= 2**0.5
+    both = torch.cartesian_prod(order, order)[1:]
+    both = both[(both**2).sum(1).argsort(stable=True)][:count]
+    squares = waves[both[:, 0], :, None] * waves[both[:, 1], None, :]
+    basis = torch.zeros(count, side * side, 3)
+    basis[: len(both)] = squares.flatten(1)[..., None] / 3
+    return basis.flatten(1)
+
+
+def see_rows(seed: int, part: int) -> Iterator[tuple[PictureBatch, torch.Generator]]:
+    """The rows of one part of the stage of pictures."""
+    rng = np.random.default_rng((seed, 4, part))
+    noise = torch.Generator().manual_seed(int(rng.integers(2**62)))
+    return zip(pictures.batches(rng, SEE_ROWS, CANVAS), repeat(noise), strict=False)
+
+
+def see_rate(step: int, steps: int) -> float:
+    """A linear warm-up, and a cosine."""
+    return SEE_RATE * _warm_up(step) * _fallen(math.pi * step / steps)
+
+
+def train_see(
+    network: Transformer, steps: int = SEE_STEPS, seed: int = 0, watch: Watch = PRINTED
+) -> VisionTower:
+    """The stage of pictures: a tower for the network of the third stage, which stays as it is; the
+    same seed and torch give the same weights."""
+    network.requires_grad_(False)
+    tower = new_tower(TOWER, torch.Generator().manual_seed(seed))
+    trainer = Trainer("see", tower, muon(tower), steps, watch, PARTS, AVERAGE)
+    weights = {"canvas": 1.0, "answer": ANSWER_WEIGHT, "letters": LETTERS_WEIGHT}
+
+    def work(part: int) -> Iterator[Gradients]:
+        for batch, noise in see_rows(seed, part):
+            yield trainer.gradients(picture_losses(network, tower, batch, noise), weights)
+
+    trainer.run(steps, lambda step: see_rate(step, steps), work)
+    trainer.finish()
+    return tower
+
+
 def run(
     name: str,
     out: Path,
@@ -286,24 +378,26 @@ def run(
     stage: int = 2,
 ) -> None:
     """Trains the recipe `name` and writes a checkpoint folder. steps: of each stage; None: the
-    recipe's. begin_with: a checkpoint to begin `stage` with, 2 or 3; None: begin with nothing.
+    recipe's. begin_with: a checkpoint to begin `stage` with, 2 to 4; None: begin with nothing.
 
     Raises ValueError for a name that is no recipe or a checkpoint of another network, and
     CheckpointError for one that cannot be read."""
     if name != "embedded":
         raise ValueError(f"recipe: {name!r} is not known; there is 'embedded'")
-    counts = [steps or each for each in (TALK_STEPS, DECIDE_STEPS, FILL_STEPS)]
+    counts = [steps or each for each in (TALK_STEPS, DECIDE_STEPS, FILL_STEPS, SEE_STEPS)]
     first = 1 if begin_with is None else stage
     network = None if begin_with is None else load_weights(begin_with)
     done, total = 0, sum(counts[first - 1 :])
     for number, count in list(enumerate(counts, 1))[first - 1 :]:
-        watch = Watch(report, partial(_shown, progress, done, total))
+        watch, tower = Watch(report, partial(_shown, progress, done, total)), None
         if network is None:
             network = train_talk(count, seed, watch)
+        elif number == 4:
+            tower = train_see(network, count, seed, watch)
         else:
             (train_decide if number == 2 else train_fill)(network, count, seed, watch)
         done += count
-        save_checkpoint(network, out)
+        save_checkpoint(network, out, tower)
         # What a stage begins with is what the checkpoint of the one before holds.
         network = load_weights(out)
     report(f"wrote {out}")
@@ -324,15 +418,26 @@ def load_weights(folder: Path) -> Transformer:
     return network
 
 
-def save_checkpoint(network: Transformer, folder: Path) -> None:
+def save_checkpoint(network: Transformer, folder: Path, tower: VisionTower | None = None) -> None:
     """Writes config.json, generation_config.json with the reference's sampler, model.safetensors
     (bfloat16) and the text side, in place of an earlier checkpoint: whole, or not at all.
-    `transformers` loads the folder too. Raises ValueError for a folder that is more than a
-    checkpoint, and OSError."""
+    `transformers` loads the folder too. Without a tower the folder has an untrained one, which
+    `transformers` asks for. Raises ValueError for a folder that is more than a checkpoint, and
+    OSError."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     name_of = DIFFUSION_GEMMA.tensor_names.transformers_name
     tensors = {name_of(name): value for name, value in network.state_dict().items()}
-    tensors |= DIFFUSION_GEMMA.config.hf_placeholders(network.config)
-    streams = [TensorStream.of(name, value, "BF16") for name, value in tensors.items()]
     files = config_files(DIFFUSION_GEMMA, network.config, REFERENCE, network.config.eos_ids)
+    if tower is None:
+        tensors |= DIFFUSION_GEMMA.config.hf_placeholders(network.config)
+    else:
+        tensors |= {to_transformers(name): value for name, value in tower.state_dict().items()}
+        files["config.json"] |= {
+            "vision_config": vision_to_hf(tower.config),
+            "image_token_id": pictures.PLACEHOLDER,
+            # Nothing stands around a picture: a board is found by its distance from the canvas.
+            "boi_token_id": None,
+            "eoi_token_id": None,
+        }
+    streams = [TensorStream.of(name, value, "BF16") for name, value in tensors.items()]
     save_folder(folder, files, streams, write_text_side, force=True)

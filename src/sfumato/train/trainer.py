@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from sfumato.model.transformer import Transformer
 from sfumato.ops import reference
 from sfumato.ops.registry import differentiable
 
@@ -50,7 +49,7 @@ class Watch(NamedTuple):
 PRINTED = Watch()
 
 
-def adamw(network: Transformer) -> list[torch.optim.Optimizer]:
+def adamw(network: nn.Module) -> list[torch.optim.Optimizer]:
     """AdamW for all parameters; matrices decay."""
     learned = [p for p in network.parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [
@@ -60,7 +59,7 @@ def adamw(network: Transformer) -> list[torch.optim.Optimizer]:
     return [torch.optim.AdamW(groups, betas=BETAS)]
 
 
-def muon(network: Transformer) -> list[torch.optim.Optimizer]:
+def muon(network: nn.Module) -> list[torch.optim.Optimizer]:
     """Muon for MATRICES, AdamW for the others."""
     named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
     matrices = [p for name, p in named if name.endswith(MATRICES)]
@@ -78,7 +77,7 @@ class Trainer:
     def __init__(
         self,
         name: str,
-        network: Transformer,
+        network: nn.Module,
         optimisers: Sequence[torch.optim.Optimizer],
         steps: int,
         watch: Watch,
@@ -273,11 +272,12 @@ class _Linear(torch.autograd.Function):
         return F.linear(rounded, narrow).float()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
-        gradient = gradients[0].bfloat16()
-        of_weight = gradient.flatten(0, -2).T @ x.flatten(0, -2)
-        return (gradient @ weight).float(), of_weight.float()
+        gradient, of_weight = gradients[0].bfloat16(), None
+        if ctx.needs_input_grad[1]:
+            of_weight = (gradient.flatten(0, -2).T @ x.flatten(0, -2)).float()
+        return (gradient @ weight).float(), of_weight
 
 
 def linear(x: Tensor, weight: Tensor, tile: int | None = None) -> Tensor:

@@ -33,7 +33,7 @@ TOKENS: tuple[str, ...] = SPECIAL_TOKENS + tuple(CHARACTERS)
 
 CHAT_TEMPLATE = """\
 {#- Gemma's turns. `enable_thinking` is accepted and ignored: this model does not think.
-    `tools` is ignored too: it knows none. -#}
+    `tools` is ignored too: it knows none. Pictures stand after the text of their message. -#}
 {%- macro without_thoughts(text) -%}
     {%- for part in text.split('<channel|>') -%}
         {{- part.split('<|channel>')[0] -}}
@@ -51,7 +51,14 @@ CHAT_TEMPLATE = """\
     {%- if role == 'model' -%}
         {%- set text = without_thoughts(text) -%}
     {%- endif -%}
-    {{- '<|turn>' + role + '\\n' + text | trim + '<turn|>\\n' -}}
+    {{- '<|turn>' + role + '\\n' + text | trim -}}
+    {%- if message.content is not string -%}
+        {%- for part in message.content if part.type == 'image' -%}
+            {{- '\\n' if text | trim or not loop.first -}}
+            {{- '<mask>' -}}
+        {%- endfor -%}
+    {%- endif -%}
+    {{- '<turn|>\\n' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
     {{- '<|turn>model\\n' -}}

@@ -20,7 +20,7 @@ from transformers import DiffusionGemmaForBlockDiffusion, DynamicCache
 
 from sfumato.media.patches import Cut, Patches, patches_of
 from sfumato.model.vision.loading import load_tower, open_mmproj
-from sfumato.model.vision.mask import IMAGE_MASKS, ImageMask, Span
+from sfumato.model.vision.mask import IMAGE_MASKS, ImageMask, SoftTokens, Span, ahead_of_pictures
 from sfumato.model.vision.tower import Encoding
 
 IMAGE, WINDOW, HIDDEN = 90, 8, 64
@@ -113,14 +113,54 @@ def test_logits_of_both_phases(rule: ImageMask, name: str, tmp_path: Path) -> No
             made = Encoding(tower, torch.from_numpy(patches.values()), patches.columns).advance()
         assert made is not None and len(made) == patches.soft_tokens
         soft.append(made)
+    canvas = torch.arange(8) * 7 + 1
+    after = oracle_logits(model, canvas, cache)
     network, row = network_of(model), Pictured(ids, list(zip(spans, soft, strict=True)))
     ends = sorted({2, *(start for start, _ in spans), *(end for _, end in spans)})
     for chunks in ([], ends, [spans[0][0]], [spans[-1][1]]):
         slot = network.new_slot(len(ids) + 8)
         assert relative(encode_pictured(network, slot, row, rule, chunks), theirs) < 1e-4
-    canvas = torch.arange(8) * 7 + 1
+    network.image_mask = rule
+    placed = [SoftTokens(start, each) for (start, _), each in zip(spans, soft, strict=True)]
+    for chunk in (1, 5, 16, 512):
+        slot.reset()
+        assert network.encode([ids], [slot], chunk, pictures=[placed])
+        assert relative(network.head.logits(network.denoise([canvas], [slot])), after) < 1e-4
+    slot.reset()
+    (hidden,) = network.encode_hidden([ids], [slot], [placed])
+    assert relative(hidden, theirs) < 1e-4
     ours = network.head.logits(network.denoise([canvas], [slot]))
-    assert relative(ours, oracle_logits(model, canvas, cache)) < 1e-4
+    assert relative(ours, after) < 1e-4
     (other,) = set(IMAGE_MASKS) - {rule}
     slot.reset()
     assert relative(encode_pictured(network, slot, row, other), theirs) > 1e-3
+
+
+@pytest.mark.parametrize("rule", IMAGE_MASKS)
+@pytest.mark.parametrize("chunk", [7, 60, 512])
+def test_rows_with_different_pictures_have_what_each_has_alone(rule: ImageMask, chunk: int) -> None:
+    network = network_of(random_oracle(tiny_config(hidden_size=HIDDEN, sliding_window=WINDOW), 3))
+    network.image_mask = rule
+    torch.manual_seed(5)
+    lengths = [[(3, 12)], [], [(0, 5), (5, 30), (33, 37)], [(20, 29)]]
+    pictures = [[SoftTokens(a, torch.randn(b - a, HIDDEN)) for a, b in row] for row in lengths]
+    rows = [torch.randint(4, 80, (length,)) for length in (20, 31, 40, 29)]
+    slots, canvas = network.new_slots(4, 64), torch.arange(8) + 1
+    first = [torch.arange(3 + number) for number in range(4)]  # pictures behind other text
+    network.encode(first, slots)
+    network.encode(rows, slots, chunk, pictures=pictures)
+    together = network.denoise([canvas] * 4, slots).view(4, 8, -1)
+    for number, (ids, own) in enumerate(zip(rows, pictures, strict=True)):
+        slot, row = network.new_slot(64), torch.cat((first[number], ids))
+        spans = [each.moved(len(first[number])) for each in own]
+        plain = Pictured(row, [((each.start, each.end), each.values) for each in spans])
+        encode_pictured(network, slot, plain, rule)
+        assert relative(together[number], network.denoise([canvas], [slot])) < 1e-5
+
+
+def test_a_chunk_ends_before_a_picture_or_after_it() -> None:
+    pictures = [SoftTokens(4, torch.zeros(3, 1)), SoftTokens(7, torch.zeros(5, 1))]
+    ends = [ahead_of_pictures(end, 0, pictures) for end in range(1, 15)]
+    assert ends == [1, 2, 3, 4, 4, 4, 7, 7, 7, 7, 7, 12, 13, 14]
+    assert [ahead_of_pictures(end, 7, pictures) for end in range(8, 14)] == [12] * 5 + [13]
+    assert [ahead_of_pictures(end, 4, pictures) for end in range(5, 8)] == [7] * 3

@@ -96,6 +96,27 @@ def vision_from_hf(config: Mapping[str, Any], text_size: int) -> VisionConfig | 
     )
 
 
+def vision_to_hf(config: VisionConfig) -> dict[str, Any]:
+    """`vision_config` of config.json, of which `vision_from_hf` reads the same."""
+    return {
+        "model_type": "gemma4_vision",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "patch_size": config.patch,
+        "pooling_kernel_size": config.pool,
+        "position_embedding_size": config.positions,
+        "rms_norm_eps": shortest_float(config.rms_norm_eps),
+        "rope_parameters": {"rope_type": "axial", "rope_theta": config.rope_theta},
+        "use_clipped_linears": config.clamps,
+        "standardize": config.standardizes,
+        "default_output_length": config.soft_tokens,
+    }
+
+
 def vision_from_gguf(metadata: Mapping[str, Any], shapes: Shapes) -> VisionConfig:
     """From the metadata of an mmproj file, and the shapes of its tensors by their canonical names
     (`loading.py`), which alone say the rest. Raises ConfigError, naming the key or tensor."""

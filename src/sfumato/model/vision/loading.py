@@ -75,7 +75,7 @@ def open_tower(checkpoint: Checkpoint, text_size: int) -> tuple[VisionConfig, Ch
     if config is None:
         return None
     tensors = _canonical(checkpoint.vision, of_transformers)
-    own = replace(checkpoint, tensors=tensors, vision={}, joined={})
+    own = replace(checkpoint, tensors=tensors, vision={})
     return config, _checked(own, config)
 
 
@@ -117,6 +117,18 @@ def load_tower(
             value = ops.pack(value, activations)
         place(tower.get_submodule(path), leaf, value)
     return tower
+
+
+def tower_of(
+    checkpoint: Checkpoint,
+    text_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    activations: str | None = None,
+) -> VisionTower | None:
+    """The tower of a checkpoint, as `open_tower` and `load_tower` say; None where it has none."""
+    opened = open_tower(checkpoint, text_size) if checkpoint.kind == "safetensors" else None
+    return None if opened is None else load_tower(*opened, device, dtype, activations)
 
 
 def _canonical(
@@ -183,6 +195,16 @@ def of_transformers(name: str) -> str | None:
     if (layer := _LAYER_OF_HF.fullmatch(name)) is not None:
         return f"{layer[1]}.{layer[3]}"
     return _HF.get(name)
+
+
+def to_transformers(name: str) -> str:
+    """The name in a safetensors file of the tensor of this canonical name."""
+    theirs = next((hf for hf, own in _HF.items() if own == name), None)
+    if theirs is not None:
+        return theirs
+    module, _, leaf = name.rpartition(".")
+    linear = ".linear" if module.endswith("_proj") and leaf == "weight" else ""
+    return f"{_TOWER}encoder.{module}{linear}.{leaf}"
 
 
 def of_gguf(name: str) -> str | None:

@@ -14,6 +14,7 @@ Canvases see the whole prefix, or its last positions, whatever stands there.  Kn
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -24,6 +25,31 @@ IMAGE_MASKS: tuple[ImageMask, ...] = get_args(ImageMask)
 
 Span = tuple[int, int]
 """The positions of one picture's soft tokens: the first, and the one after the last."""
+
+
+@dataclass(frozen=True, eq=False)
+class SoftTokens:
+    """One picture in a row of tokens."""
+
+    start: int  # of the ids whose place it takes, the first one's index
+    values: Tensor  # [n, text size]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.values)
+
+    def moved(self, by: int) -> SoftTokens:
+        """The same picture, so many tokens later."""
+        return replace(self, start=self.start + by)
+
+
+def ahead_of_pictures(end: int, start: int, pictures: Sequence[SoftTokens]) -> int:
+    """Where a chunk of tokens from `start` on ends that should end at `end`: before the picture
+    that would be cut, or after it where the picture is all of the chunk."""
+    cut = next((each for each in pictures if each.start < end < each.end), None)
+    if cut is None:
+        return end
+    return cut.start if cut.start > start else cut.end
 
 
 def seen(

@@ -43,13 +43,16 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = RMSNorm(size, self.eps), RMSNorm(size, self.eps)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-        """x [patches, hidden] → [patches, hidden]; rotary: cos and sin, see `rotary_of`."""
-        heads = (len(x), -1, self.head_dim)
+        """x [..., patches, hidden] → like x; rotary: cos and sin, see `rotary_of`."""
+        heads = (*x.shape[:-1], -1, self.head_dim)
         q = _turned(self.q_norm(self.q_proj(x).view(heads)), rotary)
         k = _turned(self.k_norm(self.k_proj(x).view(heads)), rotary)
         v = ops.rms_norm(self.v_proj(x).view(heads), None, self.eps)
-        out = ops.attend(q, [k.transpose(0, 1)], [v.transpose(0, 1)])
-        return self.o_proj(out.reshape(len(x), -1))
+        if x.ndim == 2:
+            out = ops.attend(q, [k.transpose(0, 1)], [v.transpose(0, 1)])
+        else:  # pictures of one size, in training
+            out = ops.attention(*(each.transpose(-2, -3) for each in (q, k, v))).transpose(-2, -3)
+        return self.o_proj(out.reshape(*x.shape[:-1], -1))
 
 
 class Block(nn.Module):
@@ -70,7 +73,7 @@ class Block(nn.Module):
         self.post_feedforward_layernorm = RMSNorm(hidden, eps)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-        """x [patches, hidden] → [patches, hidden]."""
+        """x [..., patches, hidden] → like x."""
         x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), rotary))
         return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
 
@@ -83,15 +86,16 @@ class VisionTower(nn.Module):
         self.config, hidden = config, config.hidden_size
         self.patch_embedding = Linear(3 * config.patch**2, hidden)
         self.position_embedding = nn.Parameter(torch.empty(2, config.positions, hidden))
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.blocks = [Block(config) for _ in range(config.num_layers)]
+        self.layers = nn.ModuleList(self.blocks)
         if config.standardizes:
             self.std_bias = nn.Parameter(torch.empty(hidden))
             self.std_scale = nn.Parameter(torch.empty(hidden))
         self.projection = Linear(hidden, config.text_size)
 
     def embed(self, pixels: Tensor, columns: int, rows: int) -> tuple[Tensor, Tensor]:
-        """pixels [patches, 3 · patch²], 0 to 1 → the first layer's input [patches, hidden], and
-        where each patch is: int64 [patches, 2], its column and its row."""
+        """pixels [..., patches, 3 · patch²], 0 to 1 → the first layer's input [..., patches,
+        hidden], and where each patch is: int64 [patches, 2], its column and its row."""
         x_at, y_at = torch.arange(columns), torch.arange(rows)
         places = torch.stack(torch.meshgrid(x_at, y_at, indexing="xy"), -1).reshape(-1, 2)
         places = places.to(pixels.device)
@@ -100,12 +104,12 @@ class VisionTower(nn.Module):
         return embedded + (table[0][places[:, 0]] + table[1][places[:, 1]]), places
 
     def soft_tokens(self, x: Tensor, columns: int, rows: int) -> Tensor:
-        """The last layer's output [patches, hidden] → [soft tokens, text size]."""
+        """The last layer's output [..., patches, hidden] → [..., soft tokens, text size]."""
         config = self.config
         pool, hidden = config.pool, config.hidden_size
-        squares = x.view(rows // pool, pool, columns // pool, pool, hidden)
+        squares = x.view(*x.shape[:-2], rows // pool, pool, columns // pool, pool, hidden)
         # Rounded once to x's dtype, as the reference does; what follows exceeds float16's range.
-        pooled = squares.float().mean((1, 3)).view(-1, hidden).to(x.dtype).float() * hidden**0.5
+        pooled = squares.float().mean((-4, -2)).flatten(-3, -2).to(x.dtype).float() * hidden**0.5
         if config.standardizes:
             pooled = (pooled - self.std_bias.float()) * self.std_scale.float()
         return self.projection(ops.rms_norm(pooled.to(x.dtype), None, config.rms_norm_eps))
@@ -130,7 +134,7 @@ class Encoding:
         these were the last ones; None before."""
         count = len(self._tower.layers)
         end = count if layers is None else min(count, self.layer + layers)
-        for block in self._tower.layers[self.layer : end]:
+        for block in self._tower.blocks[self.layer : end]:
             self._x = block(self._x, self._rotary)
         self.layer = end
         return self._tower.soft_tokens(self._x, *self._sides) if end == count else None
@@ -152,4 +156,5 @@ def _turned(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
     """Rotary embedding of x [patches, heads, d]: the first half of d turns with the column, the
     second with the row."""
     halves = x.unflatten(-1, (2, -1)).transpose(-2, -3)
-    return ops.rotate(halves, *rotary).transpose(-2, -3).flatten(-2)
+    cos, sin = (each.expand(*halves.shape[:-2], -1) for each in rotary)
+    return ops.rotate(halves, cos, sin).transpose(-2, -3).flatten(-2)

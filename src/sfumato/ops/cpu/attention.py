@@ -80,7 +80,9 @@ def _serves(
     own: Sequence[Own] = (),
 ) -> bool:
     """Rows that follow a prefix are served where each of them is when it is alone."""
-    if q.shape[-1] % 32 or (causal and not all(queries for queries, _ in causal.counts)):
+    if q.shape[-1] % 32 or (causal and causal.interval is not None):
+        return False
+    if causal and not all(queries for queries, _ in causal.counts):
         return False
     return all(_attends(q, (*keys, *row.keys)) for row in own) if own else _attends(q, keys)
 

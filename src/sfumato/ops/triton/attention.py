@@ -558,7 +558,8 @@ def _serves_packed(
     own: Sequence[Own] = (),
 ) -> bool:
     most = max(q.numel(), sum(part.numel() for part in keys))
-    served = causal is not None and most < _MOST and _has_kernel(q)
+    causally = causal is not None and causal.interval is None
+    served = causally and most < _MOST and _has_kernel(q)
     return served and multiplied(q, *keys, *values)
 
 

@@ -1,0 +1,100 @@
+"""The stage of pictures: a tower for a network that stays as it is."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.support.pictures import picture
+from tests.support.vision_oracle import VisionOracle
+
+import sfumato
+from sfumato.media.patches import patches_of
+from sfumato.model.vision.tower import Encoding
+from sfumato.train import pictures, recipe
+from sfumato.train.objective import soft_tokens
+from sfumato.train.trainer import Watch
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe, "SEE_ROWS", 2)
+    images = np.random.default_rng(3).integers(0, 17, (3, 8, 8)).astype(np.uint8)
+    made = pictures.Digits(images, np.array([4, 0, 9]))
+    monkeypatch.setattr(pictures, "digits", lambda: (made, made))
+
+
+@pytest.fixture(scope="module")
+def third() -> recipe.Transformer:
+    return recipe.load_weights(Path(sfumato.load().path))
+
+
+def random_tower() -> recipe.VisionTower:
+    """As a checkpoint holds it."""
+    tower = recipe.new_tower(recipe.TOWER, torch.Generator().manual_seed(1)).requires_grad_(False)
+    for parameter in tower.parameters():
+        parameter.mul_(3 if parameter.ndim > 1 else 0.8)
+        parameter.copy_(parameter.to(torch.bfloat16))
+    return tower
+
+
+def test_the_same_seed_gives_the_same_tower_and_the_text_network_stays(
+    third: recipe.Transformer,
+) -> None:
+    before = {name: value.clone() for name, value in third.state_dict().items()}
+    one, two, other = (recipe.train_see(third, 1, seed).state_dict() for seed in (5, 5, 6))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+    assert all(torch.equal(before[name], value) for name, value in third.state_dict().items())
+
+
+def test_training_lowers_the_losses(
+    third: recipe.Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe, "WARM_UP", 1)
+    same = next(recipe.see_rows(0, 0))
+    monkeypatch.setattr(recipe, "see_rows", lambda seed, part: itertools.repeat(same))
+    lines: list[str] = []
+    recipe.train_see(third, 8, watch=Watch(lines.append, every=1))
+    for name in ("answer", "letters"):
+        losses = [float(line.split(f"{name} ")[1].split(",")[0]) for line in lines]
+        assert losses[-1] < losses[0], (name, losses)
+
+
+def test_what_is_trained_is_what_is_run() -> None:
+    tower, patches = random_tower(), patches_of(picture(50, 50), pictures.CUT)
+    with torch.no_grad():
+        ours = soft_tokens(tower, torch.from_numpy(patches.levels)[None])[0]
+        run = Encoding(tower, torch.from_numpy(patches.values()), patches.columns).advance()
+    assert run is not None and (ours - run).abs().max() < 1e-4 * run.abs().max()
+
+
+def test_the_checkpoint_loads_here_and_in_transformers(
+    third: recipe.Transformer, tmp_path: Path
+) -> None:
+    tower, patches = random_tower(), patches_of(picture(50, 50), pictures.CUT)
+    recipe.save_checkpoint(third, tmp_path / "sees", tower)
+    model = sfumato.load(tmp_path / "sees", dtype="float32")
+    assert model.network.tower is not None
+    state = model.network.tower.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in tower.state_dict().items())
+    oracle, info = transformers.DiffusionGemmaForBlockDiffusion.from_pretrained(
+        tmp_path / "sees", dtype=torch.float32, output_loading_info=True
+    )
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert oracle.config.image_token_id == pictures.PLACEHOLDER
+    assert oracle.config.boi_token_id is None and oracle.config.eoi_token_id is None
+    encoder = oracle.model.encoder
+    theirs = VisionOracle(encoder.vision_tower, encoder.embed_vision).soft_tokens(patches)
+    ours = model.network.soft_tokens(torch.from_numpy(patches.values()), patches.columns)
+    assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
+
+
+def test_the_fourth_stage_begins_with_a_checkpoint_of_the_third(tmp_path: Path) -> None:
+    recipe.run("embedded", tmp_path, steps=1, begin_with=Path(sfumato.load().path), stage=4)
+    assert sfumato.load(tmp_path).network.tower is not None
