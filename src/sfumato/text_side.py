@@ -111,8 +111,8 @@ def _picture_tokens(checkpoint: Checkpoint, tokenizer: Tokenizer) -> PictureToke
     markers, config = family_of(checkpoint).markers, checkpoint.metadata.get("config") or {}
 
     def token(key: str, marker: str) -> int | None:
-        found = config[key] if key in config else tokenizer.token_id(marker)
-        return found if isinstance(found, int) and 0 <= found < tokenizer.vocab_size else None
+        known = config[key] if key in config else tokenizer.token_id(marker)
+        return known if isinstance(known, int) and 0 <= known < tokenizer.vocab_size else None
 
     soft = token("image_token_id", markers.picture)
     if soft is None:

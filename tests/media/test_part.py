@@ -40,7 +40,7 @@ def test_all_forms_of_a_picture_give_the_same_patches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "said"),
+    ("part", "why"),
     [
         ({}, r"at: must have one of path, bytes, url, image, has 0"),
         ({"path": "a", "bytes": b""}, r"has 2 of them"),
@@ -56,6 +56,6 @@ def test_all_forms_of_a_picture_give_the_same_patches(tmp_path: Path) -> None:
         ({"bytes": b"no picture"}, r"at\.bytes: "),
     ],
 )
-def test_what_is_no_picture_is_refused_and_named(part: dict[str, Any], said: str) -> None:
-    with pytest.raises(Refused, match=said):
+def test_what_is_no_picture_is_refused_and_named(part: dict[str, Any], why: str) -> None:
+    with pytest.raises(Refused, match=why):
         read_part(part, CUT, "at", Limits(nbytes=100))

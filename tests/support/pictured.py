@@ -42,7 +42,7 @@ class PicturedAttend:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values, held = self.slot.history(layer)
         own = torch.arange(self.slot.length, self.slot.length + len(q))
-        limits = seen(own, self.spans, self.slot.window(layer), self.rule)
+        limits = seen(own, self.spans, self.slot.pool.window(layer), self.rule)
         k, v = k.transpose(0, 1), v.transpose(0, 1)
         parts = joined([*keys, k], q.dtype), joined([*values, v], q.dtype)
         mask = mask_of(*limits, torch.cat((held, own)))

@@ -96,11 +96,11 @@ def test_a_prompt_with_pictures_has_the_states_of_transformers(
 
 
 def test_cancelling_is_asked_before_each_picture(tmp_path: Path) -> None:
-    asked: list[int] = []
+    calls: list[int] = []
     prompt = Prompt([1, 2], (), (PlacedPicture(0, patches_of(picture(9, 9), Cut(tokens=1))),))
     task, network = Encoded(prompt, 1), network_of(oracle_with(random_vision(HIDDEN)))
     with pytest.raises(NotImplementedError):  # stopped: no tower is run
-        finish(alone(network, task, lambda: not asked.append(0)))
+        finish(alone(network, task, lambda: not calls.append(0)))
 
 
 @pytest.fixture(scope="module")

@@ -35,15 +35,15 @@ def digits(monkeypatch: pytest.MonkeyPatch) -> pictures.Digits:
 def test_a_prompt_is_what_the_chat_template_writes(text: str, tmp_path: Any) -> None:
     write_text_side(tmp_path)
     parts: list[dict[str, Any]] = [{"type": "image"}, {"type": "text", "text": text}]
-    found: list[Any] = []
+    shown: list[Any] = []
     ids = prompt_ids(
         ChatTemplate(CHAT_TEMPLATE),
         Tokenizer.from_file(tmp_path / "tokenizer.json"),
         [{"role": "user", "content": parts}],
-        pictures=found,
+        pictures=shown,
     )
     patches = patches_of(Image.new("RGB", (8, 8)), pictures.CUT)
-    made = PictureTokens(pictures.PLACEHOLDER).placed(ids, [patches] * len(found))
+    made = PictureTokens(pictures.PLACEHOLDER).placed(ids, [patches] * len(shown))
     assert (made.ids, made.pictures[0].start) == pictures.prompt(text)
 
 

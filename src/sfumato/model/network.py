@@ -137,7 +137,7 @@ class Network:
 
     @torch.no_grad()
     def soft_tokens(self, pixels: Tensor, columns: int) -> Tensor:
-        """Those of one picture, [n, hidden]; see `Encoding`."""
+        """The soft tokens of one picture, [n, hidden]; see `Encoding`."""
         assert self.tower is not None, "a network without a tower"
         soft = Encoding(self.tower, pixels.to(self.device), columns).advance()
         assert soft is not None
@@ -198,11 +198,11 @@ class Network:
     ) -> list[Tensor]:
         """One forward of the encode phase; returns the hidden states of each piece."""
         counts = [len(piece) for piece in pieces]
-        spans = [
+        places = [
             [(suffix.end + each.start, suffix.end + each.end) for each in own]
             for suffix, own in zip(suffixes, pictures, strict=False)
         ]
-        attend = PackedRows(suffixes, counts, keeps, (), spans, self.image_mask)
+        attend = PackedRows(suffixes, counts, keeps, (), places, self.image_mask)
         ids, soft = to_device(torch.cat(list(pieces)), self.device), self._placed(counts, pictures)
         hidden = self.transformer.encode(ids, attend.positions(), attend, self.dtype, soft)
         attend.commit()

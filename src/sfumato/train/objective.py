@@ -248,13 +248,13 @@ def canvas_losses(
 def picture_losses(
     network: Transformer, tower: VisionTower, batch: PictureBatch, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Cross-entropies in nats: "canvas", the mean over all positions of the rows that are asked,
+    """Cross-entropies in nats: "canvas", the mean over all positions of the rows that go through the text network,
     half of the batches with a first pass as in `loss`; "answer", that of what is no filler;
     "letters", of which token's embedding each soft token is nearest to, where it shall spell one:
     what teaches boards. Digits are spelled by nothing, and are learnt through the canvas alone."""
     soft = soft_tokens(tower, batch.levels)
     losses = {"letters": _letter_loss(network, soft, batch.letters)}
-    rows = batch.asked.nonzero()[:, 0]
+    rows = batch.through_text.nonzero()[:, 0]
     context, target, soft = batch.context[rows], batch.target[rows], soft[rows]
     at = batch.places[rows, None] + torch.arange(soft.shape[1])
     where = (at + context.shape[1] * torch.arange(len(at))[:, None]).flatten()

@@ -41,7 +41,7 @@ PRINTED_SHARE = 0.2
 AS_IT_IS_SHARE = 0.3
 """Share of handwritten digits that are neither turned nor moved."""
 NEGATIVE_SHARE = 0.4  # bright on dark
-ASKED_SHARE = 0.25
+THROUGH_TEXT_SHARE = 0.25
 """Share of the boards that the text network reads in training. Their letters, which cost a third of
 the time, teach nearly all."""
 _BLANKS = (4, 5, 6, 7, *2 * (8, 9, 10, 11, 12))
@@ -83,7 +83,7 @@ class PictureRow(NamedTuple):
     levels: Levels  # [patches, 3 · patch²]
     letters: list[int] | None  # what the soft tokens spell; None: nothing
     target: list[int]
-    asked: bool = True  # whether the text network is trained through, too
+    through_text: bool = True  # whether the text network reads the question
 
 
 class PictureBatch(NamedTuple):
@@ -91,8 +91,8 @@ class PictureBatch(NamedTuple):
 
     `context` [B, S]: the prompts, padded on the right; `lengths` [B]; `places` [B]: where the soft
     tokens of each row begin; `levels` uint8 [B, patches, 3 · patch²]; `letters` [B, soft tokens]:
-    what they spell, PAD where they spell nothing; `target` [B, canvas]; `asked` bool [B]: the rows
-    whose questions the text network reads.
+    what they spell, PAD where they spell nothing; `target` [B, canvas]; `through_text` bool [B]:
+    the rows whose questions the text network reads.
     """
 
     context: torch.Tensor
@@ -101,7 +101,7 @@ class PictureBatch(NamedTuple):
     levels: torch.Tensor
     letters: torch.Tensor
     target: torch.Tensor
-    asked: torch.Tensor
+    through_text: torch.Tensor
 
 
 class Digits(NamedTuple):
@@ -113,7 +113,7 @@ class Digits(NamedTuple):
 
 @cache
 def digits() -> tuple[Digits, Digits]:
-    """Those that are trained on and those that are held out, the same on every machine. Raises
+    """The digits that are trained on and those that are held out, the same on every machine. Raises
     ValueError where scikit-learn is not installed."""
     images, labels = _package("sklearn.datasets").load_digits(return_X_y=True)
     images = images.astype(np.uint8).reshape(-1, 8, 8)
@@ -175,11 +175,14 @@ def draw(rng: np.random.Generator, canvas: int) -> PictureRow:
         return digit_row(pick(DIGIT_WORDINGS, rng), picture, digit, canvas)
     cells, solved = trained_sudoku(_BLANKS, rng)
     row = board_row(pick(BOARD_WORDINGS, rng), draw_board(cells, rng), cells, solved, canvas)
-    return row._replace(asked=rng.random() < ASKED_SHARE)
+    return row._replace(through_text=rng.random() < THROUGH_TEXT_SHARE)
 
 
 def collate(rows: list[PictureRow]) -> PictureBatch:
-    """Stack rows, with prompts padded to the longest."""
+    """Stack rows, with prompts padded to the longest. The text network reads
+    the first one where it would read none."""
+    through_text = torch.tensor([row.through_text for row in rows])
+    through_text[0] |= not through_text.any()
     lengths = [len(row.prefix) for row in rows]
     context = torch.full((len(rows), max(lengths)), PAD)
     for row, ids in zip(context, rows, strict=True):
@@ -192,7 +195,7 @@ def collate(rows: list[PictureRow]) -> PictureBatch:
         torch.from_numpy(np.stack([row.levels for row in rows])),
         torch.tensor([row.letters or nothing for row in rows]),
         torch.tensor([row.target for row in rows]),
-        torch.tensor([row.asked for row in rows]),
+        through_text,
     )
 
 
