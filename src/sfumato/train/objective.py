@@ -248,9 +248,9 @@ def canvas_losses(
 def picture_losses(
     network: Transformer, tower: VisionTower, batch: PictureBatch, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Cross-entropies in nats: "canvas", the mean over all positions of the rows that go through the text network,
-    half of the batches with a first pass as in `loss`; "answer", that of what is no filler;
-    "letters", of which token's embedding each soft token is nearest to, where it shall spell one:
+    """Cross-entropies in nats: "canvas", the mean over all positions of the rows that the text
+    network reads, half of the batches with a first pass as in `loss`; "answer", that of what is no
+    filler; "letters", of which token's embedding each soft token is nearest to, where it shall spell one:
     what teaches boards. Digits are spelled by nothing, and are learnt through the canvas alone."""
     soft = soft_tokens(tower, batch.levels)
     losses = {"letters": _letter_loss(network, soft, batch.letters)}
