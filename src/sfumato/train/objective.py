@@ -250,8 +250,8 @@ def picture_losses(
 ) -> dict[str, Tensor]:
     """Cross-entropies in nats: "canvas", the mean over all positions of the rows that the text
     network reads, half of the batches with a first pass as in `loss`; "answer", that of what is no
-    filler; "letters", of which token's embedding each soft token is nearest to, where it shall spell one:
-    what teaches boards. Digits are spelled by nothing, and are learnt through the canvas alone."""
+    filler; "letters", of which token's embedding each soft token is nearest to, where it shall
+    spell one: what teaches boards. Digits are learnt through the canvas alone."""
     soft = soft_tokens(tower, batch.levels)
     losses = {"letters": _letter_loss(network, soft, batch.letters)}
     rows = batch.through_text.nonzero()[:, 0]
