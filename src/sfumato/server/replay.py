@@ -22,7 +22,7 @@ STYLES = ("style.css", "reply.css")
 # Each after those that it imports.
 SCRIPTS = (
     *("dom.js", "tokens.js", "wrap.js", "trace.js", "reading.js", "board.js"),
-    *("canvas_view.js", "scrubber.js", "player.js"),
+    *("question.js", "canvas_view.js", "scrubber.js", "player.js"),
 )
 SLOT = '"REPLAY"'
 

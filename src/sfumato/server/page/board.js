@@ -2,7 +2,6 @@
 // Knows texts and elements, and no model.
 
 import { el } from './dom.js';
-import { harmless } from './tokens.js';
 
 const BOARD = /^(?:[^\n]*\n)?(?:[\d._] ?){3,9}(?:\n(?:[\d._] ?){3,9}){2,8}$/;
 const GIVEN = /\d/;
@@ -35,13 +34,4 @@ export function grid(puzzle) {
       ...row.map((cell) => el('span', { class: cell ? 'cell given' : 'cell' }, cell)))));
   box.style.setProperty('--size', puzzle.size);
   return box;
-}
-
-/** The turn of a person: what they wrote, a puzzle as a grid. */
-export function question(text) {
-  const puzzle = puzzleIn(text);
-  const body = puzzle
-    ? el('div', { class: 'bubble said' }, puzzle.title && el('p', {}, harmless(puzzle.title)), grid(puzzle))
-    : el('div', { class: isBoard(text) ? 'bubble said board' : 'bubble said' }, harmless(text));
-  return el('li', { class: 'turn user' }, el('h3', { class: 'unseen' }, 'You'), body);
 }

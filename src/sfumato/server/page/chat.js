@@ -2,15 +2,16 @@
 // Knows the order of things; how they look is message.js's, how they travel api.js's.
 
 import { complete } from './api.js';
-import { question } from './board.js';
 import { ServerError } from './errors.js';
 import { ReplyView } from './message.js';
 import { drawSeed, paced } from './pace.js';
+import { contentOf } from './pictures.js';
+import { question } from './question.js';
 import { share } from './share.js';
 import { loadTurns, saveTurns } from './store.js';
 
 export class Chat {
-  #turns = loadTurns(); // [{ role: 'user', content } | { role: 'assistant', content, … }]
+  #turns = loadTurns(); // [{ role: 'user', content, pictures } | { role: 'assistant', content, … }]
   #views = []; // one for each turn; null for a question
   #running = null; // AbortController of the reply that is on its way
   #cleared = null; // what `clear` took away: { turns, views, shown }, while it can come back
@@ -36,10 +37,10 @@ export class Chat {
   /** The bubble of the last reply, if there is one. */
   get last() { return this.#views.at(-1) ?? null; }
 
-  /** Asks, and shows the reply as it forms. */
-  async send(text) {
-    if (this.isRunning || !text.trim()) return;
-    this.#add({ role: 'user', content: text });
+  /** Asks, and shows the reply as it forms. pictures: as pictures.js makes them. */
+  async send(text, pictures = []) {
+    if (this.isRunning || !(text.trim() || pictures.length)) return;
+    this.#add({ role: 'user', content: text, pictures });
     await this.#reply();
   }
 
@@ -129,14 +130,14 @@ export class Chat {
 
   #show(turn) {
     if (turn.role === 'user') {
-      this.list.append(question(turn.content));
+      this.list.append(question(turn.content, turn.pictures));
       this.#views.push(null);
       return null;
     }
-    const questionText = this.#turns[this.#turns.indexOf(turn) - 1]?.content ?? '';
+    const asked = this.#turns[this.#turns.indexOf(turn) - 1] ?? { content: '' };
     const view = new ReplyView(turn, {
-      question: questionText, inspector: this.inspector, onRetry: () => this.retry(),
-      onShare: (view, label) => share(view, questionText, this.about, label),
+      question: asked.content, inspector: this.inspector, onRetry: () => this.retry(),
+      onShare: (view, label) => share(view, asked, this.about, label),
       pace: () => this.settings.pace.replay,
     });
     turn.canvases = view.trace.data;
@@ -157,9 +158,9 @@ export class Chat {
 /** The messages of the request: questions with their replies, without those that have no reply. */
 function history(turns) {
   const messages = [];
-  turns.forEach(({ role, content }, i) => {
+  turns.forEach(({ role, content, pictures }, i) => {
     const answer = turns[i + 1];
-    if (role === 'assistant' ? content : !answer || answer.content) messages.push({ role, content });
+    if (role === 'assistant' ? content : !answer || answer.content) messages.push({ role, content: contentOf(content, pictures) });
   });
   return messages;
 }

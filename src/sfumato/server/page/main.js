@@ -11,6 +11,8 @@ import { Edit } from './forming/edit.js';
 import { Fill } from './forming/fill.js';
 import { Json } from './forming/json.js';
 import { Inspector } from './inspector.js';
+import { partsOf, picturesIn, Tray } from './pictures.js';
+import { thumbnails } from './question.js';
 import { Settings } from './settings.js';
 import { loadMarkers, loadUnsent, saveMarkers, saveUnsent } from './store.js';
 import { useMarkers } from './tokens.js';
@@ -22,6 +24,7 @@ const prompt = $('prompt');
 const inspector = new Inspector($('inspector'));
 const settings = new Settings($('settings'), (values) => useKey(values.key ?? ''));
 const chat = new Chat($('turns'), { settings, inspector, onState: showState });
+const tray = new Tray($('tray'), () => chat.about.limits?.images ?? 1);
 const dashboard = new Dashboard($('dashboard'), { slots, memory });
 const decisions = new Decide($('decide'), { decide, hasKey: () => Boolean(settings.values.key) });
 const modes = {
@@ -36,9 +39,10 @@ function showState() {
   $('undo').firstElementChild.hidden = !chat.canUndo;
 }
 
-function send(text) {
-  if (text === prompt.value) write(''); // an example leaves what was written
-  const sent = chat.send(text);
+function send(text, pictures) {
+  const written = pictures ?? tray.take();
+  if (!pictures) write(''); // an example leaves what was written
+  const sent = chat.send(text, written);
   showState();
   return sent;
 }
@@ -85,6 +89,7 @@ async function meetServer() {
     return;
   }
   chat.about = about;
+  $('attach').hidden = !seesPictures();
   useMarkers(about.markers);
   saveMarkers(about.markers);
   $('model').textContent = about.model ?? '';
@@ -106,12 +111,37 @@ async function meetServer() {
 
 /** A prompt to try, as a button that sends it. */
 function example({ title, messages }) {
-  const text = messages.at(-1).content;
+  const { text, pictures } = partsOf(messages.at(-1).content);
   const puzzle = puzzleIn(text);
   const sample = puzzle ? grid(puzzle)
     : el('span', { class: isBoard(text) ? 'sample board' : 'sample' }, text);
-  return el('li', {}, el('button', { type: 'button', class: 'example', on: { click: () => send(text) } },
-    title === text ? '' : el('span', { class: 'title' }, title), sample));
+  return el('li', {}, el('button', { type: 'button', class: 'example', on: { click: () => send(text, pictures) } },
+    title === text ? '' : el('span', { class: 'title' }, title), thumbnails(pictures) ?? '', sample));
+}
+
+/** Whether the server's model reads pictures. */
+const seesPictures = () => Boolean(chat.about.modalities?.vision);
+
+async function attach(files) {
+  await tray.add(files);
+  prompt.focus();
+}
+
+for (const input of document.querySelectorAll('#attach input')) {
+  input.addEventListener('change', () => { attach([...input.files]); input.value = ''; });
+}
+prompt.addEventListener('paste', (event) => {
+  const files = seesPictures() ? picturesIn(event.clipboardData) : [];
+  if (!files.length) return;
+  event.preventDefault();
+  attach(files);
+});
+for (const name of ['dragover', 'drop']) {
+  addEventListener(name, (event) => {
+    if (!event.dataTransfer?.types.includes('Files')) return;
+    event.preventDefault(); // else the browser leaves the page and shows the file
+    if (name === 'drop' && seesPictures() && !$('chat').hidden) attach([...event.dataTransfer.files]);
+  });
 }
 
 $('composer').addEventListener('submit', (event) => {

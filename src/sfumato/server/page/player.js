@@ -1,9 +1,10 @@
 // The script of an exported replay: shows the question, and plays how its reply was denoised. Knows
 // the data in its page, which server/replay.py describes, and nothing else: it asks for nothing.
 
-import { boardClass, isBoard, puzzleIn, question } from './board.js';
+import { boardClass, isBoard, puzzleIn } from './board.js';
 import { CanvasView } from './canvas_view.js';
 import { el } from './dom.js';
+import { question } from './question.js';
 import { tokensAt } from './reading.js';
 import { Scrubber } from './scrubber.js';
 import { harmless, useMarkers } from './tokens.js';
@@ -64,7 +65,7 @@ function play(data) {
   const badge = document.getElementById('demonstration');
   badge.textContent = data.demonstration;
   badge.hidden = !data.demonstration;
-  document.getElementById('turns').append(question(data.question), el('li', { class: 'turn reply' },
+  document.getElementById('turns').append(question(data.question, data.pictures), el('li', { class: 'turn reply' },
     el('h3', { class: 'unseen' }, 'Sfumato'),
     el('div', { class: 'bubble' }, fold, answer.element, el('p', { class: 'unseen' }, data.text), scrubber.element,
       el('p', { class: 'note', role: 'note', hidden: !data.remark }, data.remark),

@@ -7,8 +7,8 @@ import { remark, summary } from './footer.js';
 const MOST_POSITIONS = 400_000; // of drafts: some megabytes; above, steps are left out
 const SLOT = '"REPLAY"';
 
-/** The data of a replay, as server/replay.py packs it. */
-export function pack({ record, trace }, question, about) {
+/** The data of a replay, as server/replay.py packs it; of a question its text and thumbnails. */
+export function pack({ record, trace }, { content, pictures = [] }, about) {
   const texts = new Map();
   const number = (text) => texts.get(text) ?? texts.set(text, texts.size).get(text);
   const numbers = (tokens) => tokens.map(number);
@@ -26,7 +26,8 @@ export function pack({ record, trace }, question, about) {
   return {
     version: 1,
     model: about.model ?? '',
-    question,
+    question: content,
+    pictures: pictures.map(({ name, thumb }) => ({ name, thumb })),
     text: record.content,
     summary: summary(record),
     demonstration: about.demonstration ?? '',

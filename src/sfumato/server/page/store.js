@@ -31,13 +31,13 @@ const FORMS = [(turn) => turn, withoutTop, withoutDrafts];
 
 /**
  * Keeps the conversation. Where there is no room for all of it, older replies lose first their
- * most probable tokens, then their drafts; never their text.
+ * most probable tokens, then their drafts, and questions their pictures; never their text.
  */
 export function saveTurns(turns) {
   let room = ROOM, form = 0;
   const kept = turns.toReversed().map((turn) => {
     for (;; form++) {
-      const text = JSON.stringify(turn.canvases ? FORMS[form](turn) : turn);
+      const text = JSON.stringify(FORMS[form](turn));
       if (text.length > room && form < FORMS.length - 1) continue;
       room -= text.length;
       return text;
@@ -47,11 +47,16 @@ export function saveTurns(turns) {
 }
 
 function withoutTop(turn) {
+  if (!turn.canvases) return turn;
   const drafts = (canvas) => canvas.drafts.map((draft) => ({ ...draft, top: [] }));
   return { ...turn, canvases: turn.canvases.map((canvas) => ({ ...canvas, drafts: drafts(canvas) })) };
 }
 
-function withoutDrafts(turn) { return { ...turn, canvases: [] }; }
+/** Of a question with pictures, the thumbnails stay. */
+function withoutDrafts(turn) {
+  if (turn.canvases) return { ...turn, canvases: [] };
+  return { ...turn, pictures: turn.pictures?.map(({ name, thumb }) => ({ name, thumb })) };
+}
 
 export const loadSettings = () => ({ ...read(localStorage, SETTINGS, {}), key: read(sessionStorage, KEY, '') });
 

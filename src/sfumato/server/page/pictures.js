@@ -1,0 +1,121 @@
+// Pictures that a person gives with a question: chosen, dropped, pasted or photographed, and shown
+// above the box until they are sent. Knows files and elements, and no server.
+
+import { button, el } from './dom.js';
+
+const SENT_AS_THEY_ARE = ['image/png', 'image/jpeg', 'image/webp', 'image/gif', 'image/bmp'];
+const MOST_BYTES = 1_000_000; // of a file; a larger one is drawn again, at LARGE pixels a side at most
+const LARGE = 2048; // more than a model sees of a picture
+const SMALL = 320; // a thumbnail
+
+/** A picture of a file: { name, url, thumb }, both as data URLs. Raises an Error for other files. */
+export async function pictureOf(file) {
+  let bitmap;
+  try {
+    bitmap = await createImageBitmap(file);
+  } catch {
+    throw new Error(`${file.name || 'This'} is no picture that this browser can read.`);
+  }
+  const kept = file.size <= MOST_BYTES && SENT_AS_THEY_ARE.includes(file.type);
+  return {
+    name: file.name || 'picture',
+    url: kept ? await urlOf(file) : drawn(bitmap, LARGE, 0.92),
+    thumb: drawn(bitmap, SMALL, 0.85),
+  };
+}
+
+function urlOf(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Error(`${file.name} could not be read.`));
+    reader.readAsDataURL(file);
+  });
+}
+
+/** The picture as a JPEG, on white, its longer side of `most` pixels at most. */
+function drawn(bitmap, most, quality) {
+  const scale = Math.min(1, most / Math.max(bitmap.width, bitmap.height));
+  const side = (pixels) => Math.max(1, Math.round(pixels * scale));
+  const canvas = el('canvas', { width: side(bitmap.width), height: side(bitmap.height) });
+  const context = canvas.getContext('2d');
+  context.fillStyle = '#fff';
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  return canvas.toDataURL('image/jpeg', quality);
+}
+
+/** The pictures above the box. */
+export class Tray {
+  #pictures = [];
+  #list;
+  #problem;
+
+  /** element: where they are shown; most(): how many a question may have. */
+  constructor(element, most) {
+    this.most = most;
+    this.#list = el('ul', { class: 'pictures', 'aria-label': 'Pictures of the question' });
+    this.#problem = el('p', { class: 'note', role: 'alert', hidden: true });
+    this.element = element;
+    element.append(this.#list, this.#problem);
+  }
+
+  /** Adds pictures: of those that cannot be taken, says why. */
+  async add(files) {
+    this.#say('');
+    for (const file of files) {
+      if (this.#pictures.length >= this.most()) {
+        this.#say(`A question has ${this.most()} pictures at most.`);
+        return;
+      }
+      try {
+        this.#pictures.push(await pictureOf(file));
+      } catch (error) {
+        this.#say(error.message);
+      }
+      this.#draw();
+    }
+  }
+
+  /** The pictures, which are gone from here. */
+  take() {
+    const taken = this.#pictures;
+    this.#pictures = [];
+    this.#say('');
+    this.#draw();
+    return taken;
+  }
+
+  #say(text) {
+    this.#problem.textContent = text;
+    this.#problem.hidden = !text;
+  }
+
+  #draw() {
+    this.#list.replaceChildren(...this.#pictures.map((picture) => el('li', {},
+      el('img', { src: picture.thumb, alt: picture.name }),
+      button('✕', () => {
+        this.#pictures = this.#pictures.filter((other) => other !== picture);
+        this.#draw();
+      }, { 'aria-label': `Remove ${picture.name}` }))));
+  }
+}
+
+/** The pictures among what was dropped or pasted. */
+export const picturesIn = (transfer) =>
+  [...transfer?.files ?? []].filter(({ type }) => type.startsWith('image/'));
+
+/** A message's content: a text, or parts of pictures and a text. */
+export function contentOf(text, pictures = []) {
+  if (!pictures.length) return text;
+  const parts = pictures.map(({ url, thumb }) => ({ type: 'image_url', image_url: { url: url ?? thumb } }));
+  return text ? [...parts, { type: 'text', text }] : parts;
+}
+
+/** Text and pictures of a message's content. */
+export function partsOf(content) {
+  if (typeof content === 'string') return { text: content, pictures: [] };
+  const pictures = content.filter(({ type }) => type === 'image_url')
+    .map(({ image_url: { url } }) => ({ name: 'picture', url, thumb: url }));
+  return { text: content.filter(({ type }) => type === 'text').map(({ text }) => text).join(''), pictures };
+}

@@ -1,0 +1,20 @@
+// The turn of a person: what they wrote, and the pictures that they gave. The exported replay has it
+// too. Knows texts and elements, and no model.
+
+import { grid, isBoard, puzzleIn } from './board.js';
+import { el } from './dom.js';
+import { harmless } from './tokens.js';
+
+/** Pictures, { name, thumb }, in a row; null where there are none. */
+export const thumbnails = (pictures = []) => (pictures.length
+  ? el('p', { class: 'pictures' }, ...pictures.map(({ name, thumb }) => el('img', { src: thumb, alt: name })))
+  : null);
+
+/** A turn; a puzzle is drawn as a grid. */
+export function question(text, pictures) {
+  const puzzle = puzzleIn(text);
+  const shown = puzzle ? [puzzle.title && el('p', {}, harmless(puzzle.title)), grid(puzzle)] : [harmless(text)];
+  const kind = !puzzle && isBoard(text) ? 'bubble said board' : 'bubble said';
+  return el('li', { class: 'turn user' }, el('h3', { class: 'unseen' }, 'You'),
+    el('div', { class: kind }, thumbnails(pictures) ?? '', ...shown));
+}

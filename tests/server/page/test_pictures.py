@@ -1,0 +1,169 @@
+"""Pictures on the page: chosen, pasted, dropped, sent as data URLs, shown, kept, and replayed."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.page.browsing import Script, ask, expect, wait
+from tests.support.pictures import file_of, picture
+
+PNG = file_of(picture(60, 40), "PNG")
+DATA_URL = "data:image/png;base64," + base64.b64encode(PNG).decode()
+GIVE = """([kind, name, data, type]) => {
+  const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
+  const transfer = new DataTransfer();
+  transfer.items.add(new File([bytes], name, { type }));
+  const target = document.getElementById('prompt');
+  const event = kind === 'paste'
+    ? new ClipboardEvent('paste', { clipboardData: transfer, bubbles: true, cancelable: true })
+    : new DragEvent('drop', { dataTransfer: transfer, bubbles: true, cancelable: true });
+  target.dispatchEvent(event);
+}"""
+
+
+def seeing(page: Any, images: int = 2) -> None:
+    """Lets the server say that its model reads pictures."""
+
+    def with_vision(route: Any) -> None:
+        about = route.fetch().json()
+        about["modalities"]["vision"] = True
+        about["limits"]["images"] = images
+        route.fulfill(json=about)
+
+    page.route("**/props", with_vision)
+    page.reload()
+    page.wait_for_selector("#attach:not([hidden])")
+
+
+def answered(page: Any) -> list[dict[str, Any]]:
+    """The bodies of the requests that the page makes from now on, each answered with one word."""
+    bodies: list[dict[str, Any]] = []
+    page.on(
+        "request",
+        lambda sent: bodies.append(sent.post_data_json) if "completions" in sent.url else None,
+    )
+    script = Script().draft(0, 1, ["a"]).settle(0, ["three"]).delta(content="three").end()
+    script.play(page)
+    return bodies
+
+
+def choose(page: Any, *files: dict[str, Any]) -> None:
+    page.set_input_files("#attach input[multiple]", list(files))
+
+
+def file(name: str, data: bytes = PNG, kind: str = "image/png") -> dict[str, Any]:
+    return {"name": name, "mimeType": kind, "buffer": data}
+
+
+def test_a_text_model_is_offered_no_pictures(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    expect(page.locator("#attach")).to_be_hidden()
+    page.evaluate(GIVE, ["paste", "a.png", base64.b64encode(PNG).decode(), "image/png"])
+    expect(page.locator("#tray img")).to_have_count(0)
+
+
+def test_a_picture_is_chosen_sent_kept_and_sent_again(
+    open_page: Callable[..., Any], tmp_path: Path
+) -> None:
+    page = open_page()
+    seeing(page)
+    bodies = answered(page)
+    choose(page, file("a.png"), file("b.png"))
+    expect(page.locator("#tray img")).to_have_count(2)
+    page.get_by_role("button", name="Remove a.png").click()
+    expect(page.locator("#tray img")).to_have_count(1)
+    ask(page, "How many?")
+    wait(page)
+    expect(page.locator("#tray img")).to_have_count(0)
+    expect(page.locator(".said img")).to_have_attribute("alt", "b.png")
+    content = bodies[0]["messages"][-1]["content"]
+    assert content == [
+        {"type": "image_url", "image_url": {"url": DATA_URL}},  # the file as it is
+        {"type": "text", "text": "How many?"},
+    ]
+    page.reload()
+    expect(page.locator(".said img")).to_have_count(1)
+    ask(page, "And now?")
+    wait(page)
+    first, _, second = bodies[1]["messages"]
+    assert first["content"] == content
+    assert second["content"] == "And now?"
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Share").first.click()
+    replay = tmp_path / "replay.html"
+    download.value.save_as(replay)
+    other = page.context.new_page()
+    other.goto(replay.as_uri())
+    expect(other.locator(".said img")).to_have_attribute("alt", "b.png")
+    assert other.evaluate("document.querySelector('.said img').naturalWidth") == 60
+
+
+@pytest.mark.parametrize("kind", ["paste", "drop"])
+def test_a_picture_alone_is_a_question(open_page: Callable[..., Any], kind: str) -> None:
+    page = open_page()
+    seeing(page)
+    bodies = answered(page)
+    page.evaluate(GIVE, [kind, "a.png", base64.b64encode(PNG).decode(), "image/png"])
+    expect(page.locator("#tray img")).to_have_count(1)
+    page.locator("#send").click()
+    wait(page)
+    assert [part["type"] for part in bodies[0]["messages"][-1]["content"]] == ["image_url"]
+
+
+def test_a_large_picture_is_made_smaller(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    seeing(page)
+    bodies = answered(page)
+    large = file_of(picture(3000, 1500).convert("RGB"), "BMP")
+    choose(page, file("large.bmp", large, "image/bmp"))
+    expect(page.locator("#tray img")).to_have_count(1)
+    ask(page, "What is it?")
+    wait(page)
+    url = bodies[0]["messages"][-1]["content"][0]["image_url"]["url"]
+    assert url.startswith("data:image/jpeg;base64,") and len(url) < len(large) / 4
+    size = page.evaluate(
+        "async (url) => { const image = new Image(); image.src = url; await image.decode();"
+        " return [image.naturalWidth, image.naturalHeight]; }",
+        url,
+    )
+    assert size == [2048, 1024]
+
+
+def test_what_cannot_be_taken_is_said(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    seeing(page, images=1)
+    alert = page.locator("#tray [role=alert]")
+    choose(page, file("broken.png", b"no picture"))
+    expect(alert).to_have_text("broken.png is no picture that this browser can read.")
+    choose(page, file("a.png"), file("b.png"))
+    expect(page.locator("#tray img")).to_have_count(1)
+    expect(alert).to_have_text("A question has 1 pictures at most.")
+
+
+def test_an_example_may_have_a_picture(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+
+    def with_example(route: Any) -> None:
+        about = route.fetch().json()
+        parts = [
+            {"type": "image_url", "image_url": {"url": DATA_URL}},
+            {"type": "text", "text": "Which digit is this?"},
+        ]
+        example = {"title": "A digit", "messages": [{"role": "user", "content": parts}]}
+        about["examples"] = [example]
+        route.fulfill(json=about)
+
+    page.route("**/props", with_example)
+    page.reload()
+    expect(page.locator(".example img")).to_have_count(1)
+    bodies = answered(page)
+    page.fill("#prompt", "not sent")
+    page.locator(".example").click()
+    wait(page)
+    assert json.dumps(DATA_URL) in json.dumps(bodies[0]["messages"])
+    expect(page.locator("#prompt")).to_have_value("not sent")
