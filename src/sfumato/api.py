@@ -44,6 +44,10 @@ from sfumato.diffusion.constraints.read_template import ReadTemplate
 from sfumato.diffusion.limits import Limits, ReplyPlan, Stats, plan_reply
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.diffusion.sampler_config import SamplerConfig, check_sampler
+from sfumato.media.fetch import PORTS, fetch
+from sfumato.media.part import source_of
+from sfumato.media.patches import Cut, Patches
+from sfumato.media.picture import Limits as PictureLimits
 from sfumato.model.cache import KVCache
 from sfumato.model.families import Family, family_of, open_checkpoint
 from sfumato.model.layer_devices import Placement, make_placement
@@ -243,12 +247,26 @@ class Model:
         ids = prompt_ids(*text, messages, thinking=thinking, tools=tools, pictures=parts)
         if not parts:
             return Prompt(ids, ())
-        # Pillow is loaded where there is a picture.
-        from sfumato.media.part import Cut, read_part
+        assert tokens is not None
+        return tokens.placed(ids, [self._patches(part, at) for at, part in parts])
 
-        assert tower is not None and tokens is not None
-        cut = Cut(tower.config.patch, tower.config.pool, tower.config.soft_tokens)
-        return tokens.placed(ids, [read_part(part, cut, at) for at, part in parts])
+    @property
+    def cut(self) -> Cut:
+        """How pictures are cut for the model's tower. Raises Refused where it has none."""
+        if self.network.tower is None:
+            raise Refused(None, "this model reads no pictures", "load its mmproj file too")
+        config = self.network.tower.config
+        return Cut(config.patch, config.pool, config.soft_tokens)
+
+    def _patches(self, part: Mapping[str, Any], field: str) -> Patches:
+        """The picture of a part: its "patches", where somebody has read it already."""
+        if isinstance(given := part.get("patches"), Patches):
+            return given
+        source, limits = source_of(part, field), PictureLimits()
+        content = None
+        if source.scheme in PORTS:
+            content = fetch(str(source.given), ("*",), limits.nbytes, source.field)
+        return source.patches(self.cut, limits, content)
 
     def fill(
         self,

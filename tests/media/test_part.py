@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.support.pictures import picture
 
-from sfumato.media.part import read_part
+from sfumato.media.part import source_of
 from sfumato.media.patches import Cut, patches_of
 from sfumato.media.picture import Limits
 from sfumato.refused import Refused
@@ -35,7 +35,7 @@ def test_all_forms_of_a_picture_give_the_same_patches(tmp_path: Path) -> None:
         {"url": url},
         {"image": picture(40, 30)},
     ]
-    keys = {read_part({"type": "image"} | part, CUT, "at").key for part in parts}
+    keys = {source_of({"type": "image"} | part, "at").patches(CUT, Limits()).key for part in parts}
     assert keys == {patches_of(picture(40, 30), CUT).key}
 
 
@@ -48,14 +48,19 @@ def test_all_forms_of_a_picture_give_the_same_patches(tmp_path: Path) -> None:
         ({"bytes": "text"}, r"at\.bytes: must be bytes, not str"),
         ({"image": b"x"}, r"at\.image: must be of PIL\.Image\.Image, not bytes"),
         ({"url": b"x"}, r"at\.url: must be a text"),
-        ({"url": "https://a.b/c.png"}, r"at\.url: must be a data URL in base64"),
-        ({"url": "data:image/png,abc"}, r"must be a data URL in base64"),
-        ({"url": "data:image/png;base64,a b"}, r"at\.url: is no base64"),
-        ({"url": "data:image/png;base64," + "A" * 400}, r"at\.url: must have 100 bytes at most"),
+        ({"url": "https://a.b/c.png"}, r"at\.url: a URL of the scheme 'https'"),
+        ({"url": "data:image/png,abc"}, r"at\.url: the data URL has no base64 data"),
+        ({"url": "data:image/png;base64,a$b"}, r"at\.url: .*base64 data are damaged"),
+        (
+            {"url": "data:image/png;base64," + "A" * 400},
+            r"at\.url: .* has more than 100 bytes",
+        ),
         ({"path": "/nowhere/at/all.png"}, r"at\.path: .* is no file"),
         ({"bytes": b"no picture"}, r"at\.bytes: "),
+        ({"bytes": b"no picture", "tokens": 71}, r"at\.tokens: must be one of 70, 140, 280"),
+        ({"bytes": b"no picture", "field": "there"}, r"there: "),
     ],
 )
 def test_what_is_no_picture_is_refused_and_named(part: dict[str, Any], why: str) -> None:
     with pytest.raises(Refused, match=why):
-        read_part(part, CUT, "at", Limits(nbytes=100))
+        source_of(part, "at").patches(CUT, Limits(nbytes=100))

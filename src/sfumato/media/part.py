@@ -1,63 +1,104 @@
-"""A picture as a request's message has it → patches.
+"""A picture as a message has it → patches.
 
-Reads no addresses: what fetches them gives bytes.
+A part gives its picture as the path of a file, as bytes, as a picture of Pillow's, or as a URL.
+Knows no network: what fetches a URL gives the bytes that stand there.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from sfumato.media.patches import Cut, Patches, patches_of
+from sfumato.media.patches import BUDGETS, Cut, Patches, patches_of
 from sfumato.media.picture import Limits, Source, read_picture
 from sfumato.refused import Refused
 
-FIELDS = ("path", "bytes", "url", "image")
-"""A file, the bytes of one, a data URL, or a picture of Pillow's: a part has one of them."""
+_TYPES: dict[str, tuple[str, tuple[type, ...], Callable[[Any], Source | str]]] = {
+    "path": ("a path", (str, Path), Path),
+    "bytes": ("bytes", (bytes, bytearray, memoryview), bytes),
+    "url": ("a text", (str,), str),
+    "image": ("of PIL.Image.Image", (Image.Image,), lambda image: image),
+}
 
 
-def read_part(
-    part: Mapping[str, Any], cut: Cut, field: str, limits: Limits | None = None
-) -> Patches:
-    """The patches of a part `{"type": "image", …}`. field: the part's place in the request, which
-    errors name. Raises Refused."""
-    given = [name for name in FIELDS if part.get(name) is not None]
+@dataclass(frozen=True, eq=False)
+class PictureSource:
+    """A picture of a message, not yet read.
+
+    given: the bytes of a file, a picture of Pillow's, the path of a file, or a URL as text; field:
+    the part of the request, as errors name it; tokens: how many soft tokens the picture may take;
+    None: as many as the model takes by default.
+    """
+
+    given: Source | str
+    field: str
+    tokens: int | None = None
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of a URL; "" where there is none."""
+        return self.given.split(":", 1)[0].lower() if isinstance(self.given, str) else ""
+
+    def patches(self, cut: Cut, limits: Limits, content: Source | None = None) -> Patches:
+        """The patches. content: what stands at the URL, where it was fetched. Raises Refused."""
+        if self.tokens is not None:
+            cut = replace(cut, tokens=self.tokens)
+        source = self._content(limits) if content is None else content
+        return patches_of(read_picture(source, limits, self.field), cut)
+
+    def _content(self, limits: Limits) -> Source:
+        """The source without a URL; of a data URL the bytes in it."""
+        if not isinstance(self.given, str):
+            return self.given
+        if self.scheme == "data":
+            return data_of(self.given, limits.nbytes, self.field)
+        raise Refused(
+            self.field,
+            f"a URL of the scheme {self.scheme[:20]!r} is not read here",
+            "send the picture itself, as a data URL",
+        )
+
+
+def source_of(part: Mapping[str, Any], field: str) -> PictureSource:
+    """The source of a part {"type": "image", …}. field: the part's place in the request; a part may
+    name another one, "field". Raises Refused."""
+    field = str(part.get("field", field))
+    given = [name for name in _TYPES if part.get(name) is not None]
     if len(given) != 1:
-        raise Refused(field, f"must have one of {', '.join(FIELDS)}, has {len(given)} of them")
-    (name,), limits = given, limits or Limits()
-    source = _source(name, part[name], f"{field}.{name}", limits)
-    return patches_of(read_picture(source, limits, f"{field}.{name}"), cut)
+        raise Refused(field, f"must have one of {', '.join(_TYPES)}, has {len(given)} of them")
+    (name,), tokens = given, part.get("tokens")
+    wanted, types, made = _TYPES[name]
+    if not isinstance(part[name], types):
+        raise Refused(f"{field}.{name}", f"must be {wanted}, not {type(part[name]).__name__}")
+    if tokens is not None and tokens not in BUDGETS:
+        raise Refused(f"{field}.tokens", f"must be one of {', '.join(map(str, BUDGETS))}")
+    where = field if "field" in part else f"{field}.{name}"
+    return PictureSource(made(part[name]), where, tokens)
 
 
-def _source(name: str, value: Any, field: str, limits: Limits) -> Source:
-    if name == "path" and isinstance(value, str | Path):
-        return Path(value)
-    if name == "bytes" and isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    if name == "image" and isinstance(value, Image.Image):
-        return value
-    if name == "url" and isinstance(value, str):
-        return data_of(value, field, limits)
-    wanted = {"path": "a path", "bytes": "bytes", "url": "a text", "image": "of PIL.Image.Image"}
-    raise Refused(field, f"must be {wanted[name]}, not {type(value).__name__}")
+def data_of(url: str, most: int, field: str) -> bytes:
+    """The bytes of a data URL, of `most` at most. Its media type is not looked at: the bytes say
+    what they are. Raises Refused."""
+    head, comma, text = url.partition(",")
+    if not comma or not head.lower().endswith(";base64"):
+        raise Refused(
+            field, "the data URL has no base64 data", "write it as data:image/png;base64,iVBOR…"
+        )
+    return from_base64(text, most, field)
 
 
-def data_of(url: str, field: str, limits: Limits) -> bytes:
-    """The bytes of a data URL, the kind that it names left aside."""
-    head, comma, data = url.partition(",")
-    if not comma or not head.startswith("data:") or not head.endswith(";base64"):
-        raise Refused(field, "must be a data URL in base64", "send data:image/png;base64,…")
-    if len(data) > limits.nbytes // 3 * 4 + 4:
-        raise Refused(field, f"must have {limits.nbytes:,} bytes at most", "send a smaller picture")
+def from_base64(text: str, most: int, field: str) -> bytes:
+    """The bytes of a text in base64, with or without line ends. Raises Refused, for over `most`
+    bytes too, before they are made."""
+    if len(text) // 4 * 3 > most + most // 16:  # line ends take 2 of 78 characters
+        raise Refused(field, f"the picture has more than {most} bytes", "send a smaller one")
     try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise Refused(field, "is no base64") from error
-
-
-__all__ = ["FIELDS", "Cut", "read_part"]
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise Refused(field, "the picture's base64 data are damaged", "encode it again") from None

@@ -46,10 +46,12 @@ def check_messages(
     none).
 
     Each message has a `role` of ROLES and a `content`: text, or a list of `{"type": "text",
-    "text": …}` and, in a user's, `{"type": "image", …}`, of which the copy keeps the type alone.
-    An assistant's may have `tool_calls` as in OpenAI's API, and then no content; its thoughts are
-    left out, because past thoughts never go back to the model. A tool's answers one of them by
-    `tool_call_id` or `name`; the result has both. Other keys are left out.
+    "text": …}` and, in a user's or a tool's, `{"type": "image", …}`, of which the copy keeps the
+    type alone. Pictures of tools' results stand in a user's message behind them, since templates
+    show pictures nowhere else. An assistant's may have `tool_calls` as in OpenAI's API, and then
+    no content; its thoughts are left out, because past thoughts never go back to the model. A
+    tool's answers one of them by `tool_call_id` or `name`; the result has both. Other keys are left
+    out.
 
     Raises:
         Refused: naming the message by its index, and the field.
@@ -59,7 +61,7 @@ def check_messages(
     if not messages:
         raise Refused("messages", "is empty", "send at least one message")
     checked: list[dict[str, Any]] = []
-    budget = _ValueBudget()
+    budget, of_tools = _ValueBudget(), list[dict[str, str]]()
     for i, message in enumerate(messages, first):
         where = f"messages[{i}]"
         if not isinstance(message, Mapping):
@@ -68,6 +70,9 @@ def check_messages(
         if role not in ROLES:
             raise Refused(f"{where}.role", f"must be one of {', '.join(ROLES)}, not {quoted(role)}")
         clean: dict[str, Any] = {"role": role}
+        if role != "tool" and of_tools:
+            checked.append({"role": "user", "content": of_tools})
+            of_tools = []
         calls = message.get("tool_calls")
         if calls is not None and role != "assistant":
             raise Refused(f"{where}.tool_calls", "only an assistant's message has tool calls")
@@ -78,9 +83,19 @@ def check_messages(
                 message.get("content"), role, f"{where}.content", markers, pictures
             )
         if role == "tool":
+            of_tools += _without_pictures(clean)
             clean |= _answered_call(message, checked, where)
         checked.append(clean)
-    return checked
+    return [*checked, {"role": "user", "content": of_tools}] if of_tools else checked
+
+
+def _without_pictures(message: dict[str, Any]) -> list[dict[str, str]]:
+    """Makes the content of a tool's message a text; returns the parts that are pictures."""
+    content = message["content"]
+    if isinstance(content, str):
+        return []
+    message["content"] = "".join(part.get("text", "") for part in content)
+    return [part for part in content if part["type"] == "image"]
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -134,7 +149,7 @@ def _content(
         here = f"{where}[{i}]"
         if not isinstance(part, Mapping) or "type" not in part:
             raise Refused(here, 'must be an object such as {"type": "text", "text": "…"}')
-        if part["type"] == "image" and pictures is not None and role == "user":
+        if part["type"] == "image" and pictures is not None and role in ("user", "tool"):
             pictures.append((here, part))
             parts.append({"type": "image"})
             continue
@@ -143,6 +158,8 @@ def _content(
         if not isinstance(part.get("text"), str):
             raise Refused(f"{here}.text", "must be text")
         parts.append({"type": "text", "text": _plain(part["text"], f"{here}.text")})
+    if role == "tool" and any(part["type"] == "image" for part in parts):
+        return parts
     if role != "user":
         # Templates take an object for these roles and show it as Python prints it, or a channel
         # opens in one part and closes in another.

@@ -102,15 +102,17 @@ def _private(value: Any) -> set[str]:
 
 def _texts(value: Any, depth: int = 0) -> Iterator[str]:
     """Every text in plain data, the keys of objects too; but not below what a check of the messages
-    lets pass."""
+    lets pass, and no picture's URL, which may hold the picture."""
     if isinstance(value, str):
         yield value
     elif depth > 2 * MAX_DEPTH:
         return
     elif isinstance(value, dict):
         yield from (key for key in value if isinstance(key, str))
-        for item in value.values():
-            yield from _texts(item, depth + 1)
+        is_picture = value.get("type") == "image"
+        for key, item in value.items():
+            if not (is_picture and key == "url"):
+                yield from _texts(item, depth + 1)
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _texts(item, depth + 1)

@@ -14,19 +14,23 @@ from typing import Any
 import pytest
 from tests.support.pictures import file_of, picture
 
+from sfumato.media import fetch
+from sfumato.media.fetch import is_public
+from sfumato.media.part import PictureSource
+from sfumato.media.patches import Cut, Patches, patches_of
 from sfumato.media.picture import Limits
-from sfumato.media.source import PictureSource
 from sfumato.refused import Refused
-from sfumato.server.http import pictures
-from sfumato.server.http.pictures import PictureReader, is_public
+from sfumato.server.http.pictures import PictureReader
 
 PNG = file_of(picture(20, 10), "PNG")
 
 
-def size_of(reader: PictureReader, given: Any, field: str = "image") -> tuple[int, int]:
-    source = PictureSource(given, field)
-    (size,) = asyncio.run(reader.read([source], lambda source, image: image.size))
-    return size
+CUT = Cut(tokens=4)
+KEY = patches_of(picture(20, 10), CUT).key
+
+
+def key_of(reader: PictureReader, given: Any, field: str = "image") -> str:
+    return asyncio.run(reader.read([PictureSource(given, field)], CUT))[field].key
 
 
 def data_url(data: bytes, head: str = "data:image/png;base64,") -> str:
@@ -35,12 +39,12 @@ def data_url(data: bytes, head: str = "data:image/png;base64,") -> str:
 
 @pytest.mark.parametrize("head", ["data:image/png;base64,", "DATA:;base64,", "data:text/x;BASE64,"])
 def test_a_data_url_is_read_whatever_it_calls_its_type(head: str) -> None:
-    assert size_of(PictureReader(), data_url(PNG, head)) == (20, 10)
+    assert key_of(PictureReader(), data_url(PNG, head)) == KEY
 
 
 def test_line_ends_in_base64_are_left_out() -> None:
     url = "data:image/png;base64," + base64.encodebytes(PNG).decode()
-    assert size_of(PictureReader(), url) == (20, 10)
+    assert key_of(PictureReader(), url) == KEY
 
 
 @pytest.mark.parametrize(
@@ -59,13 +63,13 @@ def test_line_ends_in_base64_are_left_out() -> None:
 )
 def test_what_cannot_be_read_is_refused_by_its_field(url: str, why: str) -> None:
     with pytest.raises(Refused, match=why) as refused:
-        size_of(PictureReader(), url, "messages[0].content[1].image_url")
+        key_of(PictureReader(), url, "messages[0].content[1].image_url")
     assert refused.value.field == "messages[0].content[1].image_url"
 
 
 def test_too_many_bytes_are_refused_before_they_are_decoded() -> None:
     with pytest.raises(Refused, match="more than 100 bytes"):
-        size_of(PictureReader(limits=Limits(nbytes=100)), data_url(bytes(200)))
+        key_of(PictureReader(limits=Limits(nbytes=100)), data_url(bytes(200)))
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -121,18 +125,18 @@ def port() -> Iterator[int]:
 
 def test_a_listed_address_may_be_private_and_is_fetched(port: int) -> None:
     here = f"127.0.0.1:{port}"
-    assert size_of(PictureReader([here]), f"http://{here}/picture") == (20, 10)
+    assert key_of(PictureReader([here]), f"http://{here}/picture") == KEY
 
 
 @pytest.mark.parametrize("hosts", [[], ["example.org"], ["*"], ["127.0.0.1"], ["127.0.0.1:1"]])
 def test_other_hosts_and_ports_are_not_asked(port: int, hosts: list[str]) -> None:
     with pytest.raises(Refused, match=r"not fetched from 127\.0\.0\.1"):
-        size_of(PictureReader(hosts), f"http://127.0.0.1:{port}/picture")
+        key_of(PictureReader(hosts), f"http://127.0.0.1:{port}/picture")
 
 
 def test_a_name_that_leads_to_a_private_address_is_refused(port: int) -> None:
     with pytest.raises(Refused, match="localhost has an address that is not public"):
-        size_of(PictureReader([f"localhost:{port}"]), f"http://localhost:{port}/picture")
+        key_of(PictureReader([f"localhost:{port}"]), f"http://localhost:{port}/picture")
 
 
 def test_the_address_that_was_checked_is_the_one_that_is_used(
@@ -145,7 +149,7 @@ def test_the_address_that_was_checked_is_the_one_that_is_used(
         looked_up.append(host)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
-    monkeypatch.setattr(pictures, "is_public", lambda address: True)
+    monkeypatch.setattr(fetch, "is_public", lambda address: True)
     original = socket.getaddrinfo
     monkeypatch.setattr(
         socket,
@@ -157,8 +161,9 @@ def test_the_address_that_was_checked_is_the_one_that_is_used(
         ),
     )
     name = f"pictures.example:{port}"
-    size = size_of(PictureReader([name]), f"http://{name}/host")
-    assert size == (len(name), 1)  # the server was asked as the host of the URL
+    found = key_of(PictureReader([name]), f"http://{name}/host")
+    asked_as = picture(len(name), 1)
+    assert found == patches_of(asked_as, CUT).key
     assert looked_up == ["pictures.example"]
 
 
@@ -174,15 +179,15 @@ def test_the_address_that_was_checked_is_the_one_that_is_used(
 def test_what_a_host_may_not_do(
     port: int, path: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pictures, "FETCH_S", 0.5 if path == "silent" else 20.0)
+    monkeypatch.setattr(fetch, "FETCH_S", 0.5 if path == "silent" else 20.0)
     reader = PictureReader([f"127.0.0.1:{port}"], limits=Limits(nbytes=100_000))
     with pytest.raises(Refused, match=why):
-        size_of(reader, f"http://127.0.0.1:{port}/{path}")
+        key_of(reader, f"http://127.0.0.1:{port}/{path}")
 
 
 def test_a_url_with_a_name_of_a_user_is_refused(port: int) -> None:
     with pytest.raises(Refused, match="user's name"):
-        size_of(PictureReader(["127.0.0.1"]), f"http://me:secret@127.0.0.1:{port}/picture")
+        key_of(PictureReader(["127.0.0.1"]), f"http://me:secret@127.0.0.1:{port}/picture")
 
 
 @pytest.mark.parametrize(
@@ -215,21 +220,21 @@ def test_files_are_read_below_the_folder_alone(tmp_path: Path) -> None:
     (tmp_path / "outside.png").write_bytes(PNG)
     (folder / "link.png").symlink_to(tmp_path / "outside.png")
     reader = PictureReader(folder=folder)
-    assert size_of(reader, (folder / "a b.png").as_uri()) == (20, 10)
-    assert size_of(reader, Path("a b.png")) == (20, 10)
+    assert key_of(reader, (folder / "a b.png").as_uri()) == KEY
+    assert key_of(reader, Path("a b.png")) == KEY
     for path in (tmp_path / "outside.png", folder / "link.png", Path("../outside.png")):
         with pytest.raises(Refused, match="not in the folder"):
-            size_of(reader, path)
+            key_of(reader, path)
     with pytest.raises(Refused, match="no file"):
-        size_of(reader, Path("none.png"))
+        key_of(reader, Path("none.png"))
     with pytest.raises(Refused, match=r"no file|no path"):
-        size_of(reader, "file:///%00")
+        key_of(reader, "file:///%00")
 
 
-def test_pictures_are_decoded_a_few_at_a_time() -> None:
+def test_pictures_are_decoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     running, most, lock = 0, 0, threading.Lock()
 
-    def make(source: PictureSource, image: Any) -> int:
+    def patches(*args: Any) -> Patches:
         nonlocal running, most
         with lock:
             running += 1
@@ -237,13 +242,34 @@ def test_pictures_are_decoded_a_few_at_a_time() -> None:
         threading.Event().wait(0.02)
         with lock:
             running -= 1
-        return 1
+        return patches_of(picture(20, 10), CUT)
 
-    async def ask() -> list[list[int]]:
-        reader = PictureReader(threads=2)
-        return await asyncio.gather(
-            *(reader.read([PictureSource(PNG, "image")], make) for _ in range(12))
-        )
+    monkeypatch.setattr(PictureSource, "patches", patches)
 
-    assert asyncio.run(ask()) == [[1]] * 12
+    async def ask() -> int:
+        reader, sources = PictureReader(threads=2), [PictureSource(PNG, "image")]
+        return len(await asyncio.gather(*(reader.read(sources, CUT) for _ in range(12))))
+
+    assert asyncio.run(ask()) == 12
     assert most == 2
+
+
+def test_a_request_with_too_many_before_it_has_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = threading.Event()
+
+    def patches(*args: Any) -> Patches:
+        free.wait(20)
+        return patches_of(picture(20, 10), CUT)
+
+    monkeypatch.setattr(PictureSource, "patches", patches)
+
+    async def ask() -> list[Any]:
+        reader, sources = PictureReader(threads=1, waiting=1), [PictureSource(PNG, "image")]
+        tasks = [asyncio.create_task(reader.read(sources, CUT)) for _ in range(3)]
+        while not any(task.done() for task in tasks):
+            await asyncio.sleep(0.01)
+        free.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    statuses = [getattr(each, "status", 200) for each in asyncio.run(ask())]
+    assert statuses == [200, 200, 503]
