@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.pictures import picture
 
-from sfumato.media.part import source_of
+from sfumato.media.part import PictureSource, from_base64, source_of
 from sfumato.media.patches import Cut, patches_of
 from sfumato.media.picture import Limits
 from sfumato.refused import Refused
@@ -64,3 +65,25 @@ def test_all_forms_of_a_picture_give_the_same_patches(tmp_path: Path) -> None:
 def test_what_is_no_picture_is_refused_and_named(part: dict[str, Any], why: str) -> None:
     with pytest.raises(Refused, match=why):
         source_of(part, "at").patches(CUT, Limits(nbytes=100))
+
+
+def test_blanks_between_all_characters_take_no_more_memory() -> None:
+    text = "ab " * 200_000
+    tracemalloc.start()
+    try:
+        assert len(from_base64(text, 1 << 20, "at")) == 300_000
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 4 * len(text)
+
+
+@pytest.mark.parametrize("text", ["YWJj\u00a0", "YWJj\0", "YWJ\u0441", "YQ==YQ=="])
+def test_other_characters_are_damage(text: str) -> None:
+    with pytest.raises(Refused, match=r"at: .*damaged"):
+        from_base64(text, 1 << 20, "at")
+
+
+def test_a_scheme_is_looked_for_in_few_characters() -> None:
+    assert PictureSource("DATA:" + "A" * 99, "at").scheme == "data"
+    assert len(PictureSource("A" * (1 << 20), "at").scheme) < 99

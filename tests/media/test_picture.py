@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import os
 import random
 import struct
 import time
@@ -18,6 +19,7 @@ from PIL import Image, ImageOps
 from tests.support.pictures import file_of, picture
 
 from sfumato.media import picture as module
+from sfumato.media.patches import Cut, patches_of
 from sfumato.media.picture import KINDS, MOST_CHUNKS, MOST_PIECES, Limits, check, read_picture
 from sfumato.refused import Refused
 
@@ -65,6 +67,27 @@ def test_damaged_exif_is_no_reason_to_refuse_a_picture(exif: bytes) -> None:
     assert read_picture(file_of(picture(20, 10), "JPEG", exif=exif)).size == (20, 10)
 
 
+def exif_of(entries: int, nbytes: int) -> bytes:
+    """EXIF data whose entries all have the same bytes."""
+    table = b"".join(
+        struct.pack("<HHLL", tag, 1, nbytes, 10 + 12 * entries) for tag in range(entries)
+    )
+    return b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<H", entries) + table + bytes(nbytes)
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow's, about what is damaged
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WebP"])
+def test_exif_whose_entries_share_their_bytes_takes_no_more_memory(kind: str) -> None:
+    data = file_of(picture(20, 10), kind, exif=exif_of(2000, 40_000))
+    tracemalloc.start()
+    try:
+        read_picture(data)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 8 << 20  # 2,000 times 40,000 bytes are 80 MB
+
+
 def test_a_picture_with_several_frames_counts_as_its_first() -> None:
     frames = [picture(30, 20, seed) for seed in range(3)]
     for kind in ("GIF", "WebP", "PNG", "MPO"):  # MPO: what telephones save as JPEG
@@ -97,6 +120,71 @@ def test_sizes_are_bounded(tmp_path: Path) -> None:
         assert "300 × 300 pixels" in refusal(data)
     assert "300 × 300 pixels" in refusal(Image.new("RGB", (300, 300)))
     assert "0 × 5 pixels" in refusal(Image.new("RGB", (0, 5)))
+    for size in ((1 << 16) + 1, 1), (1, (1 << 16) + 1):
+        image = Image.new("RGB", size)
+        assert "in a row or a column" in refusal(image, Limits())
+        assert "in a row or a column" in refusal(file_of(image, "PNG"), Limits())
+
+
+@pytest.mark.parametrize("size", [(1 << 16, 1), (1, 1 << 16), (1 << 16, 64)])
+def test_the_longest_rows_cost_little_to_resize(size: tuple[int, int]) -> None:
+    start = time.process_time()
+    patches = patches_of(read_picture(Image.new("RGB", size)), Cut(tokens=1120))
+    assert 0 < patches.soft_tokens <= 1120
+    assert time.process_time() - start < 5
+
+
+TRANSPARENT: dict[str, Callable[[], Image.Image]] = {
+    "RGBA": lambda: picture(30, 20, mode="RGBA"),
+    "LA": lambda: picture(30, 20, mode="LA"),
+    "P": lambda: picture(30, 20, mode="P"),
+    "L": lambda: picture(30, 20, mode="L"),
+    "RGB": lambda: picture(30, 20),
+}
+
+
+@pytest.mark.parametrize("mode", TRANSPARENT)
+def test_transparency_is_white_whatever_the_stripes(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = TRANSPARENT[mode]()
+    pixel = image.getpixel((3, 3))
+    options = {} if "A" in mode else {"transparency": pixel}
+    data = file_of(image, "PNG", **options)
+    with Image.open(io.BytesIO(data)) as opened:
+        clear = opened.convert("RGBA")
+    white = Image.new("RGBA", clear.size, "white")
+    expected = Image.alpha_composite(white, clear).convert("RGB").tobytes()
+    assert read_picture(data).tobytes() == expected
+    assert mode == "RGB" or expected != clear.convert("RGB").tobytes()
+    for stripe in (1, 70, 600):
+        monkeypatch.setattr(module, "_STRIPE", stripe)
+        assert read_picture(data).tobytes() == expected
+
+
+def test_rgb_pixels_are_not_copied() -> None:
+    image = picture(20, 10)
+    assert read_picture(image) is image
+
+
+def test_what_is_no_plain_file_keeps_no_thread_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    others = [pipe, tmp_path, Path("/dev/zero"), Path("/proc/self/fd")]
+    for path in others:
+        assert "is no file" in refusal(path)
+    # As if each took the place of a file between the look at it and the opening of it.
+    monkeypatch.setattr(Path, "is_file", lambda self: True)
+    for path in others:
+        assert "is no file" in (why := refusal(path)) or "cannot be read" in why
+
+
+def test_a_refusal_has_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "text.png").write_text("text")
+    for name in ("none.png", "text.png", "none.png\0", "x" * 5000):
+        assert str(tmp_path) not in refusal(tmp_path / name)
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:

@@ -8,8 +8,10 @@ are counted first, in one pass over the pieces.  Knows no sizes that a network w
 from __future__ import annotations
 
 import io
+import os
+import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -41,13 +43,16 @@ MOST_PIECES = 1 << 12
 
 MOST_CHUNKS = 1 << 16  # of a PNG, whose pixels lie in chunks too
 
+_STRIPE = 1 << 20  # pixels
+
 
 @dataclass(frozen=True)
 class Limits:
     """How large a picture may be. Every number is checked before memory of its size is made."""
 
     nbytes: int = 32 << 20  # of the file
-    pixels: int = 1 << 26  # 67 million: 201 MB as RGB
+    pixels: int = 1 << 26  # 67 million: 268 MB, since Pillow takes four bytes for RGB too
+    side: int = 1 << 16  # a resize holds 32 bytes for each pixel of a row or of a column
     work: int = 1 << 30  # pixels times the scans of a JPEG, each of which visits all pixels
 
 
@@ -61,7 +66,7 @@ def read_picture(source: Source, limits: Limits | None = None, field: str = "ima
     if isinstance(source, Image.Image):
         check_size(*source.size, limits, field)
         return _decoded(source, field, source.format or "picture")
-    data = _file_bytes(source, limits, field) if isinstance(source, Path) else source
+    data = file_bytes(source, limits, field) if isinstance(source, Path) else source
     kind = check(data, limits, field)
     try:
         opened = Image.open(io.BytesIO(data), formats=[kind])
@@ -72,15 +77,29 @@ def read_picture(source: Source, limits: Limits | None = None, field: str = "ima
         return _decoded(opened, field, kind)
 
 
-def _file_bytes(path: Path, limits: Limits, field: str) -> bytes:
-    """The file's bytes, one more than the limit at most."""
+def _opened(path: str, flags: int) -> int:
+    """A descriptor that no pipe keeps waiting for its writer."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def file_bytes(
+    path: Path, limits: Limits, field: str, opener: Callable[[str, int], int] = _opened
+) -> bytes:
+    """The bytes of a plain file, one more than the limit at most. opener: as `open` takes it.
+    Raises Refused, which has the file's name and not its folder."""
+    no_file = Refused(field, f"{path.name!r} is no file", "give the path of a picture")
     try:
         if not path.is_file():
-            raise Refused(field, f"{path} is no file", "give the path of a picture")
-        with path.open("rb") as stream:
+            raise no_file
+        with open(path, "rb", opener=opener) as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):  # it is another one by now
+                raise no_file
             return stream.read(limits.nbytes + 1)
-    except OSError as error:
-        raise Refused(field, f"{path} cannot be read ({error.strerror})") from error
+    except (OSError, ValueError) as error:
+        if isinstance(error, Refused):
+            raise
+        why = getattr(error, "strerror", None) or "is no path"
+        raise Refused(field, f"{path.name!r} cannot be read ({why})") from None
 
 
 def _decoded(image: Image.Image, field: str, kind: str) -> Image.Image:
@@ -114,10 +133,20 @@ def _rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):  # whose values Pillow would clip at 255
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if "A" in image.getbands() or image.info.get("transparency") is not None:
-        clear = image.convert("RGBA")
+        return _on_white(image)
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """The picture on white, made in stripes: one of them is in memory several times, not the
+    picture, and between them other threads run."""
+    rgb, stripe = Image.new("RGB", image.size), max(1, _STRIPE // image.width)
+    for top in range(0, image.height, stripe):
+        bottom = min(top + stripe, image.height)
+        clear = image.crop((0, top, image.width, bottom)).convert("RGBA")
         white = Image.new("RGBA", clear.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, clear).convert("RGB")
-    return image.convert("RGB")
+        rgb.paste(Image.alpha_composite(white, clear).convert("RGB"), (0, top))
+    return rgb
 
 
 def check(data: bytes, limits: Limits, field: str) -> str:
@@ -153,6 +182,12 @@ def check_size(width: int, height: int, limits: Limits, field: str, scans: int =
             field,
             f"the picture has {width} × {height} pixels",
             f"at most {limits.pixels} are read; send a smaller one",
+        )
+    if max(width, height) > limits.side:
+        raise Refused(
+            field,
+            f"the picture has {width} × {height} pixels",
+            f"at most {limits.side} in a row or a column are read; send a smaller one",
         )
     if pixels * scans > limits.work:
         raise Refused(

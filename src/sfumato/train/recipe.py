@@ -303,8 +303,8 @@ def train_fill(
 def new_tower(config: VisionConfig, generator: torch.Generator) -> VisionTower:
     """A tower in float32 that tells patches apart from the start: its first map is the cosine
     transform of a patch's grey levels, without their mean, so that paper and ink of any tone look
-    alike; and patches look at those that are alike and near, since keys begin as queries. From
-    even attention nothing was read of boards in 200 steps."""
+    alike; and patches look at those that are alike and near, since keys begin as queries. With even
+    attention behind the same first map, 6 % of boards' digits at most were read after 155 steps."""
     tower = VisionTower(config)
     for parameter in tower.parameters():
         if parameter.ndim > 1:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
+import os
 import socket
+import struct
 import threading
+import time
+import warnings
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -97,6 +102,48 @@ class Handler(BaseHTTPRequestHandler):
         except OSError:
             pass
 
+    def tiny_parts(self) -> None:
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        self.wfile.write(head + b"1\r\nx\r\n" * 400 + b"0\r\n\r\n")
+
+    def drip(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        try:
+            while not self.server.ended.wait(0.02):  # type: ignore[attr-defined]
+                self.wfile.write(b"x")
+        except OSError:
+            pass
+
+    def headers_without_end(self) -> None:
+        try:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+            while not self.server.ended.is_set():  # type: ignore[attr-defined]
+                self.wfile.write(b"A: " + b"b" * 1000 + b"\r\n")
+        except OSError:
+            pass
+
+    def informational(self) -> None:
+        try:
+            while not self.server.ended.is_set():  # type: ignore[attr-defined]
+                self.wfile.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 99)
+        except OSError:
+            pass
+
+    def shorter(self) -> None:
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n" + PNG)
+
+    def longer(self) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (len(PNG) // 2)
+        self.wfile.write(head + PNG)
+
+    def no_length(self) -> None:
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n" + PNG)
+
+    def compressed(self) -> None:
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n")
+        self.wfile.write(gzip.compress(PNG + bytes(1 << 20)))
+
     def silent(self) -> None:
         self.server.ended.wait(20)  # type: ignore[attr-defined]
 
@@ -174,12 +221,21 @@ def test_the_address_that_was_checked_is_the_one_that_is_used(
         ("endless", "more than 100000 bytes"),
         ("silent", "within 0.5 s"),
         ("nothing", "could not be fetched"),
+        ("tiny_parts", "in too many parts"),
+        ("drip", "within 0.5 s"),
+        ("headers_without_end", "could not be fetched"),
+        ("informational", "within 0.5 s"),
+        ("shorter", "could not be fetched"),
+        ("longer", "PNG is truncated"),
+        ("no_length", "could not be fetched"),
+        ("compressed", "the bytes are no picture"),
     ],
 )
 def test_what_a_host_may_not_do(
     port: int, path: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "FETCH_S", 0.5 if path == "silent" else 20.0)
+    monkeypatch.setattr(fetch, "FETCH_S", 0.5 if "0.5" in why else 20.0)
+    monkeypatch.setattr(fetch, "MOST_PARTS", 300)
     reader = PictureReader([f"127.0.0.1:{port}"], limits=Limits(nbytes=100_000))
     with pytest.raises(Refused, match=why):
         key_of(reader, f"http://127.0.0.1:{port}/{path}")
@@ -188,6 +244,79 @@ def test_what_a_host_may_not_do(
 def test_a_url_with_a_name_of_a_user_is_refused(port: int) -> None:
     with pytest.raises(Refused, match="user's name"):
         key_of(PictureReader(["127.0.0.1"]), f"http://me:secret@127.0.0.1:{port}/picture")
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts", "why"),
+    [
+        (f"http://{'a' * 64}.example/a.png", ["*"], "could not be fetched"),
+        ("http://127.0.0.1:0/picture", ["127.0.0.1"], r"not fetched from 127\.0\.0\.1:0"),
+        ("http://127.0.0.1:99999/picture", ["127.0.0.1"], "not fetched from"),
+        ("http://[fe80::1]:8080/a.png", ["fe80::1:8080"], r"not fetched from \[fe80::1\]:8080"),
+        ("http://[::ffff:127.0.0.1]/a.png", ["*"], "not public"),
+        ("http://[::1]/a.png", ["*"], "not public"),
+        ("http://127.1/a.png", ["*"], "not public"),
+        ("http://0x7f000001/a.png", ["*"], "not public"),
+        ("http://2130706433/a.png", ["*"], "not public"),
+        ("http://0/a.png", ["*", "0"], "not public"),
+        ("http:/a.png", ["*"], "not fetched from no host"),
+        ("http:///a.png", ["*", ""], "not fetched from no host"),
+        ("http://a@127.0.0.1/", ["127.0.0.1"], "user's name"),
+        ("http://127.0.0.1\\@example.org/", ["example.org"], "user's name|is no URL"),
+        ("http://[::1/a.png", ["*"], "is no URL"),
+        ("http://127.0.0.1:80a/", ["*"], "is no URL"),
+        ("http://127.0.0.1/\r\nHost: b", ["127.0.0.1"], "is no URL"),
+        ("http://127.0.0.1/" + "a" * 70_000, ["127.0.0.1"], "is no URL"),
+        ("gopher://127.0.0.1/", ["*", "127.0.0.1"], "scheme 'gopher'"),
+    ],
+)
+def test_urls_that_lead_elsewhere(url: str, hosts: list[str], why: str) -> None:
+    with pytest.raises(Refused, match=why):
+        key_of(PictureReader(hosts), url)
+
+
+def test_hosts_are_listed_in_either_case_and_in_brackets(port: int) -> None:
+    reader = PictureReader(["LOCALHOST", "[::1]:8080"])
+    for url in ("http://localhost/a.png", "http://LocalHost:80/a.png"):
+        with pytest.raises(Refused, match="localhost has an address that is not public"):
+            key_of(reader, url)
+    with pytest.raises(Refused, match=r"could not be fetched|did not send"):  # not "not allowed"
+        key_of(reader, "http://[::1]:8080/a.png")
+
+
+def test_a_refusal_does_not_say_which_hosts_there_are() -> None:
+    with pytest.raises(Refused) as refused:
+        key_of(PictureReader(["10.0.0.5:9000"]), "http://example.org/a.png")
+    assert "10.0.0.5" not in str(refused.value)
+
+
+def test_answers_of_strangers_are_parsed_outside_of_the_event_loop(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    get = fetch._get
+
+    async def recorded(*args: Any) -> bytes:
+        threads.append(threading.get_ident())
+        return await get(*args)
+
+    monkeypatch.setattr(fetch, "_get", recorded)
+    here = f"127.0.0.1:{port}"
+    assert key_of(PictureReader([here]), f"http://{here}/picture") == KEY
+    assert threads and threading.get_ident() not in threads
+
+
+def test_a_look_up_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = threading.Event()
+    monkeypatch.setattr(fetch, "FETCH_S", 0.2)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: free.wait(60))
+    start = time.monotonic()
+    try:
+        with pytest.raises(Refused, match=r"example\.org did not send the picture"):
+            key_of(PictureReader(["*"]), "http://example.org/a.png")
+        assert time.monotonic() - start < 30
+    finally:
+        free.set()
 
 
 @pytest.mark.parametrize(
@@ -201,6 +330,18 @@ def test_a_url_with_a_name_of_a_user_is_refused(port: int) -> None:
         ("100.64.0.1", False),
         ("0.0.0.0", False),
         ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("168.63.129.16", False),
+        ("::", False),
+        ("::127.0.0.1", False),
+        ("::ffff:0:127.0.0.1", False),
+        ("::ffff:93.184.216.34", False),
+        ("fec0::1", False),
+        ("2002:5db8:d822::", False),
+        ("2001:0:5db8:d822::", False),
+        ("64:ff9b:1::5db8:d822", False),
+        ("64:ff9b::5db8:d822", True),
+        ("ff0e::1", False),
         ("::1", False),
         ("fe80::1%eth0", False),
         ("fd00::1", False),
@@ -229,6 +370,57 @@ def test_files_are_read_below_the_folder_alone(tmp_path: Path) -> None:
         key_of(reader, Path("none.png"))
     with pytest.raises(Refused, match=r"no file|no path"):
         key_of(reader, "file:///%00")
+    with pytest.raises(Refused, match="no path"):
+        key_of(reader, "file://[")
+
+
+def test_refusals_of_files_have_no_folder(tmp_path: Path) -> None:
+    for name in ("none.png", "%00", "..", ".", "a/b", "x" * 5000):
+        with pytest.raises(Refused) as refused:
+            key_of(PictureReader(folder=tmp_path), f"file:{name}")
+        assert str(tmp_path) not in str(refused.value)
+
+
+def test_pipes_and_devices_in_the_folder_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("pipe", "zero", "."):
+        with pytest.raises(Refused, match=r"is no file|not in the folder"):
+            key_of(PictureReader(folder=tmp_path), Path(name))
+    with pytest.raises(Refused, match="is no file"):
+        key_of(PictureReader(folder=Path("/dev")), Path("zero"))
+
+
+@pytest.mark.parametrize("swapped", ["file", "folder"])
+def test_a_link_that_takes_a_files_place_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
+) -> None:
+    """Between the look at the path and the opening of it."""
+    allowed, outside = tmp_path / "allowed", tmp_path / "outside"
+    for folder in (allowed / "in", outside):
+        folder.mkdir(parents=True)
+        (folder / "a.png").write_bytes(PNG)
+    changed = allowed / "in" if swapped == "folder" else allowed / "in" / "a.png"
+
+    def swap(self: Path) -> bool:
+        changed.rename(tmp_path / "old")
+        changed.symlink_to(outside if swapped == "folder" else outside / "a.png")
+        return True
+
+    reader = PictureReader(folder=allowed)
+    assert key_of(reader, Path("in/a.png")) == KEY
+    monkeypatch.setattr(Path, "is_file", swap)
+    with pytest.raises(Refused, match="cannot be read"):
+        key_of(reader, Path("in/a.png"))
+
+
+def test_what_decoders_warn_of_fills_no_log() -> None:
+    damaged = b"Exif\0\0II*\0\x08\0\0\0\1\0" + struct.pack("<HHLL", 1, 1, 99, 99)
+    url = data_url(file_of(picture(20, 10), "JPEG", exif=damaged))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        key_of(PictureReader(), url)
+    assert seen == []
 
 
 def test_pictures_are_decoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,16 +3,19 @@ operator allows. Decoding takes place in few threads of its own. Knows no model 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 from anyio import CapacityLimiter, to_thread
 
-from sfumato.media.fetch import PORTS, fetched
+from sfumato.media.fetch import PORTS, fetch
 from sfumato.media.part import PictureSource
 from sfumato.media.patches import Cut, Patches
-from sfumato.media.picture import Limits, Source
+from sfumato.media.picture import Limits, file_bytes
 from sfumato.refused import Refused
 from sfumato.server.http.admission import Budget
 
@@ -28,9 +31,11 @@ class PictureReader:
         threads: int = 2,
         waiting: int = 64,
     ) -> None:
-        """hosts: see `media.fetch.fetched`; folder: of the files that may be read, None: none;
+        """hosts: see `media.fetch.fetch`; folder: of the files that may be read, None: none;
         threads: pictures that are decoded at a time; waiting: those that may wait for it."""
         self._hosts, self._folder = tuple(hosts), folder
+        # Of damaged data, with a stranger's numbers: each would stay in memory, and fill a log.
+        warnings.filterwarnings("ignore", module=r"PIL\.")
         self._limits = limits or Limits()
         self._decoding, self._fetching = Budget(threads, waiting), Budget(2 * threads, waiting)
 
@@ -41,36 +46,58 @@ class PictureReader:
         return {source.field: await self._patches(source, cut) for source in sources}
 
     async def _patches(self, source: PictureSource, cut: Cut) -> Patches:
-        content = await self._content(source)
-        async with self._decoding.hold():
-            return await to_thread.run_sync(
-                lambda: source.patches(cut, self._limits, content),
-                limiter=CapacityLimiter(1),  # its own: the threads of other work stay free
-            )
-
-    async def _content(self, source: PictureSource) -> Source | None:
-        """What stands at a URL; None where the source has its picture itself."""
-        if source.scheme == "file" or isinstance(source.given, Path):
-            return self._file(source)
+        content = None
         if source.scheme in PORTS:
-            async with self._fetching.hold():
-                url, most = str(source.given), self._limits.nbytes
-                return await fetched(url, self._hosts, most, source.field)
-        return None
+            url, most = str(source.given), self._limits.nbytes
+            content = await _in_thread(
+                self._fetching, lambda: fetch(url, self._hosts, most, source.field)
+            )
+        return await _in_thread(self._decoding, lambda: self._read(source, cut, content))
 
-    def _file(self, source: PictureSource) -> Path:
-        """The path of a file below the folder, links resolved."""
+    def _read(self, source: PictureSource, cut: Cut, content: bytes | None) -> Patches:
+        if source.scheme == "file" or isinstance(source.given, Path):
+            content = self._file(source)
+        return source.patches(cut, self._limits, content)
+
+    def _file(self, source: PictureSource) -> bytes:
+        """The bytes of a file below the folder, links resolved."""
         if self._folder is None:
             raise Refused(
                 source.field, "files are not read here", "start the server with --allow-image-files"
             )
-        given = source.given
-        path = given if isinstance(given, Path) else Path(unquote(urlsplit(str(given)).path))
-        folder = self._folder.resolve()
+        given, folder = source.given, self._folder.resolve()
         try:
-            path = (folder / path).resolve()
+            name = given if isinstance(given, Path) else unquote(urlsplit(str(given)).path)
+            path = (folder / name).resolve()
         except (OSError, ValueError, RuntimeError):
             raise Refused(source.field, "is no path of a file") from None
         if not path.is_relative_to(folder):
             raise Refused(source.field, "the file is not in the folder that may be read")
-        return path
+        below = path.relative_to(folder).parts
+        return file_bytes(
+            path, self._limits, source.field, lambda _, flags: _opened_below(folder, below, flags)
+        )
+
+
+T = TypeVar("T")
+
+
+async def _in_thread(budget: Budget, work: Callable[[], T]) -> T:
+    """The work's result, from a thread. Its own limiter: the threads of other work stay free."""
+    async with budget.hold():
+        return await to_thread.run_sync(work, limiter=CapacityLimiter(1))
+
+
+def _opened_below(folder: Path, parts: Sequence[str], flags: int) -> int:
+    """A descriptor of a file, reached without links: one that is put in its way after the path was
+    checked is an error."""
+    if os.open not in os.supports_dir_fd:
+        return os.open(folder.joinpath(*parts), flags)
+    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    for part in parts:
+        try:
+            below = os.open(part, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
+        finally:
+            os.close(at)
+        at = below
+    return at
