@@ -259,7 +259,7 @@ class Model:
         return Cut(config.patch, config.pool, config.soft_tokens)
 
     def _patches(self, part: Mapping[str, Any], field: str) -> Patches:
-        """The picture of a part: its "patches", where somebody has read it already."""
+        """The picture of a part: its "patches", where a caller has read it already."""
         if isinstance(given := part.get("patches"), Patches):
             return given
         source, limits = source_of(part, field), PictureLimits()

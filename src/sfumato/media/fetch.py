@@ -82,10 +82,10 @@ def _is_listed(url: httpx.URL, hosts: Collection[str], field: str) -> bool:
 async def _address(url: httpx.URL, is_listed: bool, field: str) -> str:
     """The address that the host's name has now. Raises Refused for one that is not public: a name
     may be made to point at what only this machine can reach."""
-    found = await asyncio.get_running_loop().run_in_executor(
+    answers = await asyncio.get_running_loop().run_in_executor(
         _LOOK_UPS, partial(socket.getaddrinfo, url.host, _port(url), type=socket.SOCK_STREAM)
     )
-    addresses = [str(each[4][0]) for each in found]
+    addresses = [str(each[4][0]) for each in answers]
     if not (is_listed and _is_address(url.host)) and not all(map(is_public, addresses)):
         raise Refused(field, f"{url.host[:80]} has an address that is not public")
     return addresses[0]

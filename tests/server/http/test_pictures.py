@@ -210,7 +210,7 @@ def test_the_address_that_was_checked_is_the_one_that_is_used(
     name = f"pictures.example:{port}"
     found = key_of(PictureReader([name]), f"http://{name}/host")
     asked_as = picture(len(name), 1)
-    assert found == patches_of(asked_as, CUT).key
+    assert key == patches_of(asked_as, CUT).key
     assert looked_up == ["pictures.example"]
 
 
