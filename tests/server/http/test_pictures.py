@@ -208,7 +208,7 @@ def test_the_address_that_was_checked_is_the_one_that_is_used(
         ),
     )
     name = f"pictures.example:{port}"
-    found = key_of(PictureReader([name]), f"http://{name}/host")
+    key = key_of(PictureReader([name]), f"http://{name}/host")
     asked_as = picture(len(name), 1)
     assert key == patches_of(asked_as, CUT).key
     assert looked_up == ["pictures.example"]
