@@ -235,12 +235,12 @@ def row(result: dict[str, Any]) -> str:
 
 
 @contextmanager
-def served(options: argparse.Namespace, folder: Path) -> Iterator[tuple[Server, int]]:
+def served(options: argparse.Namespace, folder: Path, *more: str) -> Iterator[tuple[Server, int]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         server = Server("127.0.0.1", free.getsockname()[1])
     command = [sys.executable, "-m", "sfumato", "serve", "--port", str(server.port)]
-    command += ["--slots", str(options.slots), "--context", "512"]
+    command += ["--slots", str(options.slots), "--context", "512", *more]
     log = folder / "server.log"
     with log.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT)
