@@ -63,7 +63,11 @@ from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantization import quantized_on_load
-from sfumato.model.vision.loading import tower_of
+from sfumato.model.vision.config import VisionConfig
+from sfumato.model.vision.loading import find_tower, load_tower
+from sfumato.model.vision.loading import fits_float16 as tower_fits_float16
+from sfumato.model.vision.mask import IMAGE_MASKS, ImageMask
+from sfumato.model.vision.tower import VisionTower
 from sfumato.ops.registry import check_off, has_twins
 from sfumato.options import exclusions
 from sfumato.options.limits import MOST_STEPS
@@ -91,6 +95,7 @@ from sfumato.text_side import (
 )
 from sfumato.weights.checkpoint import Checkpoint, fingerprint
 from sfumato.weights.errors import CheckpointError, quoted
+from sfumato.weights.files.tensorfile import FileSizes
 
 EMBEDDED = Path(__file__).parent / "embedded"
 
@@ -495,6 +500,8 @@ def load(
     gpu_layers: int | None = None,
     split: Sequence[int] | None = None,
     other_layers: str = "auto",
+    mmproj: str | PathLike[str] | None = None,
+    image_mask: ImageMask = "model",
 ) -> Model:
     """Loads a checkpoint, file or folder, safetensors or GGUF; None is the embedded model.
 
@@ -509,7 +516,10 @@ def load(
     how many of the last layers are on the card, with keys and values, while the first ones are
     `other_layers` (None: all); split: how many of these each of several cards has, the device and
     those numbered after it; other_layers: what runs the others, "cpu", "stream" (copied to the
-    card), "auto" (a trial).
+    card), "auto" (a trial); mmproj: a GGUF file with the vision tower (None: the tensors of
+    safetensors, or the file beside a GGUF file whose name has "mmproj" in it; "none": no tower);
+    image_mask: what the soft tokens of a picture see, as the model was trained ("model") or as
+    `transformers` generates ("transformers", for comparison).
     Raises CheckpointError, ConfigError or ValueError, naming the file, field or argument.
     """
     start = time.perf_counter()
@@ -520,11 +530,12 @@ def load(
     checkpoint.check_tensors(expected_shapes(config))
     target, counts = pick_device(device), (experts_on_cpu, gpu_layers, split)
     placement = _placed(config, target, *counts, other_layers)
-    weights = fingerprint(checkpoint)
+    weights, text = fingerprint(checkpoint), _fitting_text(checkpoint, config)
+    opened = _opened_tower(checkpoint, config, text, mmproj, image_mask)
     if quantize is not None:
         checkpoint = quantized_on_load(checkpoint, quantize, target)
     kind = pick_dtype(dtype, checkpoint, target)
-    defaults, text = checkpoint_defaults(checkpoint), _fitting_text(checkpoint, config)
+    defaults = checkpoint_defaults(checkpoint)
     if not has_twins(target):
         try_device(target, EMBEDDED)
     if placement.leaves_layers and other_layers == "auto":
@@ -536,13 +547,54 @@ def load(
         kind = torch.float32  # a probe chose the other for its speed
         del network
         network = load_network(checkpoint, target, kind, *options)
-    if text.pictures is not None:
-        network.tower = tower_of(checkpoint, config.hidden_size, target, kind, activations)
+    if opened is not None:
+        network.tower = _loaded_tower(opened, target, kind, activations, dtype == "auto")
+        network.image_mask = image_mask
+        files = {**checkpoint.files, **opened[1].files}
+        network.files = FileSizes(files.values())
     ends = end_ids(checkpoint, network.config, text.tokenizer)
     seconds, family = time.perf_counter() - start, family_of(checkpoint)
     names = _identity(checkpoint, weights, network, cache_type)
-    identity = ModelIdentity(*names, activations, quantize or "")
+    sees = "" if opened is None else f"{fingerprint(opened[1])}, mask {image_mask}"
+    identity = ModelIdentity(*names, activations, quantize or "", sees)
     return Model(network, text, defaults, ends, checkpoint.path, family, seconds, identity)
+
+
+Tower = tuple[VisionConfig, Checkpoint]
+
+
+def _opened_tower(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    text: TextSide,
+    mmproj: str | PathLike[str] | None,
+    image_mask: str,
+) -> Tower | None:
+    """The tower that the model reads pictures with, not loaded; None where it reads none. Raises
+    ValueError, naming the file or the argument."""
+    if image_mask not in IMAGE_MASKS:
+        raise Refused("image_mask", f"{image_mask!r} is none of {', '.join(IMAGE_MASKS)}")
+    if not isinstance(mmproj, str | PathLike | None) or mmproj == "":
+        raise Refused("mmproj", f"must name a GGUF file, got {mmproj!r}")
+    if text.pictures is None and mmproj is None:
+        return None
+    opened = find_tower(checkpoint, config.hidden_size, mmproj)
+    if text.pictures is None and opened is not None:
+        raise Refused(
+            "mmproj", "the model's tokenizer has no token for a picture", "leave the argument out"
+        )
+    return opened
+
+
+def _loaded_tower(
+    opened: Tower, device: torch.device, dtype: torch.dtype, activations: str, chosen: bool
+) -> VisionTower:
+    """The tower. chosen: whether its dtype was, for its speed: float32 where float16 is too
+    narrow."""
+    tower = load_tower(*opened, device, dtype, activations)
+    if chosen and dtype == torch.float16 and not tower_fits_float16(tower):
+        return load_tower(*opened, device, torch.float32, activations)
+    return tower
 
 
 def _opened(path: str | PathLike[str] | None) -> Checkpoint:

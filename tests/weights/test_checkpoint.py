@@ -213,7 +213,7 @@ def test_other_architectures(tmp_path: Path, refused: Callable[[Path, str], None
     other_gguf(path, "llama")
     refused(path, "general.architecture: is 'llama'; give .* 'diffusion-gemma'")
     other_gguf(path, "clip")
-    refused(path, "is 'clip'; this is the vision part of one; give")
+    refused(path, "is 'clip': the file holds a vision tower and no model; give the model's")
     other_gguf(path, None)
     refused(path, "general.architecture: is None; give")
     other_gguf(path, "diffusion-gemma", split_count=3)

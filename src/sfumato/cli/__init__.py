@@ -88,11 +88,11 @@ def _resolve_models(args: argparse.Namespace) -> None:
     # With --url, -m is the server's name of a model; SFUMATO_MODEL is for other runs.
     if getattr(args, "url", None) or getattr(args, "random_weights", None):
         return
-    for key in ("model", "path", "source"):
+    for key in ("model", "mmproj", "path", "source"):
         given = getattr(args, key, None)
         if isinstance(given, str) and given.startswith("hf:"):
             importlib.import_module("sfumato.cli.pull").resolve(args, key)
-        elif given == EMBEDDED and not os.path.exists(EMBEDDED):
+        elif given == EMBEDDED and key != "mmproj" and not os.path.exists(EMBEDDED):
             folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), EMBEDDED)
             # --model without a value means the embedded model too.
             setattr(args, key, None if key == "model" else folder)

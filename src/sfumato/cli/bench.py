@@ -153,7 +153,7 @@ def _subject(args: argparse.Namespace) -> subject.Subject:
     if args.random_weights:
         format = args.format or ("q4_k_m" if pick_device(args.device).type == "cpu" else "bf16")
         return subject.random_subject(args.random_weights, format, args.layers, **how)
-    model = sfumato.load(args.model, quantize=args.quantize, **how)
+    model = sfumato.load(args.model, quantize=args.quantize, mmproj="none", **how)
     return subject.loaded(model, args.quantize)
 
 

@@ -11,7 +11,7 @@ from glob import escape, glob
 from pathlib import Path
 from typing import Any
 
-from sfumato.cli import INTERRUPTED, complain, files, generation
+from sfumato.cli import INTERRUPTED, complain, files, generation, pictures
 from sfumato.cli.terminal import named, print_message, wrapped
 from sfumato.engine import Engine, EngineError, TooLarge
 from sfumato.options import LAST_SEED, MOST_STEPS
@@ -62,6 +62,7 @@ class Chat:
         self.model = generation.load(args)
         self.engine: Engine | None = None  # made for the first answer
         self.talk = Conversation(generation.opening(args))
+        self._pictures: list[dict[str, Any]] = []  # that the next question is about
         self._answered_with: tuple[Any, ...] | None = None  # settings of the last question
 
     def greeting(self) -> str:
@@ -77,16 +78,17 @@ class Chat:
             if text.startswith("/"):
                 self._command(*text[1:].split(maxsplit=1))
             elif text:
-                self._answer(self.talk.messages, text)
+                content, self._pictures = pictures.content(text, self._pictures), []
+                self._answer(self.talk.messages, content)
         except (ValueError, OSError) as error:
             complain(error)
 
-    def _answer(self, before: list[generation.Message], text: str) -> None:
+    def _answer(self, before: list[generation.Message], content: Content) -> None:
         """Answers a question that follows the messages before it."""
-        messages = [*before, {"role": "user", "content": text}]
+        messages = [*before, {"role": "user", "content": content}]
         is_new = before is self.talk.messages
         if is_new:  # a question that is asked again keeps its answer until there is another
-            self.talk.unanswered = text
+            self.talk.unanswered = content
         self._answered_with = self._settings
         display = generation.display(self.args, self.model)
         request = generation.request(self.args, messages)
@@ -141,7 +143,10 @@ class Chat:
             raise ValueError("it takes no argument")
         match name:
             case "clear":
+                self._pictures = []
                 self.talk.change(generation.opening(self.args))
+            case "image":
+                self._attach(value)
             case "retry":
                 self._take_next_seed()
             case "undo":
@@ -159,13 +164,38 @@ class Chat:
                 first, _, rest = value.partition(" ")
                 force = first == FORCE and bool(rest.strip())
                 path = Path(rest.strip() if force else value).expanduser()
-                text = json.dumps(self.talk.messages, ensure_ascii=False, indent=2) + "\n"
+                saved = [_plain(message) for message in self.talk.messages]
+                text = json.dumps(saved, ensure_ascii=False, indent=2) + "\n"
                 files.write(str(path), text, force)
             case "load":
-                self.talk.change(load(Path(value).expanduser()))
+                messages = load(Path(value).expanduser())
+                self.talk.change([self._with_pictures(message) for message in messages])
                 self._show_length()
             case "help":
                 print(help_text())
+
+    def _attach(self, name: str) -> None:
+        """Puts a picture to the next question. Raises ValueError for what is none, and where the
+        model reads none."""
+        image = pictures.read(name, name)
+        self._pictures.append(pictures.part(name, image, self.model))
+        if not self.args.no_visual:
+            pictures.show(image)
+        count = len(self._pictures)
+        print(f"(the next question has {count} picture{'s' * (count != 1)})")
+
+    def _with_pictures(self, message: generation.Message) -> generation.Message:
+        """A message of a file, with the pictures whose files it names."""
+        content, parts = message["content"], []
+        if isinstance(content, str):
+            return message
+        for each in content:
+            is_picture = each["type"] == "image"
+            if is_picture:
+                name = each["path"]
+                each = pictures.part(name, pictures.read(name, name), self.model)
+            parts.append(each)
+        return {**message, "content": parts}
 
     def _show_length(self) -> None:
         questions = sum(message["role"] == "user" for message in self.talk.messages)
@@ -208,12 +238,16 @@ def _typed() -> str:
     return readline.get_line_buffer() if readline else ""
 
 
+Content = str | list[dict[str, Any]]
+"""What a user says: a text, or pictures and a text."""
+
 FORCE = "--force"  # of /save
 MOST_FILES = 200  # that Tab offers
 COMMANDS = {
     "clear": ("", "forget the conversation"),
     "retry": ("", "answer the last question again, with the next seed or what was set since"),
     "undo": ("", "take back the last turn, or the last /retry, /clear or /load"),
+    "image": ("FILE", "a picture that the next question is about; several make several"),
     "seed": ("N", "random seed of the next answers"),
     "steps": ("N", "denoising steps per canvas at most"),
     "thinking": ("on|off", "let the model think before it answers"),
@@ -263,7 +297,7 @@ class Conversation:
 
     def __init__(self, messages: list[generation.Message]) -> None:
         self.messages = messages
-        self.unanswered: str | None = None  # the last question, where it has no answer
+        self.unanswered: Content | None = None  # the last question, where it has no answer
         self._before: deque[list[generation.Message]] = deque(maxlen=MOST_UNDONE)
 
     def change(self, messages: list[generation.Message]) -> None:
@@ -280,7 +314,7 @@ class Conversation:
             self.messages = self._before.pop()
         self.unanswered = None
 
-    def last_question(self) -> tuple[list[generation.Message], str]:
+    def last_question(self) -> tuple[list[generation.Message], Content]:
         """The messages before the last question, and the question. Raises ValueError where there
         is none."""
         if self.unanswered is not None:
@@ -305,6 +339,26 @@ def load(path: Path) -> list[generation.Message]:
     return messages
 
 
+def _plain(message: generation.Message) -> generation.Message:
+    """The message as a file has it: pictures by the names of their files."""
+    content = message["content"]
+    if not isinstance(content, str):
+        content = [{k: v for k, v in part.items() if k != "patches"} for part in content]
+    return {**message, "content": content}
+
+
+def _seen(content: Any) -> bool:
+    """Whether it is what `pictures.content` makes, as a file has it."""
+    if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
+        return False
+    kinds = {("image", "path"), ("text", "text")}
+    texts = [[each.get("type"), *(each.keys() - {"type"})] for each in content]
+    return all(
+        tuple(names) in kinds and isinstance(each[names[1]], str)
+        for names, each in zip(texts, content, strict=True)
+    )
+
+
 def _check(path: Path, messages: list[Any]) -> None:
     """Raises ValueError where the messages are no conversation: a system message or none, then
     questions with their answers."""
@@ -318,7 +372,11 @@ def _check(path: Path, messages: list[Any]) -> None:
             raise ValueError(f"{where}: must have a role and a content and nothing else")
         if message["role"] != role:
             raise ValueError(f"{where}: must have the role {role}, not {quoted(message['role'])}")
-        if not isinstance(message["content"], str):
-            raise ValueError(f"{where}: its content must be text")
+        if not (
+            isinstance(message["content"], str) or (role == "user" and _seen(message["content"]))
+        ):
+            raise ValueError(
+                f"{where}: its content must be text, or a question's pictures and text"
+            )
     if (len(messages) - has_system) % 2:
         raise ValueError(f"{path}: message {len(messages)}: is a question without an answer")

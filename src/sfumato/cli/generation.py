@@ -90,6 +90,7 @@ def load(args: argparse.Namespace) -> Model:
             gpu_layers=args.gpu_layers,
             split=args.split,
             other_layers=args.other_layers,
+            mmproj=args.mmproj,
         )
     return model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,11 +33,17 @@ def main(args: argparse.Namespace) -> int:
         files.check(args.replay, args.force, "replay")
 
     with terminal.loading():
-        from sfumato.cli import INTERRUPTED, generation
+        from sfumato.cli import INTERRUPTED, generation, pictures
 
-    messages = [*generation.opening(args), {"role": "user", "content": question}]
-    request = generation.request(args, messages)
+    images = [(name, pictures.read(name, f"--image {name}")) for name in args.image]
+    request = generation.request(args, [])  # a wrong option is refused before the model is loaded
     model = generation.load(args)
+    content = pictures.content(question, [pictures.part(*each, model) for each in images])
+    messages = [*generation.opening(args), {"role": "user", "content": content}]
+    request = replace(request, messages=messages)
+    if not (args.json or args.no_visual):
+        for _, image in images:
+            pictures.show(image)
     recorder = _recorder(model) if args.replay else None
     seen = [partial(_recorded, recorder)] if recorder else []
     answer = generation.once(args, model, request, *seen)

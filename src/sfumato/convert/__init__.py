@@ -27,15 +27,24 @@ from sfumato.convert.files import (
     save_folder,
     save_gguf,
 )
+from sfumato.convert.tower import (
+    MMPROJ_TARGETS,
+    hf_tower_tensors,
+    mmproj_metadata,
+    mmproj_tensors,
+    open_source,
+)
 from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults, defaults_to_gguf
 from sfumato.model.families import family_of, open_checkpoint
 from sfumato.model.loading import config_of, expected_shapes
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.quantization import TARGETS, QuantRecipe, formats
+from sfumato.model.vision.config import vision_to_hf
+from sfumato.model.vision.loading import find_tower
 from sfumato.text.markers import ChatMarkers
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import SPACE, Tokenizer, TokenizerError, from_gguf, from_json
-from sfumato.weights.checkpoint import Checkpoint
+from sfumato.weights.checkpoint import Checkpoint, is_mmproj
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.files.atomic_write import check_writable
 from sfumato.weights.files.jsonfile import read_object
@@ -80,11 +89,15 @@ def convert(
     """Converts the checkpoint `source` to a GGUF file (`out` ends in .gguf) or an HF folder.
 
     to: a name in `TARGETS`; for a folder "bf16", "f16" or "f32". None: "q4_k_m" and "bf16"; for a
-    narrow source "nearest", the blocks that are nearest to its matrices.
+    narrow source "nearest", the blocks that are nearest to its matrices. A GGUF file with "mmproj"
+    in its name gets the vision tower alone, as "bf16", "f16", "f32" or "q8_0"; a folder that is
+    made of a GGUF file gets the tower of the mmproj file beside it.
     force: replaces what is there. Raises CheckpointError, ConfigError, ValueError or OSError,
     naming what cannot be used or written; `out` is then as it was.
     """
     out = Path(out)
+    if is_mmproj(out.name):
+        return _convert_tower(source, out, to or "bf16", force, progress)
     kind = "gguf" if out.suffix.lower() == ".gguf" else "safetensors"
     if to != NEAREST:
         _recipe(out, kind, to)  # before anything is opened
@@ -106,11 +119,29 @@ def convert(
         metadata = checkpoint.metadata
         tensors = hf_tensors(checkpoint, shapes, recipe.base)
         files = _hf_files(checkpoint, config, HF_TARGETS[to])
+        if found := find_tower(checkpoint, config.hidden_size):
+            tensors += hf_tower_tensors(*found, recipe.base)
+            files["config.json"]["vision_config"] = vision_to_hf(found[0])
+            notes.append(f"the vision tower of {found[1].path.name} is written too")
         tokenizer = partial(write_tokenizer, metadata)
         save_folder(out, files, tensors, tokenizer, force, progress)
     if "tokenizer.ggml.tokens" not in metadata:
         notes.append(f"{checkpoint.path} has no tokenizer, so the new checkpoint has none")
     return Converted(out, to, tuple(tensors), tuple(notes))
+
+
+def _convert_tower(
+    source: str | Path, out: Path, to: str, force: bool, progress: Progress | None
+) -> Converted:
+    """Writes an mmproj file of a checkpoint's tower, or of that of another such file."""
+    if to not in MMPROJ_TARGETS:
+        known = ", ".join(MMPROJ_TARGETS)
+        raise ValueError(f"--to: {to!r} is none of {known}, which an mmproj file can be")
+    check_writable(out, force, check_checkpoint_folder)
+    config, tower = open_source(source)
+    tensors = mmproj_tensors(config, tower, to)
+    save_gguf(out, mmproj_metadata(config, tower, to), tensors, force, progress)
+    return Converted(out, to, tuple(tensors), ())
 
 
 def _recipe(
@@ -154,7 +185,10 @@ def _narrow(checkpoint: Checkpoint) -> dict[str, str]:
 def _notes(checkpoint: Checkpoint, chosen: Mapping[str, str]) -> list[str]:
     notes = []
     if checkpoint.vision:
-        notes.append(f"the {len(checkpoint.vision)} tensors of the vision tower are left out")
+        notes.append(
+            f"the {len(checkpoint.vision)} tensors of the vision tower are left out; "
+            f"`sfumato convert {checkpoint.path} mmproj-NAME.gguf` writes them"
+        )
     now = {name: checkpoint.tensors[name].format for name in chosen}
     coded = {
         now[name]

@@ -15,7 +15,7 @@ import json
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -263,6 +263,8 @@ class ModelIdentity:
     dtype: str
     activations: str
     quantize: str  # how it was quantized while it was loaded; "": it was not
+    # A fingerprint of the vision tower, and the mask: no answer about text depends on them.
+    pictures: str = field(default="", compare=False)
 
 
 _HOW_LOADED = "dtype", "activations", "quantize"
@@ -370,14 +372,15 @@ def read_calibration(path: str | PathLike[str]) -> Calibration:
     if raw.get("format") != FORMAT:
         raise ValueError(f"{path}: format must be {FORMAT}; `sfumato calibrate` writes such files")
     model, tables = raw.get("model"), raw.get("questions")
-    keys = [each.name for each in fields(ModelIdentity)]
+    keys = [each.name for each in fields(ModelIdentity) if each.default is MISSING]
     texts = model if isinstance(model, dict) else {}
     if not all(isinstance(texts.get(key), str) for key in keys) or not isinstance(tables, dict):
         raise ValueError(
             f"{path}: must have a model with {', '.join(keys)}, and tables such as "
             "[questions.urgent]; `sfumato calibrate` writes such files"
         )
-    identity = ModelIdentity(**{key: texts[key] for key in keys})
+    pictures = texts.get("pictures", "")
+    identity = ModelIdentity(**{key: texts[key] for key in keys}, pictures=str(pictures))
     reading = Reading(**{each.name: _like(path, raw, each.name) for each in fields(Reading)})
     return Calibration(
         identity, reading, {name: _temperature(path, name, t) for name, t in tables.items()}, path

@@ -391,9 +391,22 @@ def viewed_bytes(name: str, info: TensorInfo, device: torch.device, dtype: torch
 
 
 def fits_float16(network: Network) -> bool:
-    """Whether all that a network in float16 hands from operation to operation, in a short prompt
-    and a canvas, is finite and far enough below float16's largest number; logged where it is
-    not."""
+    """Whether a network in float16 holds the numbers of a short prompt and a canvas, as
+    `holds_float16` says."""
+
+    def trial() -> None:
+        vocab, config = network.config.vocab_size, network.config
+        prompt = torch.arange(_PROMPT) * (vocab // _PROMPT) % vocab
+        slot = network.new_slot(_PROMPT)
+        network.encode([prompt], [slot])
+        network.denoise([prompt[: min(_CANVAS, config.canvas_length)]], [slot])
+
+    return holds_float16(trial, "this model's numbers")
+
+
+def holds_float16(trial: Callable[[], object], what: str) -> bool:
+    """Whether all that a trial in float16 hands from operation to operation is finite and far
+    enough below float16's largest number; logged where it is not. what: whose numbers."""
     largest = 0.0
 
     def watch(operation: str, form: str, arguments: tuple[Any, ...]) -> None:
@@ -403,18 +416,14 @@ def fits_float16(network: Network) -> bool:
                 highest = float(value.abs().amax())
                 largest = max(largest, highest if highest == highest else float("inf"))
 
-    vocab, config = network.config.vocab_size, network.config
-    prompt = torch.arange(_PROMPT) * (vocab // _PROMPT) % vocab
-    slot = network.new_slot(_PROMPT)
     with watched(watch), torch.no_grad():
-        network.encode([prompt], [slot])
-        network.denoise([prompt[: min(_CANVAS, config.canvas_length)]], [slot])
+        trial()
     fits = largest * FLOAT16_HEADROOM <= torch.finfo(torch.float16).max
     if not fits:
         _log.warning(
-            "dtype: float32 in place of float16, which does not hold this model's numbers (%.3g "
-            "in a short text, and %d times as much must fit)",
-            *(largest, FLOAT16_HEADROOM),
+            "dtype: float32 in place of float16, which does not hold %s (%.3g in a trial, and %d "
+            "times as much must fit)",
+            *(what, largest, FLOAT16_HEADROOM),
         )
     return fits
 

@@ -136,6 +136,10 @@ SECONDS = Number(0, 10**9, unit="seconds")
 QUANTIZE_HELP = "quantize float matrices as they are loaded; quantized ones stay as they are"
 ROUNDED, ALL = "; default: what a CPU's rounding hides", "; default: all"
 FILE = "a GGUF file, a file or folder of safetensors, or hf:owner/name[:file]; default: embedded"
+MMPROJ = (
+    "GGUF file of the vision tower; none: read no pictures; default: safetensors' own, or the file "
+    "beside a GGUF model that has mmproj in its name"
+)
 _TO = (
     f"{', '.join(FORMATS)}, or nearest for a narrow source; default: nearest for a narrow source, "
     "q4_k_m for another GGUF, bf16 (of bf16, f16, f32) for a folder"
@@ -177,6 +181,7 @@ GENERAL = (
            "tokens by which a window goes on, which it scores; default: half a window", None, "N"),
     # The model.
     Option("model", PATH, (*LOAD, "eval"), FILE, None, "PATH", MODEL, short="m"),
+    Option("mmproj", PATH, LOAD, MMPROJ, None, "FILE", MODEL),
     Option("device", TEXT, LOAD, DEVICES, "auto", "NAME", MODEL),
     Option("dtype", Choice(DTYPES), LOAD, ", ".join(DTYPES), "auto", "NAME", MODEL),
     Option("activations", Choice(ACTIVATIONS), LOAD, _FAST, "int8", "", MODEL),
@@ -224,6 +229,8 @@ VISIBLE = (
     # What people see.
     Option("no-visual", FLAG, (*WRITE, "demo"),
            "plain lines instead of the live canvas", False),
+    Option("image", Each(PATH), ("run",),
+           "picture that the question is about; may be given several times", (), "FILE"),
     Option("replay", PATH, ("run",),
            "save how the reply was denoised, as a page that plays by itself", None, "FILE.html"),
     Option("force", FLAG, ("run",), "replace the file of --replay", False),

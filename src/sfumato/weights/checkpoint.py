@@ -37,6 +37,41 @@ Kind = Literal["safetensors", "gguf"]
 _log = logging.getLogger(__name__)
 
 
+_TOWERS = ("bf16", "f16", "q8_0")  # formats in names of vision towers, the first choice first
+
+
+def is_mmproj(name: str) -> bool:
+    """Whether a file of that name holds a vision tower."""
+    return "mmproj" in name.lower() and name.lower().endswith(".gguf")
+
+
+def towers_among(names: Iterable[str]) -> list[str]:
+    """The names of vision towers: in BF16, F16 and Q8_0, then the others, by name."""
+
+    def place(name: str) -> tuple[int, str]:
+        written = Path(name).name.lower()
+        return next((i for i, each in enumerate(_TOWERS) if each in written), len(_TOWERS)), name
+
+    return sorted(filter(is_mmproj, names), key=place)
+
+
+def mmproj_beside(checkpoint: Checkpoint) -> list[Path]:
+    """The vision towers in the folder of a GGUF file, the first choice first; where there are none,
+    and the file is in parts, those of the folder above."""
+    if checkpoint.kind != "gguf":
+        return []
+    found = _towers_in(checkpoint.folder)
+    return found if found or len(checkpoint.files) < 2 else _towers_in(checkpoint.folder.parent)
+
+
+def _towers_in(folder: Path) -> list[Path]:
+    try:
+        names = [path.name for path in folder.iterdir() if path.is_file()]
+    except OSError:  # a folder that may not be listed can have files that may be read
+        return []
+    return [folder / name for name in towers_among(names)]
+
+
 def locate(path: str | Path) -> tuple[Kind, list[Path]]:
     """The kind and the files of the checkpoint at `path`, a weight file, an index or a folder.
 
@@ -107,8 +142,7 @@ def _in_folder(folder: Path) -> tuple[Kind, list[Path]]:
         )
     if tensors:
         return "safetensors", tensors
-    ggufs = [item for item in files if item.suffix.lower() == ".gguf"]
-    ggufs = [item for item in ggufs if "mmproj" not in item.name.lower()]
+    ggufs = [item for item in files if item.suffix.lower() == ".gguf" and not is_mmproj(item.name)]
     if ggufs and {item.name for item in ggufs} <= set(part_names(ggufs[0].name)):
         return "gguf", part_files(ggufs[0])
     if len(ggufs) > 1:

@@ -73,9 +73,13 @@ def find_family(kind: Kind, metadata: Mapping[str, Any], families: Sequence[Fami
         known = {family.model_type: family for family in families}
     if isinstance(name, str) and name in known:
         return known[name]
-    hint = "; this is the vision part of one" if name == "clip" else ""
+    if name == "clip":
+        raise CheckpointError(
+            f"{where}: is 'clip': the file holds a vision tower and no model; give the model's "
+            "file, and this one as mmproj (--mmproj)"
+        )
     listed = ", ".join(map(repr, known))
     raise CheckpointError(
-        f"{where}: is {quoted(name)}{hint}; give a checkpoint of an architecture that Sfumato runs:"
+        f"{where}: is {quoted(name)}; give a checkpoint of an architecture that Sfumato runs:"
         f" {listed}"
     )

@@ -17,6 +17,7 @@ from sfumato.model.model_config import ConfigError
 Shapes = Mapping[str, tuple[int, ...]]
 """The shape of each tensor of a file, in torch order."""
 
+_SOFT_TOKENS = "default_soft_tokens"  # a key of our own; published towers have the usual 280
 LARGEST = 1 << 20  # of any side of a tensor: the skeleton of a larger one cannot be made
 
 
@@ -151,7 +152,39 @@ def vision_from_gguf(metadata: Mapping[str, Any], shapes: Shapes) -> VisionConfi
         rms_norm_eps=shortest_float(read.number("attention.layer_norm_epsilon", 1e-6, below=0.1)),
         clamps=any(name.endswith(".input_max") for name in shapes),
         standardizes="std_bias" in shapes or "std_scale" in shapes,
+        soft_tokens=read.integer(_SOFT_TOKENS, 280),
     )
+
+
+def vision_to_gguf(config: VisionConfig) -> dict[str, Any]:
+    """The `clip` keys of an mmproj file, of which `vision_from_gguf` reads the same. Raises
+    ConfigError for what they cannot say."""
+    if config.rope_theta != 100.0:
+        raise ConfigError(
+            f"rope_theta: {config.rope_theta:g} is not 100, all that mmproj files know"
+        )
+    usual = config.soft_tokens == 280
+    return {
+        "clip.projector_type": "gemma4v",
+        "clip.has_vision_encoder": True,
+        **{
+            f"clip.vision.{key}": value
+            for key, value in {
+                "projection_dim": config.text_size,
+                "image_size": 224,  # no tower of this kind reads it, but programs ask for it
+                "patch_size": config.patch,
+                "embedding_length": config.hidden_size,
+                "feed_forward_length": config.intermediate_size,
+                "block_count": config.num_layers,
+                "attention.head_count": config.num_heads,
+                "attention.layer_norm_epsilon": config.rms_norm_eps,
+                "projector.scale_factor": config.pool,
+                "image_mean": [0.0] * 3,
+                "image_std": [1.0] * 3,
+                **({} if usual else {_SOFT_TOKENS: config.soft_tokens}),
+            }.items()
+        },
+    }
 
 
 def _flag(read: FieldReader, key: str) -> bool:
