@@ -186,16 +186,14 @@ class Chat:
 
     def _with_pictures(self, message: generation.Message) -> generation.Message:
         """A message of a file, with the pictures whose files it names."""
-        content, parts = message["content"], []
-        if isinstance(content, str):
-            return message
-        for each in content:
-            is_picture = each["type"] == "image"
-            if is_picture:
-                name = each["path"]
-                each = pictures.part(name, pictures.read(name, name), self.model)
-            parts.append(each)
-        return {**message, "content": parts}
+        content = message["content"]
+        if not isinstance(content, str):
+            names = [part.get("path") for part in content]
+            content = [
+                part if name is None else pictures.part(name, pictures.read(name, name), self.model)
+                for name, part in zip(names, content, strict=True)
+            ]
+        return {**message, "content": content}
 
     def _show_length(self) -> None:
         questions = sum(message["role"] == "user" for message in self.talk.messages)
@@ -289,6 +287,7 @@ def completions(line: str) -> list[str]:
 
 
 MOST_MESSAGES = 10_000  # of a file
+MOST_PARTS = 100  # of a message of a file: pictures and texts
 MOST_UNDONE = 100  # changes that can be taken back
 
 
@@ -347,16 +346,18 @@ def _plain(message: generation.Message) -> generation.Message:
     return {**message, "content": content}
 
 
-def _seen(content: Any) -> bool:
+def _is_content(content: Any) -> bool:
     """Whether it is what `pictures.content` makes, as a file has it."""
-    if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
-        return False
-    kinds = {("image", "path"), ("text", "text")}
-    texts = [[each.get("type"), *(each.keys() - {"type"})] for each in content]
-    return all(
-        tuple(names) in kinds and isinstance(each[names[1]], str)
-        for names, each in zip(texts, content, strict=True)
-    )
+    if not isinstance(content, list):
+        return isinstance(content, str)
+    return 0 < len(content) <= MOST_PARTS and all(map(_is_part, content))
+
+
+def _is_part(part: Any) -> bool:
+    match part:
+        case {"type": "image", "path": str(), **rest} | {"type": "text", "text": str(), **rest}:
+            return not rest
+    return False
 
 
 def _check(path: Path, messages: list[Any]) -> None:
@@ -373,10 +374,10 @@ def _check(path: Path, messages: list[Any]) -> None:
         if message["role"] != role:
             raise ValueError(f"{where}: must have the role {role}, not {quoted(message['role'])}")
         if not (
-            isinstance(message["content"], str) or (role == "user" and _seen(message["content"]))
+            _is_content(message["content"])
+            if role == "user"
+            else isinstance(message["content"], str)
         ):
-            raise ValueError(
-                f"{where}: its content must be text, or a question's pictures and text"
-            )
+            raise ValueError(f"{where}: its content must be text (a question's: pictures and text)")
     if (len(messages) - has_system) % 2:
         raise ValueError(f"{path}: message {len(messages)}: is a question without an answer")

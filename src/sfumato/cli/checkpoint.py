@@ -15,6 +15,7 @@ import torch
 from sfumato.cli.terminal import print_message, print_report, progress, size, table
 from sfumato.convert import convert
 from sfumato.engine.memory.estimate import ModelFootprint
+from sfumato.media.patches import BUDGETS
 from sfumato.model.cache import slot_bytes
 from sfumato.model.families import open_checkpoint
 from sfumato.model.head import head_bytes
@@ -22,7 +23,10 @@ from sfumato.model.loading import config_of, expected_shapes
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantization import quantized_on_load
+from sfumato.model.vision.config import VisionConfig
+from sfumato.model.vision.loading import find_tower, holds_tower, open_mmproj
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
+from sfumato.weights.errors import CheckpointError
 
 CONTEXTS = (4096, 32768, 131072, 262144)
 
@@ -33,9 +37,18 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    checkpoint = open_checkpoint(args.path)
-    summary = facts(checkpoint, args.quantize, args.cache_type)
-    lines = report(summary)
+    try:
+        checkpoint = open_checkpoint(args.path)
+    except CheckpointError:
+        if not holds_tower(args.path):
+            raise
+        config, checkpoint = open_mmproj(args.path, None)
+        summary = {"path": str(checkpoint.path), "kind": "mmproj", "architecture": "clip"}
+        summary["vision"] = tower_facts(config, checkpoint)
+        lines = [f"{checkpoint.path}: a vision tower (mmproj)", *tower_report(summary["vision"])]
+    else:
+        summary = facts(checkpoint, args.quantize, args.cache_type)
+        lines = report(summary)
     if args.tensors:
         listed = summary["list"] = [
             {"name": name, "format": t.format, "shape": list(t.shape), "bytes": t.nbytes}
@@ -77,6 +90,8 @@ def facts(
     try:
         config = config_of(checkpoint)
         checkpoint.check_tensors(expected_shapes(config))
+        if (found := find_tower(checkpoint, config.hidden_size)) is not None:
+            summary["vision"] = tower_facts(*found)
     except ValueError as error:
         return summary | {"runs": False, "why_not": " ".join(str(error).split())}
     device = pick_device()
@@ -85,6 +100,34 @@ def facts(
     needs = memory(checkpoint, config, device, cache_type)
     needs |= {"quantize": quantize, "cache_type": cache_type}
     return summary | {"runs": True, "config": asdict(config), "memory": needs}
+
+
+def tower_facts(config: VisionConfig, tower: Checkpoint) -> dict[str, Any]:
+    """The facts of a vision tower."""
+    tensors = tower.tensors.values()
+    return {
+        "file": str(tower.path),
+        "tensors": len(tensors),
+        "bytes": sum(t.nbytes for t in tensors),
+        "formats": _formats(tensors),
+        "soft_tokens": [config.soft_tokens, *(n for n in BUDGETS if n != config.soft_tokens)],
+        "config": asdict(config),
+    }
+
+
+def tower_report(facts: dict[str, Any]) -> list[str]:
+    """The same as lines for people."""
+    config, (usual, *others) = facts["config"], facts["soft_tokens"]
+    patch, pool = config["patch"], config["pool"]
+    formats = ", ".join(f"{each['tensors']} {name}" for name, each in facts["formats"].items())
+    return [
+        f"vision tower of {facts['file']}: {facts['tensors']} tensors, {size(facts['bytes'])} "
+        f"({formats})",
+        f"its {config['num_layers']} layers have the hidden size {config['hidden_size']}; a soft "
+        f"token is {pool} x {pool} patches of {patch} x {patch} pixels, {config['text_size']} wide",
+        f"a picture takes up to {usual} soft tokens, or as asked for "
+        f"({', '.join(map(str, sorted(others)))})",
+    ]
 
 
 def memory(
@@ -129,7 +172,9 @@ def report(summary: dict[str, Any]) -> list[str]:
             for name, share in summary["formats"].items()
         ),
     ]
-    if vision := summary["vision"]["tensors"]:
+    if "config" in summary["vision"]:
+        lines += tower_report(summary["vision"])
+    elif vision := summary["vision"]["tensors"]:
         lines.append(f"vision, kept aside: {vision} tensors, {size(summary['vision']['bytes'])}")
     if not summary["runs"]:
         return [*lines, f"cannot run: {summary['why_not']}"]

@@ -18,14 +18,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlparse
 
 from sfumato import catalog
 from sfumato.cli import terminal
 from sfumato.cli.terminal import size
-from sfumato.weights.checkpoint import INDEX, locate
+from sfumato.weights.checkpoint import INDEX, is_mmproj, locate, towers_among
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.files.gguf import part_names
 from sfumato.weights.files.jsonfile import MAX_JSON, read_object
@@ -129,7 +129,8 @@ def fetch(
         )
     for reason in reasons:
         terminal.print_message("warning", reason)
-    what = Path(names[0]).name if len(names) == 1 else f"{len(names)} files of {listing.repo}"
+    shown = [Path(name).name for name in names]
+    what = " and ".join(shown) if len(names) < 3 else f"{len(names)} files of {listing.repo}"
     print(f"sfumato: downloading {what}\nsfumato: {room}", file=sys.stderr)
     try:
         return download(listing, names, reference)
@@ -182,6 +183,8 @@ def resolve(args: argparse.Namespace, key: str) -> None:
     quantize, device = getattr(args, "quantize", None), getattr(args, "device", "auto")
     path = local(reference) or fetch(reference, quantize, device)
     setattr(args, key, str(path))
+    if key == "mmproj":
+        return
     # For messages and for clients: the folder of a snapshot is only a hash.
     args.asked_for = given
     if getattr(args, "name", "") is None:
@@ -227,7 +230,8 @@ def memory(listing: Listing, names: list[str], quantize: str | None) -> float:
     if quantize is not None and names[-1].endswith(".safetensors"):
         return weights * _SHARE[quantize] + catalog.MARGIN
     share = _NARROW_SHARE.get(listing.quantized or "", 1.0)
-    return entry.memory if entry is not None else weights * share + catalog.MARGIN
+    towers = sum(listing.sizes[name] for name in names if is_mmproj(name))
+    return entry.memory + towers if entry is not None else weights * share + catalog.MARGIN
 
 
 def parse(text: str) -> Reference:
@@ -285,7 +289,13 @@ def cache_folder(repo: str) -> Path:
 
 def path_of(snapshot: Path, names: list[str]) -> Path:
     """What to give to `load`: a GGUF file or its first part, or the folder of safetensors."""
-    return snapshot / names[0] if names[0].lower().endswith(".gguf") else snapshot
+    return snapshot if (model := _model_file(names)) is None else snapshot / model
+
+
+def _model_file(names: list[str]) -> str | None:
+    """The GGUF file of these, or its first part; a vision tower where there is nothing else."""
+    ggufs = [name for name in names if name.lower().endswith(".gguf")]
+    return next((name for name in ggufs if not is_mmproj(name)), next(iter(ggufs), None))
 
 
 def remote(reference: Reference) -> Listing:
@@ -314,13 +324,14 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def choose(listing: Listing, reference: Reference, loosely: bool = True) -> list[str]:
-    """The files that a reference means: a GGUF file or its parts, or safetensors with what is read
-    beside them, the weights last. Raises ValueError where it means none, or several.
+    """The files that a reference means: a GGUF file or its parts, with a vision tower where there is
+    one, or safetensors with what is read beside them; the weights last. Raises ValueError where it means none, or several.
 
     loosely: any part of a file's name serves; for that all names must be listed.
     """
     names, wanted = sorted(listing.sizes), reference.file
-    ggufs = [n for n in names if n.lower().endswith(".gguf") and "mmproj" not in n.lower()]
+    is_tower = wanted is not None and "mmproj" in wanted.lower()
+    ggufs = [n for n in names if n.lower().endswith(".gguf") and is_mmproj(n) == is_tower]
     if wanted is None or wanted.lower().endswith(".safetensors"):
         tensors = _tensors(names) if wanted is None else [n for n in names if n == wanted]
         if len(tensors) > 1 and INDEX not in names:
@@ -346,7 +357,18 @@ def choose(listing: Listing, reference: Reference, loosely: bool = True) -> list
             f"{reference}: {len(absent)} of {len(parts)} parts are missing in the repository "
             f"({absent[0]}); choose another format"
         )
-    return parts
+    return parts if is_tower else [*_tower(names, parts), *parts]
+
+
+def _tower(names: list[str], parts: list[str]) -> list[str]:
+    """The vision tower that loading finds beside a GGUF file, where there is one."""
+    folders = [
+        PurePosixPath(parts[0]).parent,
+        *[PurePosixPath(parts[0]).parent.parent] * (len(parts) > 1),
+    ]
+    towers = towers_among(names)
+    found = ([n for n in towers if PurePosixPath(n).parent == folder] for folder in folders)
+    return next(filter(None, found), [])[:1]
 
 
 def _tensors(names: list[str]) -> list[str]:
