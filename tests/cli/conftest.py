@@ -19,6 +19,7 @@ from sfumato import Done, Draft, Finished, Request, Settled
 from sfumato.cli import main
 from sfumato.diffusion.limits import Stats
 from sfumato.engine import Event, Handle
+from sfumato.media.patches import Cut
 from sfumato.text.markers import NO_MARKERS
 
 
@@ -39,6 +40,7 @@ class FakeModel:
         # The canvas in which the user presses Ctrl-C, how often, and what text was held back.
         self.interrupt_at, self.presses, self.held = interrupt_at, presses, held
         self.requests: list[dict[str, Any]] = []
+        self.cut = Cut()
         self.warnings: tuple[str, ...] = ()
         self.convergence = "converged"
         self.path = Path("model.gguf")

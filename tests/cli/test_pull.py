@@ -42,7 +42,7 @@ def hub_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stan
             monkeypatch.setattr(constants, name, value)
         monkeypatch.delenv("HF_TOKEN", raising=False)
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-        served.repos[REPO] = {Q4: b"GGUF" * 1000, Q8: b"GGUF" * 2000, "mmproj-F16.gguf": b"x"}
+        served.repos[REPO] = {Q4: b"GGUF" * 1000, Q8: b"GGUF" * 2000}
         yield served
 
 
@@ -68,6 +68,28 @@ def test_a_name_becomes_a_path_that_is_found_again_without_the_hub(
         pull.local(pull.parse(f"hf:{REPO}:Q4")) is None
     )  # it takes the hub to know that it is one
     assert [name for name, _ in hub_server.sent] == [Q4]
+
+
+def test_a_vision_tower_comes_with_a_gguf_file(hub_server: StandIn, cli: Any) -> None:
+    files = {Q4: b"GGUF" * 1000} | {f"mmproj-{n}.gguf": n.encode() for n in ("Q8_0", "F32", "F16")}
+    parts = {f"q/tiny-Q8_0-0000{n}-of-00002.gguf": b"GGUF" * n for n in (1, 2)}
+    files |= parts | {"other/mmproj-BF16.gguf": b"x"}
+    hub_server.repos["someone/seeing"] = files
+    done = cli("pull", "hf:someone/seeing:Q4_K_M")
+    path = Path(done.out.strip())
+    assert path.name == Q4
+    assert f"sfumato: downloading mmproj-F16.gguf and {Q4}\n" in done.err
+    assert sorted(item.name for item in path.parent.iterdir()) == ["mmproj-F16.gguf", Q4]
+    count = len(hub_server.sent)
+    assert count == 2 and cli("pull", "hf:someone/seeing:Q4_K_M").out.strip() == str(path)
+    # Of a file in parts, that of the folder above is read.
+    path = Path(cli("pull", "hf:someone/seeing:Q8_0").out.strip())
+    assert [file.read_bytes() for file in locate(path)[1]] == list(parts.values())
+    tower = cli("pull", "hf:someone/seeing:mmproj-Q8_0").out.strip()
+    assert (Path(tower).read_bytes(), len(hub_server.sent)) == (b"Q8_0", count + 3)
+    args = SimpleNamespace(model="m.gguf", mmproj="hf:someone/seeing:mmproj-Q8_0.gguf", name=None)
+    pull.resolve(args, "mmproj")  # type: ignore[arg-type]
+    assert vars(args) == {"model": "m.gguf", "mmproj": tower, "name": None}
 
 
 def test_all_parts_of_a_file_are_had(hub_server: StandIn, cli: Any) -> None:

@@ -346,9 +346,9 @@ def _plain(message: generation.Message) -> generation.Message:
     return {**message, "content": content}
 
 
-def _is_content(content: Any) -> bool:
-    """Whether it is what `pictures.content` makes, as a file has it."""
-    if not isinstance(content, list):
+def _is_content(content: Any, may_show: bool) -> bool:
+    """Whether it is a text or, where there may be pictures, what `pictures.content` makes."""
+    if not (may_show and isinstance(content, list)):
         return isinstance(content, str)
     return 0 < len(content) <= MOST_PARTS and all(map(_is_part, content))
 
@@ -373,11 +373,7 @@ def _check(path: Path, messages: list[Any]) -> None:
             raise ValueError(f"{where}: must have a role and a content and nothing else")
         if message["role"] != role:
             raise ValueError(f"{where}: must have the role {role}, not {quoted(message['role'])}")
-        if not (
-            _is_content(message["content"])
-            if role == "user"
-            else isinstance(message["content"], str)
-        ):
+        if not _is_content(message["content"], may_show=role == "user"):
             raise ValueError(f"{where}: its content must be text (a question's: pictures and text)")
     if (len(messages) - has_system) % 2:
         raise ValueError(f"{path}: message {len(messages)}: is a question without an answer")

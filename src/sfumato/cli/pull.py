@@ -324,8 +324,9 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def choose(listing: Listing, reference: Reference, loosely: bool = True) -> list[str]:
-    """The files that a reference means: a GGUF file or its parts, with a vision tower where there is
-    one, or safetensors with what is read beside them; the weights last. Raises ValueError where it means none, or several.
+    """The files that a reference means: a GGUF file or its parts and the vision tower beside it, or
+    safetensors with what is read beside them; the model's weights last. Raises ValueError where it
+    means none, or several.
 
     loosely: any part of a file's name serves; for that all names must be listed.
     """

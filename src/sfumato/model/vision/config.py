@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from sfumato.model.families.family import MOST_LAYERS, FieldReader, shortest_float, shown
 from sfumato.model.model_config import ConfigError
 
@@ -179,8 +181,8 @@ def vision_to_gguf(config: VisionConfig) -> dict[str, Any]:
                 "attention.head_count": config.num_heads,
                 "attention.layer_norm_epsilon": config.rms_norm_eps,
                 "projector.scale_factor": config.pool,
-                "image_mean": [0.0] * 3,
-                "image_std": [1.0] * 3,
+                "image_mean": np.zeros(3, np.float32),
+                "image_std": np.ones(3, np.float32),
                 **({} if usual else {_SOFT_TOKENS: config.soft_tokens}),
             }.items()
         },
