@@ -131,7 +131,10 @@ text is not part of the conversation; `/retry` asks it again.
 `/save` writes a JSON array of messages with `role` and `content`; the settings are not in it.
 `/load` reads such files alone, of up to 16 MiB and 10,000 messages: a system message or none,
 then questions with their answers. The system message of the file takes the place of `--system`,
-until `/clear`.
+until `/clear`. Of pictures the file has the names of their files, which `/load` reads again.
+
+`/image FILE` puts a picture to the next question, and shows it where the terminal has 256 colours.
+`/clear` and `/load` drop pictures that no question has taken yet.
 """
 
 

@@ -78,7 +78,10 @@ def test_mistakes_are_told_and_the_chat_goes_on(use: Any, cli: Any) -> None:
         ("/thinking maybe", "/thinking: 'maybe' is neither on nor off; usage: /thinking on|off"),
         ("/save", "/save: it needs an argument; usage: /save [--force] FILE"),
         ("/clear all", "/clear: it takes no argument; usage: /clear"),
-        ("/nonsense", "/nonsense: no such command; there are /clear, /retry, /undo, /seed N, "),
+        (
+            "/nonsense",
+            "/nonsense: no such command; there are /clear, /retry, /undo, /image FILE, /seed N, ",
+        ),
     ],
 )
 def test_a_wrong_command_is_told_how_it_is_used(

@@ -87,7 +87,7 @@ def test_the_memory_with_a_narrow_cache(cli: Any, checkpoint: Path) -> None:
 def test_report(cli: Any, checkpoint: Path) -> None:
     done = cli("inspect", str(checkpoint))
     assert done.code == 0
-    assert "vision, kept aside: " in done.out
+    assert f"vision tower of {checkpoint}: 16 tensors, " in done.out
     assert "memory predicted on cpu, in float32:" in done.out
     assert "cache for 4096 tokens" in done.out
     assert "embed_tokens.weight" not in done.out

@@ -170,6 +170,7 @@ class Chat:
             case "load":
                 messages = load(Path(value).expanduser())
                 self.talk.change([self._with_pictures(message) for message in messages])
+                self._pictures = []
                 self._show_length()
             case "help":
                 print(help_text())

@@ -37,15 +37,16 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _inspect(args: argparse.Namespace) -> int:
+    summary: dict[str, Any]
     try:
         checkpoint = open_checkpoint(args.path)
     except CheckpointError:
         if not holds_tower(args.path):
             raise
         config, checkpoint = open_mmproj(args.path, None)
-        summary = {"path": str(checkpoint.path), "kind": "mmproj", "architecture": "clip"}
-        summary["vision"] = tower_facts(config, checkpoint)
-        lines = [f"{checkpoint.path}: a vision tower (mmproj)", *tower_report(summary["vision"])]
+        tower = tower_facts(config, checkpoint)
+        summary = {"path": tower["file"], "kind": "mmproj", "architecture": "clip", "vision": tower}
+        lines = [f"{checkpoint.path}: a vision tower (mmproj)", *tower_report(tower)]
     else:
         summary = facts(checkpoint, args.quantize, args.cache_type)
         lines = report(summary)

@@ -243,6 +243,8 @@ def notes(findings: dict[str, Any]) -> list[str]:
         disk = f"; {size(free)} of disk are free" if (free := findings["disk_free"]) else ""
         lines.append(f"Get it ({size(taken['download'])}{disk}):")
         lines.append(f"  sfumato pull {taken['name']}")
+        tower = size(catalog.TOWER)
+        lines.append(f"To read pictures, its vision tower takes {tower} of disk and memory more.")
     return lines
 
 

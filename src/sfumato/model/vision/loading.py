@@ -131,7 +131,7 @@ def load_tower(
 def holds_tower(path: str | Path) -> bool:
     """Whether a GGUF file holds a vision tower alone, and no model. Raises CheckpointError for a
     file that cannot be read."""
-    if Path(path).suffix.lower() != ".gguf":
+    if Path(path).suffix.lower() != ".gguf" or not Path(path).is_file():
         return False
     return bool(read_gguf(path).metadata.get("general.architecture") == "clip")
 
