@@ -18,7 +18,8 @@ SRC = ROOT / "src" / "sfumato"
 
 # What each part may import, besides itself. "" is the package's own __init__: the public names.
 _NETWORK = {"threads", "options", "model", "ops", "weights", "catalog"}
-_ENGINE = {"engine", "api", "decisions", "tasks", "diffusion", "text", "text_side"} | _NETWORK
+_ENGINE = {"engine", "api", "decisions", "tasks", "diffusion", "text", "text_side", "media"}
+_ENGINE |= _NETWORK
 MAY_IMPORT: dict[str, set[str]] = {
     "refused": set(),
     "values": set(),
@@ -43,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convert": {"api", "diffusion", "text"} | _NETWORK,
     "engine": _ENGINE - {"engine"},
     "": _ENGINE,
-    "train": {"", "convert", "embedded_questions", "media"} | _ENGINE,
+    "train": {"", "convert", "embedded_questions"} | _ENGINE,
     # embedded_questions: a reply of the embedded model says where it is not one that it learned.
     "server": {"", "values", "embedded_questions", "media"} | _ENGINE,
     "bench": {""} | _ENGINE,

@@ -67,7 +67,6 @@ from sfumato.model.vision.config import VisionConfig
 from sfumato.model.vision.loading import find_tower, load_tower
 from sfumato.model.vision.loading import fits_float16 as tower_fits_float16
 from sfumato.model.vision.mask import IMAGE_MASKS, ImageMask
-from sfumato.model.vision.tower import VisionTower
 from sfumato.ops.registry import check_off, has_twins
 from sfumato.options import exclusions
 from sfumato.options.limits import MOST_STEPS
@@ -516,10 +515,9 @@ def load(
     how many of the last layers are on the card, with keys and values, while the first ones are
     `other_layers` (None: all); split: how many of these each of several cards has, the device and
     those numbered after it; other_layers: what runs the others, "cpu", "stream" (copied to the
-    card), "auto" (a trial); mmproj: a GGUF file with the vision tower (None: the tensors of
-    safetensors, or the file beside a GGUF file whose name has "mmproj" in it; "none": no tower);
-    image_mask: what the soft tokens of a picture see, as the model was trained ("model") or as
-    `transformers` generates ("transformers", for comparison).
+    card), "auto" (a trial); mmproj: a GGUF file with the vision tower (None: safetensors' own, or
+    the mmproj file beside a GGUF file; "none": no tower); image_mask: what soft tokens see, as the
+    model was trained ("model") or as `generate` of `transformers` has it ("transformers").
     Raises CheckpointError, ConfigError or ValueError, naming the file, field or argument.
     """
     start = time.perf_counter()
@@ -534,30 +532,34 @@ def load(
     opened = _opened_tower(checkpoint, config, text, mmproj, image_mask)
     if quantize is not None:
         checkpoint = quantized_on_load(checkpoint, quantize, target)
-    kind = pick_dtype(dtype, checkpoint, target)
-    defaults = checkpoint_defaults(checkpoint)
+    kind, defaults = pick_dtype(dtype, checkpoint, target), checkpoint_defaults(checkpoint)
     if not has_twins(target):
         try_device(target, EMBEDDED)
     if placement.leaves_layers and other_layers == "auto":
         trial = checkpoint, config, target, kind, activations, cache_type
         placement = _placed(config, target, *counts, faster_other_layers(*trial))
     options = progress, activations, cache_type, placement
-    network = load_network(checkpoint, target, kind, *options)
-    if dtype == "auto" and kind == torch.float16 and not fits_float16(network):
-        kind = torch.float32  # a probe chose the other for its speed
-        del network
-        network = load_network(checkpoint, target, kind, *options)
-    if opened is not None:
-        network.tower = _loaded_tower(opened, target, kind, activations, dtype == "auto")
-        network.image_mask = image_mask
-        files = {**checkpoint.files, **opened[1].files}
-        network.files = FileSizes(files.values())
+    network = _loaded(checkpoint, target, kind, dtype == "auto", *options)
+    network.image_mask = image_mask
+    _load_tower(network, opened, checkpoint, activations, dtype == "auto")
     ends = end_ids(checkpoint, network.config, text.tokenizer)
     seconds, family = time.perf_counter() - start, family_of(checkpoint)
     names = _identity(checkpoint, weights, network, cache_type)
-    sees = "" if opened is None else f"{fingerprint(opened[1])}, mask {image_mask}"
-    identity = ModelIdentity(*names, activations, quantize or "", sees)
+    seen = "" if opened is None else f"{fingerprint(opened[1])}, mask {image_mask}"
+    identity = ModelIdentity(*names, activations, quantize or "", seen)
     return Model(network, text, defaults, ends, checkpoint.path, family, seconds, identity)
+
+
+def _loaded(
+    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, chosen: bool, *options: Any
+) -> Network:
+    """The network. chosen: whether its dtype was, for its speed: float32 where float16 is too
+    narrow."""
+    network = load_network(checkpoint, device, dtype, *options)
+    if chosen and dtype == torch.float16 and not fits_float16(network):
+        del network
+        network = load_network(checkpoint, device, torch.float32, *options)
+    return network
 
 
 Tower = tuple[VisionConfig, Checkpoint]
@@ -586,15 +588,19 @@ def _opened_tower(
     return opened
 
 
-def _loaded_tower(
-    opened: Tower, device: torch.device, dtype: torch.dtype, activations: str, chosen: bool
-) -> VisionTower:
-    """The tower. chosen: whether its dtype was, for its speed: float32 where float16 is too
-    narrow."""
+def _load_tower(
+    network: Network, opened: Tower | None, checkpoint: Checkpoint, activations: str, chosen: bool
+) -> None:
+    """Loads the tower, where there is one, into the network. chosen: whether the network's dtype
+    was, for its speed: the tower has float32 where float16 is too narrow."""
+    if opened is None:
+        return
+    device, dtype = network.device, network.dtype
     tower = load_tower(*opened, device, dtype, activations)
     if chosen and dtype == torch.float16 and not tower_fits_float16(tower):
-        return load_tower(*opened, device, torch.float32, activations)
-    return tower
+        tower = load_tower(*opened, device, torch.float32, activations)
+    network.tower = tower
+    network.files = FileSizes({**checkpoint.files, **opened[1].files}.values())
 
 
 def _opened(path: str | PathLike[str] | None) -> Checkpoint:

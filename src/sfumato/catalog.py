@@ -20,8 +20,8 @@ STEPS = (12, 48)
 """Denoising steps of a canvas of 256 tokens: usual for an easy text, and the most there are."""
 
 TOWER = 1.2e9
-"""Bytes of the vision tower in BF16, by its shapes; `pull` gets one with a GGUF file, and pictures need
-as much memory more."""
+"""Bytes of the vision tower in BF16, by its shapes. `pull` gets one with a GGUF file; reading
+pictures takes as much memory more."""
 
 MARGIN = 0.6e9
 """Bytes that running takes beside the weights: a slot, the working buffers, libraries."""

@@ -91,8 +91,8 @@ def facts(
     try:
         config = config_of(checkpoint)
         checkpoint.check_tensors(expected_shapes(config))
-        if (found := find_tower(checkpoint, config.hidden_size)) is not None:
-            summary["vision"] = tower_facts(*found)
+        if (tower := find_tower(checkpoint, config.hidden_size)) is not None:
+            summary["vision"] = tower_facts(*tower)
     except ValueError as error:
         return summary | {"runs": False, "why_not": " ".join(str(error).split())}
     device = pick_device()

@@ -368,8 +368,8 @@ def _tower(names: list[str], parts: list[str]) -> list[str]:
         *[PurePosixPath(parts[0]).parent.parent] * (len(parts) > 1),
     ]
     towers = towers_among(names)
-    found = ([n for n in towers if PurePosixPath(n).parent == folder] for folder in folders)
-    return next(filter(None, found), [])[:1]
+    beside = ([n for n in towers if PurePosixPath(n).parent == folder] for folder in folders)
+    return next(filter(None, beside), [])[:1]
 
 
 def _tensors(names: list[str]) -> list[str]:

@@ -119,10 +119,10 @@ def convert(
         metadata = checkpoint.metadata
         tensors = hf_tensors(checkpoint, shapes, recipe.base)
         files = _hf_files(checkpoint, config, HF_TARGETS[to])
-        if found := find_tower(checkpoint, config.hidden_size):
-            tensors += hf_tower_tensors(*found, recipe.base)
-            files["config.json"]["vision_config"] = vision_to_hf(found[0])
-            notes.append(f"the vision tower of {found[1].path.name} is written too")
+        if tower := find_tower(checkpoint, config.hidden_size):
+            tensors += hf_tower_tensors(*tower, recipe.base)
+            files["config.json"]["vision_config"] = vision_to_hf(tower[0])
+            notes.append(f"the vision tower of {tower[1].path.name} is written too")
         tokenizer = partial(write_tokenizer, metadata)
         save_folder(out, files, tensors, tokenizer, force, progress)
     if "tokenizer.ggml.tokens" not in metadata:

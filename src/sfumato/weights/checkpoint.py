@@ -60,8 +60,8 @@ def mmproj_beside(checkpoint: Checkpoint) -> list[Path]:
     and the file is in parts, those of the folder above."""
     if checkpoint.kind != "gguf":
         return []
-    found = _towers_in(checkpoint.folder)
-    return found if found or len(checkpoint.files) < 2 else _towers_in(checkpoint.folder.parent)
+    beside = _towers_in(checkpoint.folder)
+    return beside if beside or len(checkpoint.files) < 2 else _towers_in(checkpoint.folder.parent)
 
 
 def _towers_in(folder: Path) -> list[Path]:
