@@ -545,8 +545,7 @@ def load(
     ends = end_ids(checkpoint, network.config, text.tokenizer)
     seconds, family = time.perf_counter() - start, family_of(checkpoint)
     names = _identity(checkpoint, weights, network, cache_type)
-    seen = "" if opened is None else f"{fingerprint(opened[1])}, mask {image_mask}"
-    identity = ModelIdentity(*names, activations, quantize or "", seen)
+    identity = ModelIdentity(*names, activations, quantize or "", _sight(opened, image_mask))
     return Model(network, text, defaults, ends, checkpoint.path, family, seconds, identity)
 
 
@@ -586,6 +585,11 @@ def _opened_tower(
             "mmproj", "the model's tokenizer has no token for a picture", "leave the argument out"
         )
     return opened
+
+
+def _sight(opened: Tower | None, image_mask: ImageMask) -> str:
+    """What answers about pictures depend on beside the model; "" where it reads none."""
+    return "" if opened is None else f"{fingerprint(opened[1])}, mask {image_mask}"
 
 
 def _load_tower(

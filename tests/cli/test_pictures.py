@@ -95,8 +95,8 @@ def test_pictures_that_cannot_be_attached(use: Any, cli: Any, png: str, tmp_path
                     [{"type": "image", "path": "x", "url": "y"}]):  # fmt: skip
         talk.write_text(json.dumps([{"role": "user", "content": content}, answer]))
         assert "its content must be text" in cli("chat", stdin=f"/load {talk}\n").err
-    gone = [{"type": "image", "path": "/nowhere/x.png"}, {"type": "text", "text": Q}]
-    talk.write_text(json.dumps([{"role": "user", "content": gone}, answer]))
+    absent = [{"type": "image", "path": "/nowhere/x.png"}, {"type": "text", "text": Q}]
+    talk.write_text(json.dumps([{"role": "user", "content": absent}, answer]))
     done = cli("chat", stdin=f"/load {talk}\n/image\n/image {tmp_path}\n/image {png}\n/clear\nHi\n")
     assert done.err.count("sfumato: error: ") == done.err.count("\n") == 3
     assert "x.png is no file" in done.err and "usage: /image FILE" in done.err
