@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": _ENGINE,
     "train": {"", "convert", "embedded_questions"} | _ENGINE,
     # embedded_questions: a reply of the embedded model says where it is not one that it learned.
-    "server": {"", "values", "embedded_questions", "media"} | _ENGINE,
+    "server": {"", "values", "embedded_questions"} | _ENGINE,
     "bench": {""} | _ENGINE,
     "cli": {"", "options", "values", "server", "bench", "train", "convert", "device_trial"}
     | _ENGINE,
