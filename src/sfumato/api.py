@@ -173,7 +173,7 @@ class Model:
         if source is not None:
             given = {"grammar": source, "prediction": prediction}
             exclusions.check(exclusions.GRAMMAR, given)
-            made.ids.extend([] if thinking else self.fills.empty_thought)
+            made = made.followed_by([] if thinking else self.fills.empty_thought)
         # What cannot be done is refused by this call, and not by the first `next`.
         plan, transcript = self.plan_reply(
             len(made.ids),
@@ -239,16 +239,25 @@ class Model:
         *,
         thinking: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        check: Callable[[str], None] = lambda text: None,
     ) -> Prompt:
-        """The chat prompt for a user's text, or for messages, with their pictures."""
+        """The chat prompt for a user's text, or for messages, with their pictures. check: see
+        `sfumato.text.prompt.prompt_ids`."""
         if (prompt is None) == (messages is None):
             raise Refused(("prompt", "messages"), "give exactly one of them")
         if messages is None:
             messages = [{"role": "user", "content": prompt}]
         tower, tokens = self.network.tower, self.text.pictures
         parts: PictureParts | None = None if tower is None or tokens is None else []
-        text = self.template, self.tokenizer
-        ids = prompt_ids(*text, messages, thinking=thinking, tools=tools, pictures=parts)
+        ids = prompt_ids(
+            self.template,
+            self.tokenizer,
+            messages,
+            thinking=thinking,
+            tools=tools,
+            check=check,
+            pictures=parts,
+        )
         if not parts:
             return Prompt(ids, ())
         assert tokens is not None
@@ -307,11 +316,12 @@ class Model:
         """The same with a draft at every denoising step before the filled text. Where several
         lengths are tried, the drafts are those of the longest; `Draft.canvas` counts rounds."""
         check_sampler(sampler)
-        prompt = self.fills.prompt(messages)
-        plan = self.fills.plan(
-            prompt, parts, is_reply=messages is not None, seed=seed, sampler=sampler
-        )
-        return self.fills.stream(plan, cancelled)
+        is_reply, prompt = messages is not None, Prompt(self.fills.no_prompt, ())
+        if is_reply:
+            prompt = self.make_prompt(messages=messages)
+            prompt.ids.extend(self.fills.empty_thought)
+        plan = self.fills.plan(prompt.ids, parts, is_reply=is_reply, seed=seed, sampler=sampler)
+        return self.fills.stream(plan, cancelled, prompt.pictures)
 
     def edit(
         self, text: str, instruction: str, *, strength: float | None = None, **options: Any

@@ -8,11 +8,11 @@ the engine, which so refuse the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ from sfumato.tasks.fill import FillTask, FillText
 from sfumato.tasks.works import PlacedPicture, Prompt
 from sfumato.text.calls import ToolCall
 from sfumato.text.markers import ChatMarkers
-from sfumato.text.prompt import empty_thought_ids, prompt_ids, user_turn
+from sfumato.text.prompt import empty_thought_ids, user_turn
 from sfumato.text.reply import Delta, ReplyParser, Stop, StopCut, StopGate, StopStrings
 from sfumato.text.template import ChatTemplate, TemplateError
 from sfumato.text.tokenizer import Detokenizer, Tokenizer
@@ -346,13 +346,11 @@ class Fills:
         self._make = partial(Canvas.of, network=network)
         self._defaults, self._end_ids = defaults, end_ids
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]] | None) -> list[int]:
-        """Ids of what comes before a text: the prompt that a reply to the messages follows, a
-        thought that is empty included; without messages bos, where there is one."""
-        tokenizer = self._text.tokenizer
-        if messages is None:
-            return [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-        return [*prompt_ids(self._text.template, tokenizer, messages), *self.empty_thought]
+    @property
+    def no_prompt(self) -> list[int]:
+        """Ids of what comes before a text that stands by itself: bos, where there is one."""
+        bos = self._text.tokenizer.bos_id
+        return [] if bos is None else [bos]
 
     @cached_property
     def empty_thought(self) -> list[int]:
@@ -453,19 +451,27 @@ class Fills:
         predicted = Prediction(opening, ids, closing, prediction.strength)
         return replace(plan, prediction=predicted)
 
-    def stream(self, plan: FillPlan, cancelled: Callable[[], bool]) -> Iterator[Draft | Filled]:
-        """Drafts, and at last the filled text. Raises Cancelled where `cancelled` says so, and
-        FloatingPointError where the model's scores are no numbers."""
-        task = FillTask(plan, self._make, FillText(self._text.tokenizer.decode))
+    def stream(
+        self,
+        plan: FillPlan,
+        cancelled: Callable[[], bool],
+        pictures: Sequence[PlacedPicture] = (),
+    ) -> Iterator[Draft | Filled]:
+        """Drafts, and at last the filled text. pictures: of the plan's prompt. Raises Cancelled
+        where `cancelled` says so, and FloatingPointError where the model's scores are no
+        numbers."""
+        text = FillText(self._text.tokenizer.decode)
+        task = FillTask(plan, self._make, text, self._family.name, pictures)
         outcome: FillOutcome = yield from alone(self._network, task, cancelled)
         if outcome.cancelled:
             raise Cancelled
         yield make_filled(plan.template.parts, outcome, self._text.tokenizer.decode)
 
-    def task(self, plan: FillPlan, stop: Stop) -> FillTask:
-        """A fill whose outcome is a `Reply`: the text of its holes, up to a stop string."""
+    def task(self, plan: FillPlan, stop: Stop, pictures: Sequence[PlacedPicture] = ()) -> FillTask:
+        """A fill whose outcome is a `Reply`: the text of its holes, up to a stop string. pictures:
+        of the plan's prompt."""
         text = _FillReply(self._text, plan, StopStrings(stop))
-        return FillTask(plan, self._make, text, self._family.name)
+        return FillTask(plan, self._make, text, self._family.name, pictures)
 
 
 class Cancelled(Exception):

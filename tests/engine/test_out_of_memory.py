@@ -67,7 +67,7 @@ def limit_encode_memory(network: Any, most: int, least: int = 0) -> list[int]:
     Gives the sizes of what did not fit, as it comes."""
     failures: list[int] = []
 
-    def encode(rows: Any, slots: Any, chunk: int) -> bool:
+    def encode(rows: Any, slots: Any, chunk: int, pictures: Any) -> bool:
         if sum(map(len, rows)) > most and len(rows) > least:
             for slot in slots:
                 slot.reset()

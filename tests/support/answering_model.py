@@ -35,13 +35,16 @@ class AnsweringNetwork(ScriptedNetwork):
         slots: Sequence[ScriptedSlot],
         chunk: int = 512,
         cancelled: Callable[[], bool] = lambda: False,
+        pictures: object = (),
     ) -> bool:
         self.before("encode", [])
         for ids, slot in zip(rows, slots, strict=True):
             slot.ids += ids.tolist()
         return True
 
-    def encode_hidden(self, rows: Sequence[Tensor], slots: Sequence[ScriptedSlot]) -> list[Tensor]:
+    def encode_hidden(
+        self, rows: Sequence[Tensor], slots: Sequence[ScriptedSlot], pictures: object = ()
+    ) -> list[Tensor]:
         """Of no meaning: a prompt that is encoded alone is asked for its last one."""
         self.encode(rows, slots)
         return [torch.ones(len(ids), self.config.hidden_size) for ids in rows]

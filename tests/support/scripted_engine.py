@@ -132,6 +132,7 @@ class ScriptedNetwork(PackedCanvases):
         slots: Sequence[ScriptedSlot],
         chunk: int = 512,
         cancelled: Callable[[], bool] = lambda: False,
+        pictures: object = (),
     ) -> bool:
         keys = [s.ids[0] if s.ids else int(ids[0]) for ids, s in zip(rows, slots, strict=True)]
         self.log.append(("encode", dict(zip(keys, map(len, rows), strict=True))))

@@ -98,6 +98,7 @@ class ScriptedNetwork(PackedCanvases):
         rows: Sequence[Tensor],
         slots: Sequence[ScriptedSlot],
         cancelled: Callable[[], bool] = lambda: False,
+        pictures: object = (),
     ) -> bool:
         if cancelled():
             return False

@@ -27,6 +27,8 @@ class PackedCanvases:
     config: ModelConfig
     device: torch.device
     is_mixed = False
+    tower = None
+    image_mask = "model"
 
     @property
     def placement(self) -> Placement:

@@ -48,7 +48,7 @@ def _fill(args: argparse.Namespace) -> int:
     request = generation.request(args, messages, parts=parts)
     model = generation.load(args)
     if messages is None:
-        request = replace(request, ids=model.fills.prompt(None))
+        request = replace(request, ids=model.fills.no_prompt)
         if not request.ids:
             raise ValueError(
                 f"{model.path.name}: has no token that a text begins with; give --reply-to MESSAGE"

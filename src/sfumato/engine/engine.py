@@ -428,16 +428,18 @@ class Engine:
         job = make()
         self._check_room(job)
         handle: Handle[Any] = Handle(request.id, sink, self._inbox.wake)
-        row = Row(request, job, handle, since, self._limit_s(request))
+        mask = self.model.network.image_mask
+        row = Row(request, job, handle, since, self._limit_s(request), mask)
         self._inbox.put(row, self._has_room, self.config.queue)
         return handle
 
     def _check_room(self, job: Job) -> None:
         """Raises TooLarge where no slot can ever hold what a task claims, or its questions: a long
-        one takes as much as a larger slot of its length; and Refused for pictures."""
+        one takes as much as a larger slot of its length; and Refused for pictures that the
+        model cannot see."""
         claim = job.task.claim
         if claim.prompt.pictures:
-            raise Refused("pictures", "an engine runs none so far", "use Model.generate")
+            _ = self.model.cut
         try:
             self._pool.check(claim.positions)
         except TooLarge as error:
@@ -497,6 +499,8 @@ class Engine:
         with self._lifecycle.fatal(after=self._publish):
             schedule, runner, outputs = self._scheduler, self._runner, self._outputs
             self._admit()
+            seeing = schedule.see()
+            outputs.process(runner.see(seeing))
             pieces = schedule.encode()
             encoded = runner.encode(pieces)
             outputs.process(encoded)
@@ -508,7 +512,8 @@ class Engine:
             outputs.process(runner.score(share))
             self._publish()
             runner.between_steps()
-            return bool(pieces or canvases or rows or share.rows or runner.is_ahead)
+            works = seeing, pieces, canvases, rows, share.rows
+            return any(map(bool, works)) or runner.is_ahead
 
     def _admit(self) -> None:
         """Takes in what was submitted, and begins the tasks for which there is a slot."""

@@ -12,6 +12,10 @@ READ_TOKENS = 512
 """Tokens of the reads of a step on a CPU, where a step takes as long as its tokens; on another
 device they are as many as a chunk of a prefill has."""
 
+KEPT_PICTURES = 16
+"""Pictures of the largest size whose soft tokens an engine keeps, for turns that show them again
+where no slot holds them any more; of the default size four times as many."""
+
 REQUEST_TIMEOUT_S = 21_600.0
 """Six hours. The longest reply that `sfumato serve` gives unasked, 4,096 tokens, is 16 canvases of
 48 steps; the 26B model takes 6 s a step on two CPU threads (docs/performance.md); and on a CPU four

@@ -54,6 +54,8 @@ class OutputProcessor:
 
     def process(self, results: Results) -> None:
         """What follows from a phase."""
+        for row, error in results.failed:
+            self.end_with(row, error)
         self._encoded(results.encoded, results.times)
         self._drafted(results.drafts, results.began)
         self._statistics.totals.read_s += results.score_s

@@ -212,15 +212,15 @@ def _prepare_fill(
     model: Model, request: Request, longest: int, points: SnapshotPoints, most_steps: int
 ) -> Job:
     assert request.parts is not None
-    ids: Sequence[int] = (request.made or make_prompt(model, request, longest, points)).ids
+    prompt = request.made or make_prompt(model, request, longest, points)
     is_reply = request.ids is None
     if is_reply:
-        ids = [*ids, *model.fills.empty_thought]
+        prompt = prompt.followed_by(model.fills.empty_thought)
     sampler = request.sampler
     if sampler is not None:  # of a reply's own end, which a fill has not
         sampler = replace(sampler, min_tokens=0, ignore_eos=False, settle_at_end=False)
     plan = model.fills.plan(
-        ids,
+        prompt.ids,
         request.parts,
         is_reply=is_reply,
         seed=_seed(request),
@@ -228,7 +228,8 @@ def _prepare_fill(
         most_steps=most_steps,
         check=lambda text, field: check_length(model, text, longest, field),
     )
-    return Job(model.fills.task(plan, request.stop), Finished, request.drafts)
+    task = model.fills.task(plan, request.stop, prompt.pictures)
+    return Job(task, Finished, request.drafts)
 
 
 def _seed(request: Request) -> int:
@@ -376,25 +377,22 @@ def make_prompt(model: Model, request: Request, longest: int, points: SnapshotPo
     if request.ids is not None:
         ids = _checked_ids(model, request.ids)
         return Prompt(ids, (len(ids),))
-    messages = request.messages
-    if messages is None:
-        messages = [{"role": "user", "content": request.prompt}]
-    ids = prompt_ids(
-        model.template,
-        model.tokenizer,
-        messages,
+    made = model.make_prompt(
+        request.prompt,
+        request.messages,
         thinking=request.thinking,
         tools=request.tools,
         check=lambda text: check_length(model, text, longest, "prompt"),
     )
-    marks = points.lengths(ids, messages, request.thinking)
+    messages = [_USER] if request.messages is None else request.messages
+    made = replace(made, marks=points.lengths(made.ids, messages, request.thinking))
     if request.grammar is not None and not request.thinking and request.opening is None:
-        ids = [*ids, *model.fills.empty_thought]
+        made = made.followed_by(model.fills.empty_thought)
     if request.continued is not None:
         # By itself, as the model wrote it: a cut inside a word stays one, and markers are text.
         check_length(model, request.continued, longest, "prompt")
-        ids = [*ids, *model.tokenizer.encode(request.continued, special=False)]
-    return Prompt(ids, marks)
+        made = made.followed_by(model.tokenizer.encode(request.continued, special=False))
+    return made
 
 
 def check_length(model: Model, text: str, longest: int, field: str) -> None:

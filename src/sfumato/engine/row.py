@@ -10,17 +10,20 @@ from array import array
 from collections.abc import Generator
 from typing import Any
 
+from torch import Tensor
+
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.limits import Times
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine.events import Account, Handle
 from sfumato.engine.prepare import Job
-from sfumato.engine.queue.slots import CacheKey, Lease
+from sfumato.engine.queue.slots import CacheKey, Lease, Media
 from sfumato.engine.request import AnyRequest
 from sfumato.engine.stats import Phase, RowState
 from sfumato.model.cache import Slot
+from sfumato.model.vision.mask import ImageMask, SoftTokens
 from sfumato.tasks.score_progress import ScoreProgress
-from sfumato.tasks.works import Denoise, Draw, Encode, Score, Want, Work
+from sfumato.tasks.works import Denoise, Draw, Encode, PlacedPicture, Score, Want, Work
 
 _PHASES: dict[type, Phase] = {Draw: "causal", Denoise: "denoise", Score: "read"}
 
@@ -35,7 +38,9 @@ class Row:
         handle: Handle[Any],
         submitted: float,
         limit_s: float | None,
+        image_mask: ImageMask = "model",
     ) -> None:
+        """image_mask: the network's."""
         self.request, self.handle, self.limit_s = request, handle, limit_s
         self.task, self.job, self.submitted = job.task, job, submitted
         self.claim = job.task.claim
@@ -48,6 +53,11 @@ class Row:
         # All that the task has asked to encode; before it has, its prompt.
         self.prefix = array("i", self.claim.prompt.ids)
         self.encoded = 0  # how much of it the slot holds
+        self.soft: SoftTokens | None = None  # of one picture that comes, by its place in the prefix
+        self._media = tuple(
+            Media(each.start, each.end, f"{image_mask} {each.patches.key}")
+            for each in self.claim.prompt.pictures
+        )
         self.encodes_alone = False  # after its encoding failed together with others
         self.last_scored = -1  # the number of this row's last share of a score, of all rows' shares
         self.reads = 0  # canvases that were read
@@ -75,7 +85,8 @@ class Row:
         if self.run is not None:
             fresh = 0 if self.want is None else self.want.least
         ids = self.prefix[: max(0, len(self.prefix) - fresh)] if fresh else self.prefix
-        return CacheKey(self.claim.family, self.claim.adapter, ids, media=())
+        media = tuple(each for each in self._media if each.start < len(ids))
+        return CacheKey(self.claim.family, self.claim.adapter, ids, media)
 
     @property
     def slot(self) -> Slot:
@@ -116,6 +127,38 @@ class Row:
         return len(self.prefix) - self.encoded
 
     @property
+    def _ahead(self) -> list[PlacedPicture]:
+        """The pictures that are not encoded yet."""
+        return [each for each in self.claim.prompt.pictures if each.start >= self.encoded]
+
+    @property
+    def lacking(self) -> PlacedPicture | None:
+        """The picture that comes next, where its soft tokens are not there."""
+        picture = next(iter(self._ahead), None)
+        is_here = picture is None or (self.soft is not None and self.soft.start == picture.start)
+        return None if is_here else picture
+
+    def see(self, soft: Tensor) -> None:
+        """Takes the soft tokens [n, hidden] of the picture that it lacks."""
+        assert self.lacking is not None and len(soft) == self.lacking.patches.soft_tokens
+        self.soft = SoftTokens(self.lacking.start, soft)
+
+    def ready(self, most: int, whole: bool = False) -> int:
+        """How many tokens can be encoded next, `most` at most: up to a picture, or past it, and not
+        past one whose soft tokens are not there. whole: a picture that comes at once may be more
+        than `most`."""
+        end = self.encoded + min(most, self.pending)
+        for picture in self._ahead:
+            if end <= picture.start:
+                break
+            fits = picture.end <= end or (whole and picture.start == self.encoded)
+            if not fits or self.soft is None or self.soft.start != picture.start:
+                end = picture.start
+                break
+            end = max(end, picture.end)
+        return end - self.encoded
+
+    @property
     def want(self) -> Want | None:
         """What gathers hidden states of the tokens that are encoded now."""
         return self.work.want if isinstance(self.work, Encode) else None
@@ -123,6 +166,8 @@ class Row:
     def advance(self, tokens: int) -> None:
         """Counts tokens of the prefix that have been encoded."""
         self.encoded += tokens
+        if self.soft is not None and self.soft.start < self.encoded:
+            self.soft = None
         self.encodes_alone = self.encodes_alone and self.pending > 0
 
     @property

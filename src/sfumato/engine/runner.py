@@ -35,6 +35,7 @@ from sfumato.diffusion.step.captured import ReadForwards
 from sfumato.diffusion.step.graphs import graph_backend
 from sfumato.engine.late_steps import CommitRow, Denoised, EncodeTime, EncodeTimes, Item, Steps
 from sfumato.engine.memory.estimate import question_places
+from sfumato.engine.pictures import Pictures
 from sfumato.engine.queue.scheduler import Piece, Share
 from sfumato.engine.recovery import BatchRecovery, free_memory
 from sfumato.engine.row import Row
@@ -42,6 +43,7 @@ from sfumato.model.cache import QuestionPool, Slot
 from sfumato.model.devices import fetch_together, is_out_of_memory
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.segments import Suffix
+from sfumato.model.vision.mask import SoftTokens
 from sfumato.tasks.works import Draw
 
 log = logging.getLogger(__name__)
@@ -158,6 +160,7 @@ class Segment:
 
     row: Row
     ids: list[int]
+    pictures: Sequence[SoftTokens] = ()  # among them
 
 
 Encoded = tuple[Segment, Exception | None]
@@ -174,6 +177,7 @@ class Results:
     scored: list[Scored] = field(default_factory=list)
     score_s: float = 0.0
     times: list[EncodeTime] = field(default_factory=list)  # of this step or earlier ones
+    failed: Sequence[tuple[Row, Exception]] = ()  # rows whose picture cannot be encoded
 
 
 class Runner:
@@ -190,6 +194,7 @@ class Runner:
         self._steps = Steps(self._denoiser, self._free, clock)
         self._draws = BatchRecovery(self._draw_batch, self._free, lambda item: item[0])
         self._encode_times = EncodeTimes(network.device, clock)
+        self._pictures = Pictures(network, self._free)
         self._forwards = None
         if self._denoiser.graphs is not None:
             places = question_places(rows, max(1, chunk))
@@ -209,6 +214,15 @@ class Runner:
         except Exception as error:
             log.warning("the steps before the first request failed", exc_info=error)
             self._free(error)
+
+    def see(self, rows: Sequence[Row]) -> Results:
+        """Takes a picture of rows that lack one a slice of the vision tower on; the time counts as
+        that of an encode."""
+        began = self._encode_times.stamp()
+        failed = self._pictures.take_on(rows)
+        if rows:
+            self._encode_times.add(rows, began)
+        return Results(self._clock(), failed=failed)
 
     def encode(self, pieces: Sequence[Piece]) -> Results:
         """Encodes each piece, in one go where no mark is on the way. Waits for the device, unless
@@ -295,6 +309,7 @@ class Runner:
             return
         if self._denoiser.graphs is not None:
             self._denoiser.graphs.release()
+        self._pictures.forget()
         free_memory(self._network.device, error)
 
     def _encode_pieces(self, pieces: Sequence[Piece]) -> list[Encoded]:
@@ -316,12 +331,13 @@ class Runner:
         try:
             # One forward: the network shares a chunk equally among the rows.
             ids = [torch.tensor(segment.ids) for segment in segments]
+            pictures = [segment.pictures for segment in segments]
             hidden: list[Tensor] = []
             if any(segment.row.want is not None for segment in segments):
-                hidden = self._network.encode_hidden(ids, slots)
+                hidden = self._network.encode_hidden(ids, slots, pictures)
             else:
                 chunk = len(segments) * max(len(segment.ids) for segment in segments)
-                self._network.encode(ids, slots, chunk)
+                self._network.encode(ids, slots, chunk, pictures=pictures)
             if not self._steps.late:
                 self._network.synchronize()
         except Exception as error:
@@ -368,8 +384,16 @@ def _segments(piece: Piece) -> list[Segment]:
     row = piece.row
     assert row.lease
     start, end = row.encoded, row.encoded + piece.count
+    soft = () if row.soft is None else (row.soft,)
     cuts = [start, *(mark for mark in row.lease.marks if start < mark < end), end]
-    return [Segment(row, row.prefix[a:b].tolist()) for a, b in pairwise(cuts)]
+    return [
+        Segment(
+            row,
+            row.prefix[a:b].tolist(),
+            [each.moved(-a) for each in soft if a <= each.start < b],
+        )
+        for a, b in pairwise(cuts)
+    ]
 
 
 def warm_up(

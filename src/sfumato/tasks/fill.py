@@ -30,6 +30,7 @@ from sfumato.tasks.works import (
     Figures,
     Likelihood,
     MakeCanvas,
+    PlacedPicture,
     Prompt,
     Score,
     prompt_work,
@@ -63,12 +64,15 @@ class FillTask:
         make: MakeCanvas,
         text: FillText = FillText(),  # noqa: B008  (stateless)
         family: str = "",
+        pictures: Sequence[PlacedPicture] = (),
     ) -> None:
+        """pictures: of the prompt that stands before the text."""
         self.plan, self._make, self._text = plan, make, text
         template = plan.template
         prefix = template.prefix
         # Later fills are likely to share most of the prefix.
-        self.claim = Claim(Prompt(prefix, (len(prefix),)), len(prefix), family)
+        prompt = Prompt(prefix, (len(prefix),), tuple(pictures))
+        self.claim = Claim(prompt, len(prefix), family)
         longest = sum(template.longest)
         self.figures = Figures(plan.seed, longest, max_steps=plan.config.max_steps or 0)
         self.stats = Stats(prompt_tokens=len(prefix))

@@ -8,7 +8,7 @@ drivers run every task: `sfumato.tasks.alone`, one task at a time, and the engin
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sfumato.diffusion.canvas import Canvas, CanvasPlan, Convergence
@@ -119,6 +119,10 @@ class Prompt:
     ids: list[int]
     marks: tuple[int, ...]  # lengths of it that later ones are likely to share
     pictures: tuple[PlacedPicture, ...] = ()
+
+    def followed_by(self, ids: Sequence[int]) -> Prompt:
+        """The prompt with more tokens at its end."""
+        return replace(self, ids=[*self.ids, *ids])
 
 
 def prompt_work(prompt: Prompt, want: Want | None = None) -> Encode:

@@ -4,8 +4,9 @@ Requests are admitted strictly in the order in which they came, so that no large
 by small ones for ever; only those that wait for what another one encodes let others pass: several
 replies to one prompt, or requests that arrive together with one long system prompt, would each
 encode the same tokens. All but the first wait without a slot, and then take the prefix over from
-its slot. A step has four phases, and tasks go on between them: some tokens are encoded (prompts
-and commits alike), canvases are denoised, tokens are drawn, and scores are taken.
+its slot. A step has five phases, and tasks go on between them: a picture is taken some layers of
+the vision tower on, some tokens are encoded (prompts and commits alike), canvases are denoised,
+tokens are drawn, and scores are taken.
 """
 
 from __future__ import annotations
@@ -174,21 +175,26 @@ class Scheduler:
 
     # The phases of a step.
 
+    def see(self) -> list[Row]:
+        """The rows that lack a picture, oldest first."""
+        return [row for row in self.running if row.lacking is not None]
+
     def encode(self) -> tuple[Piece, ...]:
         """Shares the chunk: half of it is the oldest row's, so that a long prompt always moves; the
         rest goes to those that need least, so that a commit never waits behind a long prompt. What
-        others leave is the oldest row's too. Shared equally, it would have all finish late."""
-        rows = [row for row in self.running if row.pending]
+        others leave is the oldest row's too. Shared equally, it would have all finish late. The
+        oldest row that lacks no picture takes one whole that is more than its share."""
+        rows = [row for row in self.running if row.ready(1, whole=True)]
         rows = [row for row in rows if row.encodes_alone][:1] or rows
         if not rows:
             return ()
         oldest, *others = rows
-        counts = {oldest: min(oldest.pending, -(-self.chunk.tokens // 2))}
-        left = self.chunk.tokens - counts[oldest]
+        counts = {oldest: oldest.ready(-(-self.chunk.tokens // 2), whole=True)}
+        left = max(0, self.chunk.tokens - counts[oldest])
         for row in sorted(others, key=lambda row: row.pending):  # stable: of equals the older
-            counts[row] = min(row.pending, left)
+            counts[row] = row.ready(left)
             left -= counts[row]
-        counts[oldest] += min(left, oldest.pending - counts[oldest])
+        counts[oldest] = oldest.ready(counts[oldest] + left, whole=True)
         return tuple(Piece(row, counts[row]) for row in rows if counts[row])
 
     def denoise(self, wanted: Wanted) -> list[tuple[Row, Canvas]]:

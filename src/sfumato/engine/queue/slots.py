@@ -34,9 +34,10 @@ is whether there is room at present; None if it is whether there ever can be."""
 
 @dataclass(frozen=True)
 class Media:
-    """An image, or what else stands behind placeholder ids: equal ids do not make it the same."""
+    """A picture, or what else stands behind placeholder ids: equal ids do not make it the same."""
 
-    position: int  # of its first placeholder
+    start: int  # the position of its first placeholder
+    end: int  # the one after its last
     digest: str  # of all that its positions are encoded from
 
 
@@ -60,20 +61,24 @@ class CacheKey:
         return within and self.may_share(other) and self.ids[length] == other.ids[length]
 
     def common(self, other: CacheKey) -> int:
-        """How many positions both begin with alike."""
+        """How many positions both begin with alike, where that ends within none of the media."""
         most = min(len(self.ids), len(other.ids), self._same_media(other))
         if not most or not self.may_share(other):
             return 0
         # The views end with this call: an array cannot grow while one is there.
         differ = np.frombuffer(self.ids, np.int32, most) != np.frombuffer(other.ids, np.int32, most)
         first = int(differ.argmax())
-        return first if differ[first] else most
+        return self.whole(first if differ[first] else most)
+
+    def whole(self, length: int) -> int:
+        """The longest prefix of `length` positions at most that divides none of the media."""
+        return next((item.start for item in self.media if item.start < length < item.end), length)
 
     def _same_media(self, other: CacheKey) -> int:
         """The position of the first item that is not the same in both."""
         for mine, others in zip_longest(self.media, other.media):
             if mine != others:
-                return min(item.position for item in (mine, others) if item is not None)
+                return min(item.start for item in (mine, others) if item is not None)
         return sys.maxsize
 
 
@@ -191,7 +196,7 @@ class SlotPool:
         place.busy, place.used = True, self._tick()
         place.hold(key, length)
         wanted = {*marks, known} if self.keeps_marks else set()
-        stops = tuple(sorted(n for n in wanted if length < n <= len(key.ids)))
+        stops = tuple(sorted({n for n in map(key.whole, wanted) if length < n <= len(key.ids)}))
         return Lease(length, fresh is None, stops, place, self)
 
     @property

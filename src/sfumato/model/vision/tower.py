@@ -131,13 +131,15 @@ class Encoding:
 
     def advance(self, layers: int | None = None) -> Tensor | None:
         """Runs the next layers (None: all that are left). The soft tokens [n, text size] where
-        these were the last ones; None before."""
+        these were the last ones; None before. Changes nothing where it raises."""
         count = len(self._tower.layers)
         end = count if layers is None else min(count, self.layer + layers)
+        x = self._x
         for block in self._tower.blocks[self.layer : end]:
-            self._x = block(self._x, self._rotary)
-        self.layer = end
-        return self._tower.soft_tokens(self._x, *self._sides) if end == count else None
+            x = block(x, self._rotary)
+        soft = self._tower.soft_tokens(x, *self._sides) if end == count else None
+        self._x, self.layer = x, end
+        return soft
 
 
 def rotary_of(places: Tensor, config: VisionConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
