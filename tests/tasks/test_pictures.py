@@ -11,11 +11,11 @@ import torch
 from tests.model.vision.test_prefix import HIDDEN, inputs_of, masks_of, oracle_with, prompt_of
 from tests.support.oracle import network_of, relative
 from tests.support.pictures import picture
+from tests.support.seeing_model import seeing_model
 from tests.support.vision_oracle import random_vision
 from transformers import DynamicCache
 
 import sfumato
-from sfumato import Engine, EngineConfig
 from sfumato.media.patches import Cut, patches_of
 from sfumato.model.vision.loading import load_tower, open_mmproj
 from sfumato.model.vision.mask import IMAGE_MASKS, ImageMask
@@ -25,7 +25,6 @@ from sfumato.tasks.works import Claim, Encode, Figures, PlacedPicture, Prompt, p
 from sfumato.text.template import TemplateError
 from sfumato.text_side import PictureTokens
 from sfumato.train import pictures as training
-from sfumato.train import recipe
 
 
 class AllStates:
@@ -106,12 +105,7 @@ def test_cancelling_is_asked_before_each_picture(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> sfumato.Model:
     """The embedded text network with a tower of random weights."""
-    folder = tmp_path_factory.mktemp("sees") / "model"
-    network = recipe.load_weights(Path(sfumato.load().path))
-    tower = recipe.new_tower(recipe.TOWER, torch.Generator().manual_seed(1)).requires_grad_(False)
-    tower.projection.weight.mul_(20)
-    recipe.save_checkpoint(network, folder, tower)
-    return sfumato.load(folder)
+    return seeing_model(tmp_path_factory.mktemp("sees") / "model")
 
 
 def message(*content: Any) -> list[dict[str, Any]]:
@@ -158,13 +152,6 @@ def test_what_cannot_be_seen_is_refused(seeing: sfumato.Model) -> None:
         sfumato.load().generate(messages=message(IMAGE))
     with pytest.raises(Refused, match=r"messages\[0\]\.content\[0\]\.type: only 'text'"):
         seeing.make_prompt(messages=[{"role": "system", "content": [IMAGE]}, *message(TEXT)])
-
-
-def test_an_engine_refuses_pictures_and_never_ignores_them(seeing: sfumato.Model) -> None:
-    task = Encoded(seeing.make_prompt(messages=message(IMAGE, TEXT)), 1)
-    engine = Engine(seeing, EngineConfig(slots=1))
-    with pytest.raises(Refused, match=r"pictures: an engine runs none so far"):
-        engine.run(task)
 
 
 def test_a_template_that_drops_pictures_is_named() -> None:

@@ -68,14 +68,14 @@ def test_two_keys_share_nothing(other: dict[str, str]) -> None:
 def test_equal_ids_and_other_images_share_what_comes_before_the_image() -> None:
     """The ids behind images are placeholders, and equal for all of them."""
     prompt = [1, 2, 3, 4, *[9] * 4, 5, 6, *[9] * 4, 7]
-    cat, dog = Media(4, "cat"), Media(10, "dog")
+    cat, dog = Media(4, 8, "cat"), Media(10, 14, "dog")
     shown = key(prompt, media=(cat, dog))
     for media, common in (
         ((cat, dog), 15),
         ((cat,), 10),
-        ((cat, Media(10, "cow")), 10),
-        ((Media(4, "dog"), dog), 4),
-        ((Media(5, "cat"), dog), 4),
+        ((cat, Media(10, 14, "cow")), 10),
+        ((Media(4, 8, "dog"), dog), 4),
+        ((Media(5, 8, "cat"), dog), 4),
         ((dog,), 4),
         ((), 4),
     ):
@@ -89,17 +89,19 @@ def test_equal_ids_and_other_images_share_what_comes_before_the_image() -> None:
         encode(lease, [8, 8])
         slots.release(lease, keep=True)
         assert serve(slots, [*prompt, 8, 8, 8, 1], media=media).cached == 18
+    assert shown.common(key(prompt[:12], media=(cat, dog))) == 10, "no image is divided"
+    assert shown.common(key([*prompt[:13], 8], media=(cat, dog))) == 10
     assert shown.common(key(prompt, "other", media=(cat, dog))) == 0
     assert shown.common(key(prompt, adapter="a", media=(cat, dog))) == 0
 
 
 def test_an_image_that_is_cut_away_counts_no_more() -> None:
     slots, prompt = pool(slots=1), [1, 2, 9, 9]
-    slots.release(serve(slots, prompt, media=(Media(2, "cat"),)), keep=True)
-    lease = serve(slots, prompt, media=(Media(2, "dog"),))
+    slots.release(serve(slots, prompt, media=(Media(2, 4, "cat"),)), keep=True)
+    lease = serve(slots, prompt, media=(Media(2, 4, "dog"),))
     assert lease.cached == 2
-    assert slots.reusable(key(prompt, media=(Media(2, "cat"),))) == 2
-    assert slots.reusable(key(prompt, media=(Media(2, "dog"),))) == 4
+    assert slots.reusable(key(prompt, media=(Media(2, 4, "cat"),))) == 2
+    assert slots.reusable(key(prompt, media=(Media(2, 4, "dog"),))) == 4
 
 
 def test_a_short_prefix_can_be_cut_anywhere() -> None:

@@ -1,0 +1,32 @@
+"""A small model that reads pictures, and messages that show them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.support.pictures import picture
+
+import sfumato
+from sfumato.train import recipe
+
+
+def seeing_model(folder: Path) -> sfumato.Model:
+    """The embedded text network with a tower of random weights, which the replies depend on."""
+    network = recipe.load_weights(Path(sfumato.load().path))
+    tower = recipe.new_tower(recipe.TOWER, torch.Generator().manual_seed(1)).requires_grad_(False)
+    tower.projection.weight.mul_(20)
+    recipe.save_checkpoint(network, folder, tower)
+    return sfumato.load(folder, device="cpu")
+
+
+def shown(*content: str | int) -> list[dict[str, Any]]:
+    """A user's message: texts, and pictures by their number."""
+    return [{"role": "user", "content": [part(each) for each in content]}]
+
+
+def part(content: str | int) -> dict[str, Any]:
+    if isinstance(content, str):
+        return {"type": "text", "text": content}
+    return {"type": "image", "image": picture(40, 40, content)}
