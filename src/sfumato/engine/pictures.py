@@ -45,12 +45,12 @@ class Pictures:
         for row in rows:
             if (picture := row.lacking) is None:
                 continue
-            key = picture.patches.key
-            if (soft := self._kept.pop(key, None)) is not None:
-                self._kept[key] = soft
+            content = picture.patches.key
+            if (soft := self._kept.pop(content, None)) is not None:
+                self._kept[content] = soft
                 row.see(soft)
             else:
-                waiting.setdefault(key, []).append((row, picture.patches))
+                waiting.setdefault(content, []).append((row, picture.patches))
         if self._key not in waiting:  # none is under way, or all who wanted it have ended
             self._key, self._encoding = next(iter(waiting), None), None
         if (key := self._key) is None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.support.scripted_engine import Script, engine, run
 
-import sfumato.engine.prepare
+import sfumato.api
 from sfumato.engine import Engine, Failed, Finished, Handle, Request
 
 SHARED, OWN = 300, 20
@@ -116,7 +116,7 @@ def test_the_time_to_make_a_prompt_is_waiting_time(monkeypatch: pytest.MonkeyPat
     now = [100.0]
     script = Script(2, 30)
     serving, network = engine(script, clock=lambda: now[0])
-    prompt_ids = sfumato.engine.prepare.prompt_ids
+    prompt_ids = sfumato.api.prompt_ids
     rendered = []
 
     def slow(*args: Any, **how: Any) -> list[int]:
@@ -124,7 +124,7 @@ def test_the_time_to_make_a_prompt_is_waiting_time(monkeypatch: pytest.MonkeyPat
         rendered.append(args)
         return prompt_ids(*args, **how)
 
-    monkeypatch.setattr(sfumato.engine.prepare, "prompt_ids", slow)
+    monkeypatch.setattr(sfumato.api, "prompt_ids", slow)
     submitted = Request("Hi", seed=1)
     network.scripts[2] = replace(script, prompt=len(serving.prompt(submitted).ids))
     del rendered[:]

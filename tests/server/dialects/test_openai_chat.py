@@ -45,7 +45,7 @@ def test_a_prompt_is_rendered_once_however_many_replies(
         rendered.append(args)
         return prompt_ids(*args, **options)
 
-    monkeypatch.setattr("sfumato.engine.prepare.prompt_ids", counted)
+    monkeypatch.setattr("sfumato.api.prompt_ids", counted)
     assert len(server.chat(n=3, seed=1).json()["choices"]) == 3
     assert len(rendered) == 1
 
@@ -55,7 +55,7 @@ def test_the_time_to_make_a_prompt_counts(server: Any, monkeypatch: pytest.Monke
         time.sleep(0.4)
         return prompt_ids(*args, **options)
 
-    monkeypatch.setattr("sfumato.engine.prepare.prompt_ids", slow)
+    monkeypatch.setattr("sfumato.api.prompt_ids", slow)
     diffusion = server.chat(seed=1).json()["timings"]["diffusion"]
     assert 400 <= diffusion["queue_ms"] <= diffusion["first_draft_ms"]
     assert server.chat(seed=1, timeout=0.3).status_code == 504
