@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from sfumato.engine.engine_config import KEPT_PICTURES
+from sfumato.engine.memory.estimate import largest_picture
 from sfumato.engine.recovery import BatchRecovery
 from sfumato.engine.row import Row
-from sfumato.media.patches import BUDGETS, Patches
+from sfumato.media.patches import Patches
 from sfumato.model.devices import to_device
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
@@ -30,8 +31,8 @@ class Pictures:
     def __init__(self, network: Network, free: Callable[[Exception], None]) -> None:
         """free: gives back unused memory, where an error was for want of it."""
         self._network = network
-        largest = BUDGETS[-1] * network.config.hidden_size * network.dtype.itemsize
-        self._most = KEPT_PICTURES * largest  # bytes of soft tokens
+        # Bytes of soft tokens.
+        self._most = KEPT_PICTURES * largest_picture(network.config, network.dtype)
         self._kept: dict[str, Tensor] = {}  # soft tokens by content; the last used at the end
         self._key: str | None = None  # of the picture under way
         self._encoding: Encoding | None = None  # once it has begun

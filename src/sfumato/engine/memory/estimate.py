@@ -25,7 +25,8 @@ from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.step.batch import WIDTHS, StepBatch, width_for
 from sfumato.diffusion.step.captured import most_rows, room_tokens
 from sfumato.diffusion.step.graphs import READS, most_graphs
-from sfumato.engine.engine_config import READ_TOKENS, EngineConfig
+from sfumato.engine.engine_config import KEPT_PICTURES, READ_TOKENS, EngineConfig
+from sfumato.media.patches import BUDGETS
 from sfumato.model.cache import BLOCK, MOST, slot_bytes, slot_sizes, snapshot_bytes
 from sfumato.model.cache import pool_bytes as question_bytes
 from sfumato.model.head import head_bytes
@@ -37,6 +38,7 @@ from sfumato.model.placement import cache_dtype, serving_kernels
 from sfumato.model.quantization import as_codes
 from sfumato.model.streamed_layers import aligned, buffers_of, kept_bytes
 from sfumato.model.truncate import cutoff_bytes
+from sfumato.model.vision.config import VisionConfig
 from sfumato.ops import gpu
 from sfumato.ops.cpu.attention import WINDOWS, packs
 from sfumato.ops.narrow_cache import beside_bytes, is_narrow, stored_width
@@ -99,6 +101,10 @@ def overhead_bytes(device: torch.device, rows: int, step: int, captures: bool = 
     return libraries + (step + (most_graphs(rows) + READS) * GRAPH if captures else 0)
 
 
+Tower = tuple[VisionConfig, Checkpoint]
+"""A vision tower that is not loaded yet: its shape, and its tensors by canonical name."""
+
+
 @dataclass(frozen=True)
 class ModelFootprint:
     """A model as far as memory goes, or the part of it that is on one device."""
@@ -113,6 +119,7 @@ class ModelFootprint:
     experts: tuple[int, ...] = field(default=(), compare=False)
     placement: Placement | None = field(default=None, compare=False)  # None: all on the device
     kept: int = field(default=0, compare=False)  # bytes of streamed layers in the host's memory
+    vision: VisionConfig | None = None  # of the tower, where the model has one and it is there
 
     @property
     def is_home(self) -> bool:
@@ -158,6 +165,7 @@ class ModelFootprint:
         dtype: torch.dtype,
         cache_type: str | None = None,
         placement: Placement | None = None,
+        tower: Tower | None = None,
     ) -> ModelFootprint:
         """A model that is not loaded yet, but for what the placement has on other devices. Raises
         ValueError as `cache_dtype`."""
@@ -180,6 +188,13 @@ class ModelFootprint:
             views += viewed_bytes(name, info, device, dtype) if checkpoint.is_view(name) else 0
             if (layer := layer_of_experts(name)) is not None:
                 experts[layer] += size
+        vision = None
+        if tower is not None and placement.device == device:
+            vision, own = tower
+            for name, info in own.tensors.items():
+                vector = len(info.shape) < 2  # as it is stored
+                sizes.append(info.nbytes if vector else loaded_bytes(name, info, device, dtype))
+                views += viewed_bytes(name, info, device, dtype) if own.is_view(name) else 0
         layers = [size for size in streamed if size]
         return cls(
             _layers_on(config, placement, device),
@@ -191,6 +206,7 @@ class ModelFootprint:
             tuple(experts),
             placement,
             kept_bytes(layers),
+            vision,
         )
 
     @classmethod
@@ -202,14 +218,20 @@ class ModelFootprint:
         values: list[Any] = [*(network.head.output or ())]
         if placement.streamed:  # their weights are views of these buffers
             values += [each for streams in network.transformer.streams for each in streams.buffers]
-        for name, module in network.transformer.named_modules():
-            if placement.streamed_layer(f"{name}.") is None:
-                values += [*module.parameters(recurse=False), *vars(module).values()]
+        tower = network.tower if device == network.device else None
+        modules = [
+            module
+            for name, module in network.transformer.named_modules()
+            if placement.streamed_layer(f"{name}.") is None
+        ]
+        for module in (*modules, *(() if tower is None else tower.modules())):
+            values += [*module.parameters(recurse=False), *vars(module).values()]
         at = device.type, device.index or 0
         weights = [value for value in values if hasattr(value, "nbytes")]
         sizes = [w.nbytes for w in weights if (w.device.type, w.device.index or 0) == at]
         kinds = network.dtype, network.cache_dtype, held_bytes(sizes, device)
-        return cls(config, device, *kinds, placement=placement)
+        vision = None if tower is None else tower.config
+        return cls(config, device, *kinds, placement=placement, vision=vision)
 
 
 def _layers_on(config: ModelConfig, placement: Placement, device: torch.device) -> ModelConfig:
@@ -236,16 +258,18 @@ class Prediction:
     mapped: int  # of the weights, pages of mapped files
     slots: int  # what they store, and the state of the canvases in them
     step: int  # a denoising step of all rows
-    prefill: int  # of one chunk, or of a forward of reads
+    prefill: int  # of one chunk, of a forward of reads, or of the vision tower's layers
     snapshots: int  # of prompts, beside the slots
     libraries: int  # host memory
     reads: int = 0  # keys and values of questions that are being read, but those of long ones
     overhead: int = 0  # graphs, workspaces and code of a GPU
     kept: int = 0  # what compiled operations keep for the buffers of steps and prefills
+    pictures: int = 0  # soft tokens that are kept or that rows hold, and the picture under way
 
     @property
     def working(self) -> int:
-        return max(self.step, self.prefill) + self.kept + self.reads + self.overhead
+        buffers = max(self.step, self.prefill) + self.kept
+        return buffers + self.reads + self.pictures + self.overhead
 
     @property
     def beside_weights(self) -> int:
@@ -276,7 +300,9 @@ def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) ->
     if footprint.is_home:
         step += _head(footprint, rows) + cutoff_bytes(model, canvases)
         slots += state_bytes(footprint, rows)
-    chunk_seen = _seen_of_chunk(footprint, chunk, context)
+    # A picture goes into one chunk, however large.
+    encoded = chunk if footprint.vision is None else max(chunk, BUDGETS[-1])
+    chunk_seen = _seen_of_chunk(footprint, encoded, context)
     read, questions = _reads(footprint, rows, chunk, pools)
     # Each decision has a piece of a question that goes on in the next step.
     tokens = min(READ_TOKENS, chunk) if footprint.device.type == "cpu" else chunk
@@ -286,13 +312,44 @@ def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) ->
         mapped=footprint.mapped,
         slots=slots,
         step=step,
-        prefill=max(_forward(footprint, chunk, chunk_seen), read),
+        prefill=max(_forward(footprint, encoded, chunk_seen), read, _tower(footprint)),
         snapshots=min(config.snapshot_bytes, rows * MARKS * one),
         libraries=LIBRARIES + (0 if ops.multiplies_bf16(footprint.device) else TORCH),
         reads=pieces * slot_bytes(model, PIECE, stored) + questions,
         overhead=overhead_bytes(footprint.device, rows, max(step, read), footprint.captures),
-        kept=max(_kept(footprint, canvases, seen), _kept(footprint, chunk, chunk_seen)),
+        kept=max(_kept(footprint, canvases, seen), _kept(footprint, encoded, chunk_seen)),
+        pictures=_pictures(footprint, rows),
     )
+
+
+def largest_picture(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of the soft tokens of a picture of the largest size."""
+    return BUDGETS[-1] * config.hidden_size * dtype.itemsize
+
+
+def _pictures(footprint: ModelFootprint, rows: int) -> int:
+    """Soft tokens that are kept, and one picture of each row; and of one more its patches, which
+    wait between two slices of the tower's layers."""
+    if (vision := footprint.vision) is None:
+        return 0
+    under_way = _patches(vision) * vision.hidden_size * footprint.dtype.itemsize
+    return (KEPT_PICTURES + rows) * largest_picture(footprint.config, footprint.dtype) + under_way
+
+
+def _tower(footprint: ModelFootprint) -> int:
+    """Buffers of a layer of the vision tower for a picture of the largest size."""
+    if (vision := footprint.vision) is None:
+        return 0
+    size = footprint.dtype.itemsize
+    # Queries, keys and values as projected, and normed and turned in float32.
+    heads = vision.head_dim * (vision.num_heads + 2 * vision.kv_heads) * (size + _FLOAT)
+    widest = max(heads, 3 * vision.intermediate_size * size)
+    return _patches(vision) * (widest + 3 * vision.hidden_size * max(size, _FLOAT))
+
+
+def _patches(vision: VisionConfig) -> int:
+    """Of a picture of the largest size."""
+    return BUDGETS[-1] * vision.pool**2
 
 
 def pool_bytes(footprint: ModelFootprint, slots: int, capacity: int) -> int:

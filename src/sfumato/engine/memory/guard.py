@@ -19,6 +19,7 @@ from sfumato.engine.memory.estimate import (
     LIBRARIES,
     ModelFootprint,
     Prediction,
+    Tower,
     pool_bytes,
     predict,
 )
@@ -185,12 +186,13 @@ class Subject:
     config: ModelConfig
     dtype: torch.dtype
     cache_type: str | None = None
+    tower: Tower | None = None  # None: it reads no pictures
 
     def on(self, device: torch.device, placement: Placement) -> ModelFootprint:
         """The part of it that a placement has on a device. Raises ValueError as
         `ModelFootprint.of_checkpoint`."""
         given = self.checkpoint, self.config, device, self.dtype, self.cache_type
-        return ModelFootprint.of_checkpoint(*given, placement)
+        return ModelFootprint.of_checkpoint(*given, placement, self.tower)
 
 
 def check_placed(

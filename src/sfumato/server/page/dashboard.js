@@ -11,6 +11,7 @@ const PARTS = {
   weights: 'Weights of the model',
   slots: 'Slots: prompts and replies',
   working: 'A denoising step, or reading a prompt',
+  pictures: 'Pictures, as the model sees them',
   snapshots: 'Remembered beginnings of prompts',
   libraries: 'Buffers of libraries',
 };
