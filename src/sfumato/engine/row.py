@@ -143,15 +143,15 @@ class Row:
         assert self.lacking is not None and len(soft) == self.lacking.patches.soft_tokens
         self.soft = SoftTokens(self.lacking.start, soft)
 
-    def ready(self, most: int, whole: bool = False) -> int:
+    def ready(self, most: int, oversized: bool = False) -> int:
         """How many tokens can be encoded next, `most` at most: up to a picture, or past it, and not
-        past one whose soft tokens are not there. whole: a picture that comes at once may be more
-        than `most`."""
+        past one whose soft tokens are not there. oversized: whether a picture that comes at once may
+        have more."""
         end = self.encoded + min(most, self.pending)
         for picture in self._ahead:
             if end <= picture.start:
                 break
-            fits = picture.end <= end or (whole and picture.start == self.encoded)
+            fits = picture.end <= end or (oversized and picture.start == self.encoded)
             if not fits or self.soft is None or self.soft.start != picture.start:
                 end = picture.start
                 break

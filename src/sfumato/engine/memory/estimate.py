@@ -348,7 +348,7 @@ def _tower(footprint: ModelFootprint) -> int:
 
 
 def _patches(vision: VisionConfig) -> int:
-    """Of a picture of the largest size."""
+    """How many patches a picture of the largest size has."""
     return BUDGETS[-1] * vision.pool**2
 
 

@@ -184,17 +184,17 @@ class Scheduler:
         rest goes to those that need least, so that a commit never waits behind a long prompt. What
         others leave is the oldest row's too. Shared equally, it would have all finish late. The
         oldest row that lacks no picture takes one whole that is more than its share."""
-        rows = [row for row in self.running if row.ready(1, whole=True)]
+        rows = [row for row in self.running if row.ready(1, oversized=True)]
         rows = [row for row in rows if row.encodes_alone][:1] or rows
         if not rows:
             return ()
         oldest, *others = rows
-        counts = {oldest: oldest.ready(-(-self.chunk.tokens // 2), whole=True)}
+        counts = {oldest: oldest.ready(-(-self.chunk.tokens // 2), oversized=True)}
         left = max(0, self.chunk.tokens - counts[oldest])
         for row in sorted(others, key=lambda row: row.pending):  # stable: of equals the older
             counts[row] = row.ready(left)
             left -= counts[row]
-        counts[oldest] = oldest.ready(counts[oldest] + left, whole=True)
+        counts[oldest] = oldest.ready(counts[oldest] + left, oversized=True)
         return tuple(Piece(row, counts[row]) for row in rows if counts[row])
 
     def denoise(self, wanted: Wanted) -> list[tuple[Row, Canvas]]:

@@ -68,9 +68,9 @@ class CacheKey:
         # The views end with this call: an array cannot grow while one is there.
         differ = np.frombuffer(self.ids, np.int32, most) != np.frombuffer(other.ids, np.int32, most)
         first = int(differ.argmax())
-        return self.whole(first if differ[first] else most)
+        return self.undivided(first if differ[first] else most)
 
-    def whole(self, length: int) -> int:
+    def undivided(self, length: int) -> int:
         """The longest prefix of `length` positions at most that divides none of the media."""
         return next((item.start for item in self.media if item.start < length < item.end), length)
 
@@ -196,7 +196,7 @@ class SlotPool:
         place.busy, place.used = True, self._tick()
         place.hold(key, length)
         wanted = {*marks, known} if self.keeps_marks else set()
-        stops = tuple(sorted({n for n in map(key.whole, wanted) if length < n <= len(key.ids)}))
+        stops = tuple(sorted({n for n in map(key.undivided, wanted) if length < n <= len(key.ids)}))
         return Lease(length, fresh is None, stops, place, self)
 
     @property
