@@ -7,7 +7,8 @@ import io
 import random
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
@@ -59,18 +60,8 @@ def png(
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-_DEPTHS = cycle(
-    (depth, colours, interlaced)
-    for colours, depths in ((0, (1, 2, 4, 8, 16)), (2, (8, 16)), (3, (1, 2, 4, 8)), (4, (8, 16)))
-    for depth in depths
-    for interlaced in (False, True)
-)
-
-
-def next_png() -> bytes:
-    """A PNG of the next depth and colour type."""
-    depth, colours, interlaced = next(_DEPTHS)
-    return png(SIDE, SIDE, depth=depth, colours=colours, interlaced=interlaced)
+DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
+"""The depths that each colour type of PNG has."""
 
 
 def jpeg(mode: str = "RGB", **options: Any) -> bytes:
@@ -146,7 +137,13 @@ def box(brand: bytes) -> bytes:
 
 
 WHOLE: dict[str, Callable[[], bytes]] = {
-    "PNG colour types": next_png,
+    **{
+        f"PNG type {colours}, {depth} bits": partial(
+            png, SIDE, SIDE, depth=depth, colours=colours, interlaced=depth in (2, 16)
+        )
+        for colours, depths in DEPTHS.items()
+        for depth in depths
+    },
     "PNG RGBA": lambda: file_of(picture("RGBA"), "PNG"),
     "PNG palette": lambda: file_of(picture("P"), "PNG", transparency=3),
     "PNG 16 bits": lambda: file_of(
@@ -248,10 +245,14 @@ def damaged(data: bytes, draw: random.Random) -> bytes:
     return bytes(made[: draw.randrange(1, len(made) + 1)] if draw.random() < 0.25 else made)
 
 
-def pictures(count: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
-    """So many pictures, each with its kind: bombs and foreign files once, then damaged ones."""
-    once = [(kind, make()) for kind, make in (BOMBS | OTHERS).items()]
-    yield from once[:count]
+def pictures(
+    count: int, seed: int = 0, without: Collection[str] = ()
+) -> Iterator[tuple[str, bytes]]:
+    """So many pictures, each with its kind: bombs and foreign files once, then damaged ones.
+    without: kinds that are left out."""
+    once = [kind for kind in (*BOMBS, *OTHERS) if kind not in without]
+    for kind in once[:count]:
+        yield kind, (BOMBS | OTHERS)[kind]()
     draw = random.Random(seed)
     for kind in islice(cycle(WHOLE), max(0, count - len(once))):
         yield kind, damaged(WHOLE[kind](), draw)

@@ -1,4 +1,4 @@
-"""What hostile pictures cost the others: 400 of some 30 kinds, beside a text reply and /health.
+"""What hostile pictures cost the others: 400 of 70 kinds, beside a text reply and /health.
 
     .venv/bin/python -m benchmarks.hostile_pictures [--count 400] [--through reader,server] [-m …]
 
