@@ -145,8 +145,8 @@ class Row:
 
     def ready(self, most: int, oversized: bool = False) -> int:
         """How many tokens can be encoded next, `most` at most: up to a picture, or past it, and not
-        past one whose soft tokens are not there. oversized: whether a picture that comes at once may
-        have more."""
+        past one whose soft tokens are not there. oversized: whether a picture that comes at once
+        may have more."""
         end = self.encoded + min(most, self.pending)
         for picture in self._ahead:
             if end <= picture.start:
