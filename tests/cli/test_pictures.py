@@ -99,7 +99,7 @@ def test_pictures_that_cannot_be_attached(use: Any, cli: Any, png: str, tmp_path
     talk.write_text(json.dumps([{"role": "user", "content": absent}, answer]))
     done = cli("chat", stdin=f"/load {talk}\n/image\n/image {tmp_path}\n/image {png}\n/clear\nHi\n")
     assert done.err.count("sfumato: error: ") == done.err.count("\n") == 3
-    assert "x.png is no file" in done.err and "usage: /image FILE" in done.err
+    assert "'x.png' is no file" in done.err and "usage: /image FILE" in done.err
     assert model.requests[0]["messages"] == [{"role": "user", "content": "Hi"}]
     assert f"/image {png}" in chat.completions(f"/image {png[:-2]}")
 
