@@ -15,6 +15,7 @@ from tests.support.vision_oracle import random_vision
 
 from sfumato.api import EMBEDDED
 from sfumato.cli import chat, generation
+from sfumato.cli.arguments import CommandLine
 from sfumato.cli.pictures import show
 from sfumato.convert import convert
 from sfumato.media.patches import Cut, patches_of
@@ -142,6 +143,19 @@ def test_the_tower_beside_a_model_is_inspected_with_it(cli: Any, tmp_path: Path)
     assert "vision tower" not in cli("inspect", str(model)).out
     random_vision(128).write_mmproj(tmp_path / "mmproj-F32.gguf")
     assert f"vision tower of {tmp_path / 'mmproj-F32.gguf'}: " in cli("inspect", str(model)).out
+    facts = json.loads(cli("inspect", str(model), "--json").out)
+    assert facts["vision"]["bytes"] <= facts["memory"]["vision_tower"]
+
+
+def test_the_tower_counts_before_a_model_loads(tmp_path: Path) -> None:
+    """The one that is found, and none where none is wanted."""
+    convert(EMBEDDED, tmp_path / "model.gguf", "bf16")
+    random_vision(128).write_mmproj(tmp_path / "mmproj-F32.gguf")
+    words = ["run", "Hi", "-m", str(tmp_path / "model.gguf"), "--device", "cpu"]
+    seeing, _ = generation.subject(CommandLine().parse_args(words, {}))
+    assert seeing.tower is not None and seeing.tower[0].text_size == 128
+    blind, _ = generation.subject(CommandLine().parse_args([*words, "--mmproj", "none"], {}))
+    assert blind.tower is None
 
 
 def test_an_mmproj_file_is_written(cli: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from sfumato.cli.terminal import print_message, print_report, progress, size, table
 from sfumato.convert import convert
-from sfumato.engine.memory.estimate import ModelFootprint
+from sfumato.engine.memory.estimate import ModelFootprint, Tower
 from sfumato.media.patches import BUDGETS
 from sfumato.model.cache import slot_bytes
 from sfumato.model.families import open_checkpoint
@@ -98,7 +98,7 @@ def facts(
     device = pick_device()
     if quantize:
         checkpoint = quantized_on_load(checkpoint, quantize, device)
-    needs = memory(checkpoint, config, device, cache_type)
+    needs = memory(checkpoint, config, device, cache_type, tower)
     needs |= {"quantize": quantize, "cache_type": cache_type}
     return summary | {"runs": True, "config": asdict(config), "memory": needs}
 
@@ -136,17 +136,21 @@ def memory(
     config: ModelConfig,
     device: torch.device,
     cache_type: str | None = None,
+    tower: Tower | None = None,
 ) -> dict[str, Any]:
-    """Bytes that running on `device` takes, in the dtype that is its default: the weights, the
-    head's working buffer, and one request's cache by context length. Raises ValueError as
-    `cache_dtype`."""
+    """Bytes that running on `device` takes, in the dtype that is its default: the weights, those of
+    the vision tower, the head's working buffer, and one request's cache by context length. Raises
+    ValueError as `cache_dtype`."""
     dtype = pick_dtype("auto", checkpoint, device)
-    subject = ModelFootprint.of_checkpoint(checkpoint, config, device, dtype, cache_type)
+    given = checkpoint, config, device, dtype, cache_type
+    subject = ModelFootprint.of_checkpoint(*given)
+    seeing = ModelFootprint.of_checkpoint(*given, tower=tower)
     lengths = [n for n in CONTEXTS if n < config.context_length] + [config.context_length]
     return {
         "device": str(device),
         "dtype": str(dtype).removeprefix("torch."),
         "weights": subject.weights,
+        "vision_tower": seeing.weights - subject.weights,
         "head_buffer": head_bytes(config, dtype),
         "kv_cache": {
             str(length): slot_bytes(config, length, subject.cache_dtype) for length in lengths
@@ -185,7 +189,8 @@ def report(summary: dict[str, Any]) -> list[str]:
     for option in ("quantize", "cache_type"):
         if memory[option]:
             how += f", --{option.replace('_', '-')} {memory[option]}"
-    fixed = memory["weights"] + memory["head_buffer"]
+    fixed = memory["weights"] + memory["vision_tower"] + memory["head_buffer"]
+    tower = [("vision tower", size(memory["vision_tower"]), "")] if memory["vision_tower"] else []
     return [
         *lines,
         f"{len(config['layers'])} layers ({full} full, the others with a window of "
@@ -197,6 +202,7 @@ def report(summary: dict[str, Any]) -> list[str]:
         *table(
             [
                 ("weights", size(memory["weights"]), ""),
+                *tower,
                 ("vocabulary head's buffer", size(memory["head_buffer"]), ""),
                 *(
                     (f"cache for {length} tokens", size(cache), f"{size(fixed + cache)} in all")

@@ -44,7 +44,7 @@ from sfumato.model.layer_devices import make_placement
 from sfumato.model.loading import config_of, faster_other_layers
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantization import quantized_on_load
-from sfumato.model.vision.loading import open_tower
+from sfumato.model.vision.loading import find_tower
 from sfumato.options.table import DEVICES
 from sfumato.refused import Refused
 from sfumato.server.examples import CANNOT, is_answered
@@ -295,9 +295,7 @@ def subject(args: argparse.Namespace) -> tuple[Subject, torch.device]:
     if args.quantize is not None:
         checkpoint = quantized_on_load(checkpoint, args.quantize, device)
     dtype = pick_dtype(args.dtype, checkpoint, device)
-    tower = None
-    if checkpoint.kind == "safetensors":
-        tower = open_tower(checkpoint, config.hidden_size)
+    tower = find_tower(checkpoint, config.hidden_size, args.mmproj)
     return Subject(checkpoint, config, dtype, args.cache_type, tower), device
 
 
