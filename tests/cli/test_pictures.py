@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Terminal
 from tests.support.pictures import file_of, picture
+from tests.support.seeing_model import seeing_model, with_markers
 from tests.support.vision_oracle import random_vision
 
 from sfumato.api import EMBEDDED
@@ -69,6 +70,30 @@ def test_a_model_without_a_tower_says_so(cli: Any, png: str) -> None:
     done = cli("run", "--mmproj", "none", "--image", png, Q)
     assert (done.code, done.out) == (2, "")
     assert done.err.endswith("this model reads no pictures; load its mmproj file too\n")
+
+
+def test_a_gguf_model_with_its_mmproj_file_sees(cli: Any, png: str, tmp_path: Path) -> None:
+    """From files to the answer, which depends on the picture and on nothing else that changes."""
+    folder = tmp_path / "folder"
+    seeing_model(folder)
+    model = convert(with_markers(folder), tmp_path / "model.gguf", "f32").path
+    mmproj = convert(folder, tmp_path / "mmproj-F32.gguf", "f32").path
+    other = tmp_path / "other.png"
+    other.write_bytes(file_of(picture(40, 30, 1), "PNG"))
+
+    def answer(path: Path, image: str | Path, *words: str) -> str:
+        given = ["-m", str(path), "--device", "cpu", "--image", str(image), "--max-tokens", "32"]
+        done = cli("run", Q, *given, *words)
+        assert (done.code, done.err) == (0, "")
+        return str(done.out)
+
+    first = answer(model, png)
+    assert first == answer(folder, png) == answer(model, png, "--mmproj", str(mmproj))
+    assert first != answer(model, other)
+    chatted = cli("chat", "-m", str(model), "--device", "cpu", "--max-tokens", "32",
+                  stdin=f"/image {png}\n{Q}\n")  # fmt: skip
+    assert (chatted.code, chatted.err) == (0, "")
+    assert chatted.out.strip() == f"(the next question has 1 picture)\n{first}".strip()
 
 
 def test_chat_attaches_pictures_to_the_next_question(

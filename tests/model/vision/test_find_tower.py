@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.pictures import picture
+from tests.support.seeing_model import seeing_model, with_markers
 from tests.support.vision_oracle import random_vision
 
 import sfumato
@@ -18,7 +19,6 @@ from sfumato.convert import convert
 from sfumato.model.model_config import ConfigError
 from sfumato.model.vision.loading import fits_float16, load_tower, open_mmproj
 from sfumato.refused import Refused
-from sfumato.train import recipe
 from sfumato.weights.checkpoint import towers_among
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.formats import QuantizedTensor
@@ -31,13 +31,8 @@ IMAGE = [{"type": "image", "image": picture(40, 40)}, {"type": "text", "text": "
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded text network with a random tower, whose tokenizer has the family's picture."""
     folder = tmp_path_factory.mktemp("own") / "model"
-    network = recipe.load_weights(Path(sfumato.load().path))
-    tower = recipe.new_tower(recipe.TOWER, torch.Generator().manual_seed(1)).requires_grad_(False)
-    recipe.save_checkpoint(network, folder, tower)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        text = (folder / name).read_text(encoding="utf-8")
-        (folder / name).write_text(text.replace("<mask>", "<|image|>"), encoding="utf-8")
-    return folder
+    seeing_model(folder)
+    return with_markers(folder)
 
 
 @pytest.fixture(scope="module")
