@@ -46,7 +46,7 @@ from sfumato.diffusion.prediction import PredictedText
 from sfumato.diffusion.sampler_config import SamplerConfig, check_sampler
 from sfumato.media.fetch import PORTS, fetch
 from sfumato.media.part import source_of
-from sfumato.media.patches import Cut, Patches
+from sfumato.media.patches import BUDGETS, Cut, Patches
 from sfumato.media.picture import Limits as PictureLimits
 from sfumato.model.cache import KVCache
 from sfumato.model.families import Family, family_of, open_checkpoint
@@ -264,12 +264,19 @@ class Model:
         return tokens.placed(ids, [self._patches(part, at) for at, part in parts])
 
     @property
+    def reads_pictures(self) -> bool:
+        """Whether there are a tower, and a token that a template writes for a picture."""
+        return self.network.tower is not None and self.text.pictures is not None
+
+    @property
     def cut(self) -> Cut:
         """How pictures are cut for the model's tower. Raises Refused where it has none."""
-        if self.network.tower is None:
+        tower = self.network.tower if self.reads_pictures else None
+        if tower is None:
             raise Refused(None, "this model reads no pictures", "load its mmproj file too")
-        config = self.network.tower.config
-        return Cut(config.patch, config.pool, config.soft_tokens)
+        config = tower.config
+        most = min(config.positions // config.pool, BUDGETS[-1])
+        return Cut(config.patch, config.pool, config.soft_tokens, most)
 
     def _patches(self, part: Mapping[str, Any], field: str) -> Patches:
         """The picture of a part: its "patches", where a caller has read it already."""

@@ -89,12 +89,16 @@ class PictureTokens:
             if token != self.soft:
                 made.append(token)
                 continue
-            patches = next(rest)
-            made += [] if self.begin is None else [self.begin]
-            placed.append(PlacedPicture(len(made), patches))
-            made += [self.soft] * patches.soft_tokens
-            made += [] if self.end is None else [self.end]
+            placed.append(self.add(made, next(rest)))
         return Prompt(made, (), tuple(placed))
+
+    def add(self, ids: list[int], patches: Patches) -> PlacedPicture:
+        """The picture behind `ids`, which gets its tokens."""
+        ids += [] if self.begin is None else [self.begin]
+        placed = PlacedPicture(len(ids), patches)
+        ids += [self.soft] * patches.soft_tokens
+        ids += [] if self.end is None else [self.end]
+        return placed
 
 
 @dataclass(frozen=True)

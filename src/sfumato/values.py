@@ -186,6 +186,27 @@ class WholeOr(Kind):
         return f"{self.number.describe()}, or {self.word}"
 
 
+@dataclass(frozen=True)
+class CountOf(Kind):
+    """How many of a thing: 8, or image=8, as other servers' options name what they count."""
+
+    name: str
+
+    def parse(self, text: str) -> int:
+        digits = text.removeprefix(f"{self.name}=")
+        if not (digits.isascii() and digits.isdecimal() and len(digits) < 6):
+            raise ValueError(f"{quoted(text)} is no number; write {self.describe()}")
+        return int(digits)
+
+    def accept(self, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise ValueError(f"{quoted(value)} is no number; write {self.describe()}")
+        return self.parse(str(value))
+
+    def describe(self) -> str:
+        return f"8 or {self.name}=8"
+
+
 class Size(Kind):
     """Bytes: 4096, 512K, 8M or 1G."""
 

@@ -149,6 +149,9 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         max_messages=args.max_messages,
         max_choices=args.max_choices,
         response_store=args.response_store,
+        limit_images=args.limit_mm_per_prompt,
+        image_hosts=tuple(args.allow_image_urls),
+        image_folder=Path(args.allow_image_files) if args.allow_image_files else None,
         max_tokens=args.max_tokens,
         pooling=args.pooling,
     )

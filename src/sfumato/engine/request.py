@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from sfumato.diffusion.constraints.questions import Question
     from sfumato.diffusion.prediction import PredictedText
     from sfumato.diffusion.sampler_config import SamplerConfig
+    from sfumato.media.patches import Cut
     from sfumato.model.model_config import ModelConfig
     from sfumato.tasks.wants import Pooling, PromptScoring
     from sfumato.tasks.works import Prompt
     from sfumato.text.reply import Stop
     from sfumato.text.template import ChatTemplate
     from sfumato.text.tokenizer import Tokenizer
+    from sfumato.text_side import PictureTokens
 
 
 def new_id(kind: str = "req") -> str:
@@ -83,7 +85,7 @@ class Request(AnyRequest):
         """What it asks, as plain values, for the audit."""
         texts = {
             "prompt": self.prompt,
-            "messages": None if self.messages is None else list(self.messages),
+            "messages": None if self.messages is None else without_pixels(list(self.messages)),
             "ids": None if self.ids is None else list(self.ids),
             "continued": self.continued,
             "opening": self.opening,
@@ -91,6 +93,16 @@ class Request(AnyRequest):
             "prediction": None if self.prediction is None else self.prediction.text,
         }
         return {name: value for name, value in texts.items() if value is not None}
+
+
+def without_pixels(value: Any) -> Any:
+    """Messages in which a picture that was read is its hash."""
+    if isinstance(value, Mapping):
+        return {
+            name: getattr(item, "key", item) if name == "patches" else without_pixels(item)
+            for name, item in value.items()
+        }
+    return [without_pixels(item) for item in value] if isinstance(value, list) else value
 
 
 def _part(part: Part) -> str | dict[str, Any]:
@@ -137,6 +149,8 @@ class ServedModel:
     written: float | None = None  # when its weights were, in seconds since 1970
     nbytes: int | None = None  # of its files of weights
     undecided: str | None = None  # why it cannot answer questions; None: it can
+    cut: Cut | None = None  # how its pictures are cut; None: it reads none
+    pictures: PictureTokens | None = None  # how a prompt has them
 
     @classmethod
     def of(cls, model: Model) -> ServedModel:
@@ -155,6 +169,7 @@ class ServedModel:
             model.end_ids,
             *_files(model.path),
             _undecided(model),
+            *((model.cut, model.text.pictures) if model.reads_pictures else ()),
         )
 
 

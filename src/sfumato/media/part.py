@@ -51,7 +51,7 @@ class PictureSource:
     def patches(self, cut: Cut, limits: Limits, content: Source | None = None) -> Patches:
         """The patches. content: what stands at the URL, where it was fetched. Raises Refused."""
         if self.tokens is not None:
-            cut = replace(cut, tokens=self.tokens)
+            cut = replace(cut, tokens=min(self.tokens, cut.most))
         source = self._content(limits) if content is None else content
         return patches_of(read_picture(source, limits, self.field), cut)
 

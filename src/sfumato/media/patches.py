@@ -25,11 +25,12 @@ _LEVELS = (np.arange(256) * (1 / 255)).astype(np.float32)  # of the bytes of a p
 @dataclass(frozen=True)
 class Cut:
     """How a picture is cut: squares of patch × patch pixels, of which pool × pool become one soft
-    token; tokens: how many there may be."""
+    token; tokens: how many there may be; most: how many a tower can read."""
 
     patch: int = 16
     pool: int = 3
     tokens: int = 280
+    most: int = BUDGETS[-1]
 
     @property
     def side(self) -> int:

@@ -22,6 +22,7 @@ from sfumato.options.limits import (
 from sfumato.options.settings import POOLINGS, SAMPLERS, setting
 from sfumato.values import (
     Choice,
+    CountOf,
     Each,
     Flag,
     Kind,
@@ -405,6 +406,12 @@ SERVING = (
     Option("max-messages", FROM_1, SERVE, "messages of a request", 1024, "N", HTTP),
     Option("max-choices", FROM_1, SERVE,
            "replies to a request: n, or n times the prompts", 128, "N", HTTP),
+    Option("limit-mm-per-prompt", CountOf("image"), SERVE, "pictures of a request", 8, "N", HTTP),
+    Option("allow-image-urls", Each(TEXT), SERVE,
+           "fetch pictures from this web server, as img.example or 10.0.0.7:8000; *: from all that "
+           "are public; may be given several times", (), "HOST", HTTP),
+    Option("allow-image-files", PATH, SERVE,
+           "read pictures of file:// URLs in this folder", None, "FOLDER", HTTP),
     Option("response-store", SIZE, SERVE,
            "memory for responses that clients may refer to later; 0: none are kept",
            64 * 2**20, "SIZE", HTTP),

@@ -45,8 +45,8 @@ def create_app(
     """engine: started by its owner, who closes it too; metrics: those that see each request's end
     (None: figures of the engine and of HTTP alone); audit: takes lines of requests that never reach
     the engine."""
-    service = Service(engine, settings or ServerSettings())
     metrics = metrics or Metrics(engine)
+    service = Service(engine, settings or ServerSettings(), on_picture=metrics.picture)
     app = FastAPI(
         title="Sfumato",
         version=__version__,

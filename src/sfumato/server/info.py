@@ -21,7 +21,7 @@ from sfumato.engine.stats import EngineState, RowState
 from sfumato.options import MOST_STEPS
 from sfumato.refused import Refused
 from sfumato.server import schemas
-from sfumato.server.chat.call import continuation
+from sfumato.server.chat.call import MARKER, continuation
 from sfumato.server.chat.objects import warned, written_at
 from sfumato.server.dialects import openai_chat
 from sfumato.server.dialects.anthropic import anthropic_card
@@ -131,7 +131,7 @@ def model_card(service: Service) -> dict[str, Any]:
         },
         # As llama-server marks a model that decides; others get no decisions.
         "architecture": {
-            "input_modalities": ["text"],
+            "input_modalities": ["text", *(["image"] if service.model.cut else [])],
             "output_modalities": ["text", *(["decisions"] if decides else [])],
         },
     }
@@ -147,6 +147,7 @@ def models(service: Service) -> dict[str, Any]:
         "release_date": released,
     }
     names = (service.name, *service.settings.aliases)
+    capabilities = ["completion", *(["multimodal"] if model.cut else [])]  # llama-server's
     return {
         "object": "list",
         "data": [model_card(service)],
@@ -154,7 +155,7 @@ def models(service: Service) -> dict[str, Any]:
         "has_more": False,
         "first_id": service.name,
         "last_id": service.name,
-        "models": [{"name": name, **card} for name in names],
+        "models": [{"name": name, **card, "capabilities": capabilities} for name in names],
     }
 
 
@@ -192,7 +193,8 @@ def props(service: Service) -> dict[str, Any]:
         # llama-server's fields, as far as ours have other names.
         "model_alias": service.name,
         "model_path": model.name if path is None else path,
-        "modalities": {"vision": False, "audio": False},
+        "modalities": {"vision": model.cut is not None, "audio": False},
+        "media_marker": MARKER,
         "endpoint_slots": True,
         "endpoint_props": False,
         "endpoint_metrics": True,
@@ -213,6 +215,7 @@ def props(service: Service) -> dict[str, Any]:
             "max_choices": settings.max_choices,
             "max_tokens": settings.max_tokens,
             "max_steps": engine.max_steps,
+            "images": settings.limit_images if model.cut else 0,
             **{name: greatest(name) for name in _BOUNDED},
             "request_timeout": engine.request_timeout_s,
         },

@@ -89,6 +89,13 @@ class Metrics:
             buckets=HTTP_SECONDS,
             registry=registry,
         )
+        self._pictures = Histogram(
+            "sfumato_picture_seconds",
+            "Decoding and cutting a picture of a request, by how that ended: read, refused.",
+            ("outcome",),
+            buckets=HTTP_SECONDS,
+            registry=registry,
+        )
         registry.register(_Scraped(partial(_engine, engine)))
         if audit is not None:
             registry.register(_Scraped(partial(_audit, audit)))
@@ -113,6 +120,10 @@ class Metrics:
         """Counts an HTTP request. route: of a bounded set of names."""
         self._answers.labels(route, str(status)).inc()
         self._answer_seconds.labels(route, f"{status // 100}xx").observe(seconds)
+
+    def picture(self, seconds: float, is_read: bool) -> None:
+        """Counts a picture of a request."""
+        self._pictures.labels("read" if is_read else "refused").observe(seconds)
 
     def text(self) -> bytes:
         """The answer to a scrape, of the type CONTENT_TYPE_LATEST."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -29,6 +30,7 @@ from pydantic_core import PydanticCustomError
 
 from sfumato.diffusion import sampler_config
 from sfumato.diffusion.constraints.grammar import LONGEST_SOURCE, MOST_TEXTS
+from sfumato.media.patches import Patches
 from sfumato.options import MODES, SAMPLERS, SETTINGS, setting
 from sfumato.options.limits import (
     LONGEST_STOP,
@@ -312,6 +314,9 @@ class Envelope:
     since: float | None = None  # when the body had arrived, by the engine's clock
     owner: str = ""  # whose body it is: a digest of the API key
     echo: Any = None  # what a dialect keeps of the fields that are dropped before the reply
+    pictures: dict[str, Patches] = field(default_factory=dict)  # that were read, by their field
+    # Within, other bodies may be read: work that waits, and does not use this body, belongs there.
+    apart: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 
 
 class Body(BaseModel):

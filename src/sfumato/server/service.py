@@ -10,12 +10,15 @@ from weakref import WeakValueDictionary
 
 from sfumato import __version__
 from sfumato.engine import Engine, Prompt, Request, ServedModel
+from sfumato.media.patches import Patches
 from sfumato.refused import Refused
 from sfumato.server.http.admission import Admission
 from sfumato.server.http.errors import of_prompt
 from sfumato.server.http.inflight import InFlight
+from sfumato.server.http.pictures import OnPicture, PictureReader
 from sfumato.server.response_store import ResponseStore
 from sfumato.server.settings import ServerSettings
+from sfumato.tasks.works import PlacedPicture
 
 FINGERPRINT = f"sfumato-{__version__}"
 
@@ -25,7 +28,9 @@ class Service:
     engine: Engine
     settings: ServerSettings
     started: int = field(default_factory=lambda: int(time.time()))
+    on_picture: OnPicture = lambda seconds, is_read: None
     admission: Admission = field(init=False)
+    pictures: PictureReader = field(init=False)
     responses: ResponseStore = field(init=False)
     # By the id of their first request, for those who cancel them from another connection.
     running: WeakValueDictionary[str, InFlight] = field(default_factory=WeakValueDictionary)
@@ -33,6 +38,8 @@ class Service:
     def __post_init__(self) -> None:
         object.__setattr__(self, "responses", ResponseStore(self.settings.response_store))
         object.__setattr__(self, "admission", Admission(self.settings.max_body))
+        hosts, folder = self.settings.image_hosts, self.settings.image_folder
+        object.__setattr__(self, "pictures", PictureReader(hosts, folder, self.on_picture))
 
     @property
     def model(self) -> ServedModel:
@@ -81,25 +88,30 @@ class Service:
 
     def raw_prompt(
         self,
-        prompt: str | Sequence[int | str],
+        prompt: str | Sequence[int | str | Patches],
         endpoint: str,
         user: str | None = None,
         special: bool = True,
         field: str = "prompt",
+        pictures: list[PlacedPicture] | None = None,
     ) -> list[int]:
         """Ids of a prompt that is no chat: bos, then the text. Of ids and texts in one list, bos
-        comes before a text that is the first. special: whether markers in a text are their tokens.
-        Raises Refused, for a prompt without a token too."""
-        parts: Sequence[int | str] = [prompt] if isinstance(prompt, str) else prompt
+        comes before a text that is the first. special: whether markers in a text are their tokens;
+        pictures: gets those of the prompt. Raises Refused, for a prompt without a token too."""
+        parts: Sequence[int | str | Patches] = [prompt] if isinstance(prompt, str) else prompt
         text = "".join(part for part in parts if isinstance(part, str))
-        request, ids = Request(text, endpoint=endpoint, user=user), list[int]()
+        bos, tokens = self.model.tokenizer.bos_id, self.model.pictures
+        begun = [bos] if parts and isinstance(parts[0], str) and bos is not None else []
+        request, ids = Request(text, endpoint=endpoint, user=user), list(begun)
         with self.engine.refusals(request):
             self.engine.check_length(text, field)
             for part in parts:
-                ids += [part] if isinstance(part, int) else self.encode(part, field, special)
-        bos = self.model.tokenizer.bos_id
-        if parts and isinstance(parts[0], str) and bos is not None and ids[:1] != [bos]:
-            ids.insert(0, bos)
+                if isinstance(part, Patches):
+                    assert tokens is not None and pictures is not None
+                    pictures.append(tokens.add(ids, part))
+                    continue
+                own = [part] if isinstance(part, int) else self.encode(part, field, special)
+                ids += own[1:] if begun and ids == own[:1] == begun else own
         if not ids:
             lacks = ", and this model has no token to begin with" if parts else ""
             raise Refused(field, f"is empty{lacks}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 MOST_KEYS = 1024  # each request is compared with all of them
@@ -27,6 +28,9 @@ class ServerSettings:
     max_tokens: int = 4096  # of a reply whose request names no limit, where the context has as many
     pooling: str = "mean"  # of embeddings whose request names none
     response_store: int = 64 * 2**20  # bytes of responses that clients may name again; 0: none
+    limit_images: int = 8  # pictures of a request
+    image_hosts: tuple[str, ...] = ()  # that pictures are fetched from; see `media.fetch.fetched`
+    image_folder: Path | None = None  # of the files that may be read as pictures; None: none
     keepalive_s: float = 9.0  # of a silent stream, until a comment is sent: no client waits for 10
     page: bool = True  # serve the web page
 
@@ -41,6 +45,10 @@ class ServerSettings:
         for name, least in (*((name, 1) for name in counts), ("response_store", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"--{name.replace('_', '-')}: must be at least {least}")
+        if self.limit_images < 0:
+            raise ValueError("--limit-mm-per-prompt: must be at least 0")
+        if self.image_folder is not None and not self.image_folder.is_dir():
+            raise ValueError(f"--allow-image-files: {self.image_folder} is no folder")
         if not all(name.strip() and name.isprintable() for name in self.aliases):
             raise ValueError("--alias: must be a name of printable characters")
         if len(self.api_keys) > MOST_KEYS:

@@ -275,14 +275,14 @@ ASSISTANT = {"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}
         ({"messages": [USER | {"name": "x"}]}, "messages[0].name: unknown"),
         (
             {"messages": [USER, {"role": "user", "content": [{"type": "image"}]}]},
-            "messages[1].content[0]: images are not supported yet",
+            "messages[1].content[0].source.type: must be base64 or url",
         ),
         ({"messages": [USER, ASSISTANT]}, "messages[1].content[0].name: must be text"),
         (
             {"messages": [USER | {"content": [{"type": "tool_result", "tool_use_id": "a"}]}]},
             "messages[0].content[0]: a tool's message must follow",
         ),
-        ({"messages": [USER], "system": [{"type": "image"}]}, "system[0]: images"),
+        ({"messages": [USER], "system": [{"type": "image"}]}, "system[0].type: must be text"),
         ({"system": [{"type": "text", "text": 1}]}, "system[0].text: must be text"),
         ({"system": "s", "messages": [USER, DEEP, USER]}, "messages[1].content.tool_calls[0]"),
         ({"tools": [{"name": "a"}]}, "tools[0].input_schema: must be"),

@@ -212,7 +212,7 @@ def test_an_error_on_the_way_is_a_line() -> None:
     ("path", "fields", "beginning"),
     [
         (CHAT, {"messages": [{"role": "robot"}]}, "messages[0].role: "),
-        (CHAT, {"messages": [USER | {"images": ["aGk="]}]}, "messages[0].images: images are not"),
+        (CHAT, {"messages": [USER | {"images": ["aGk="]}]}, "messages[0].images[0]: this"),
         (CHAT, {"messages": [USER | {"odd": 1}]}, "messages[0].odd: unknown"),
         (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role: a tool's"),
         (CHAT, {"options": {"temperature": -1}}, "options.temperature: must be"),
@@ -225,7 +225,7 @@ def test_an_error_on_the_way_is_a_line() -> None:
         (CHAT, {"top_logprobs": 2}, "top_logprobs: needs"),
         (CHAT, {"tools": [{"type": "web"}]}, "tools[0].type: "),
         (GENERATE, {"prompt": "x", "context": [1]}, "context: is not supported"),
-        (GENERATE, {"prompt": "x", "images": ["aGk="]}, "images: images are not supported yet"),
+        (GENERATE, {"prompt": "x", "images": ["aGk="]}, "images[0]: this model reads no pictures"),
         (GENERATE, {"prompt": "x", "template": "{{x}}"}, "template: cannot be set"),
         (GENERATE, {"prompt": "x " * 4000}, "prompt: the prompt is 8"),
         ("/api/show", {}, "model: is missing"),

@@ -18,9 +18,12 @@ from sfumato.diffusion.constraints.call_grammar import CallSource, CallTool, Sou
 from sfumato.diffusion.constraints.grammar import GrammarSource, schema_source
 from sfumato.diffusion.constraints.hole import Hole
 from sfumato.diffusion.prediction import PredictedText
-from sfumato.engine import Pooling, PromptScoring, Request, ServedModel, new_id
+from sfumato.engine import Pooling, Prompt, PromptScoring, Request, ServedModel, new_id
+from sfumato.media.part import PictureSource
 from sfumato.options import exclusions
 from sfumato.refused import Refused, TooLarge
+from sfumato.server.chat import pictures
+from sfumato.server.chat.pictures import MixedPrompt
 from sfumato.server.chat.sampling import (
     canvas_fields,
     check_size,
@@ -37,6 +40,9 @@ from sfumato.server.settings import ServerSettings
 from sfumato.text.messages import check_messages, tool_name
 from sfumato.text.prompt import check_long_texts
 from sfumato.text.tokenizer import Marker
+
+RawPrompt = Prompt | list[int]
+"""A prompt without messages: with its pictures, or ids alone."""
 
 Message = dict[str, Any]
 """In the roles and with the fields of the chat template."""
@@ -88,9 +94,12 @@ class ChatCall:
 
 
 def requests_of(
-    service: Service, call: ChatCall, prompts: Iterable[list[int]] | None = None
+    service: Service, call: ChatCall, prompts: Iterable[RawPrompt] | None = None
 ) -> list[Request]:
-    """`count` requests for the messages, or for each of the prompts. Raises Refused."""
+    """`count` requests for the messages, or for each of the prompts. Raises Refused, and Unread
+    where pictures of the messages are not read yet."""
+    # Their fields have the body's own names.
+    pictures.check(service, list(pictures.sources_in(call.messages or ())))
     try:
         return _requests(service, call, prompts)
     except Refused as error:
@@ -98,12 +107,14 @@ def requests_of(
 
 
 def _requests(
-    service: Service, call: ChatCall, prompts: Iterable[list[int]] | None
+    service: Service, call: ChatCall, prompts: Iterable[RawPrompt] | None
 ) -> list[Request]:
     if getattr(call.drawn, "stream_options", None) is not None and not call.drawn.stream:
         raise Refused("stream_options", "only with stream")
     one = _template_of(service, call)
-    each = [one] if prompts is None else (replace(one, ids=ids) for ids in prompts)
+    if one.messages is not None:
+        one = replace(one, messages=pictures.messages_read(call.drawn, one.messages))
+    each = [one] if prompts is None else (_given(one, prompt) for prompt in prompts)
     requests = [request for prompt in each for request in _replies(service, call, prompt)]
     if call.sized:
         names = len(call.drawn.logprob_token_ids or ())
@@ -111,6 +122,13 @@ def _requests(
         alternatives = max(call.alternatives or 0, scored) + names
         check_size(service.model, map(_entries, requests), alternatives, *call.sized)
     return requests
+
+
+def _given(one: Request, prompt: RawPrompt) -> Request:
+    """The request with a prompt that is no conversation."""
+    if isinstance(prompt, Prompt):
+        return replace(one, ids=prompt.ids, made=prompt)
+    return replace(one, ids=prompt)
 
 
 def _template_of(service: Service, call: ChatCall) -> Request:
@@ -144,6 +162,8 @@ def _template_of(service: Service, call: ChatCall) -> Request:
 def _replies(service: Service, call: ChatCall, one: Request) -> list[Request]:
     """The request with its prompt, its length and each of the seeds. Raises Refused."""
     made = service.prompt(one)  # once, however many replies
+    if one.made is not None:
+        made = replace(made, pictures=one.made.pictures)
     if call.limit == 0 and one.scoring is None:
         one = replace(one, opening=None, grammar=None, pooling=Pooling("last"), max_tokens=0)
     elif one.parts is None:
@@ -391,8 +411,8 @@ def _tool(tool: Mapping[str, Any], number: int, is_held: bool) -> CallTool:
     return CallTool(name, json.dumps(parameters, ensure_ascii=False), field, is_strict=False)
 
 
-MixedPrompt = str | list[int | str]
-"""One prompt: a text, or token ids and texts in their order."""
+MARKER = "<__media__>"
+"""Stands in a text for a picture of `multimodal_data`, as in llama-server's API."""
 
 _FORMS = "a text, a list of token ids and texts, or an object with prompt_string"
 
@@ -424,33 +444,48 @@ def _prompt(value: Any, where: str) -> MixedPrompt:
     return value
 
 
-def _text_of(value: Mapping[str, Any], where: str) -> str:
-    """The text of {"prompt_string": …}, or of {"content": [{"type": "text", "text": …}]}."""
-    if value.get("multimodal_data"):
-        name = f"{where}.multimodal_data"
-        raise Refused(name, "images are not supported yet")
+def _text_of(value: Mapping[str, Any], where: str) -> MixedPrompt:
+    """The prompt of {"prompt_string": …, "multimodal_data": […]}, or of {"content": [parts]}."""
     for name in value:
         if name not in ("prompt_string", "content", "multimodal_data"):
             raise Refused(f"{where}.{name[:100]}", "unknown", f"a prompt is {_FORMS}")
     text = value.get("prompt_string")
     if isinstance(text, str) and "content" not in value:
-        return text
+        return _with_media(text, value.get("multimodal_data"), f"{where}.multimodal_data")
     content = value.get("content")
-    if not isinstance(content, list) or "prompt_string" in value:
+    if not isinstance(content, list) or "prompt_string" in value or value.get("multimodal_data"):
         raise Refused(where, f"must be {_FORMS}")
-    return "".join(_content_texts(content, f"{where}.content"))
+    parts = [_content_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
+    if any(isinstance(part, PictureSource) for part in parts):
+        return ["", *parts]  # bos comes before a text
+    return "".join(map(str, parts))
 
 
-def _content_texts(content: Sequence[Any], where: str) -> list[str]:
-    texts = []
-    for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind in ("image_url", "input_audio", "input_video"):
-            raise Refused(f"{where}[{i}]", "images are not supported yet", "send text")
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise Refused(f"{where}[{i}]", 'must be {"type": "text", "text": …}')
-        texts.append(part["text"])
-    return texts
+def _with_media(text: str, given: Any, where: str) -> MixedPrompt:
+    """The text with a picture in the place of each marker."""
+    if given is None or given == []:
+        return text
+    if not isinstance(given, list):
+        raise Refused(where, "must be a list of pictures in base64")
+    first, *rest = text.split(MARKER, len(given) + 1)
+    if len(rest) != len(given):
+        count = text.count(MARKER)
+        raise Refused(where, f"has {len(given)} pictures, and the prompt {count} times {MARKER}")
+    parts: list[int | str | PictureSource] = [first]
+    for i, (picture, behind) in enumerate(zip(given, rest, strict=True)):
+        parts += [pictures.of_base64(picture, f"{where}[{i}]"), behind]
+    return parts
+
+
+def _content_part(part: Any, where: str) -> str | PictureSource:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "image_url":
+        return pictures.of_url(part, where)
+    if kind in ("input_audio", "input_video"):
+        raise Refused(where, "audio and videos are not supported", "send text")
+    if kind != "text" or not isinstance(part.get("text"), str):
+        raise Refused(where, 'must be {"type": "text", "text": …}')
+    return str(part["text"])
 
 
 def before(service: Service, call: ChatCall, suffix: str, field: str = "suffix") -> ChatCall:

@@ -20,11 +20,13 @@ from pydantic import BaseModel, Field, WithJsonSchema
 from sfumato.api import Reply
 from sfumato.diffusion.constraints.grammar import GrammarSource, schema_source
 from sfumato.engine import Account, Finished, Request
+from sfumato.media.part import PictureSource
 from sfumato.options.limits import MOST_TOKENS
 from sfumato.refused import Refused
 from sfumato.server.chat.call import ChatCall, Thinking, check_count, requests_of
 from sfumato.server.chat.deltas import DeltaRenderer, Entry
 from sfumato.server.chat.objects import written_at
+from sfumato.server.chat.pictures import message_part, of_base64
 from sfumato.server.http.errors import ApiError, ErrorForm, Wording
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.route import Dialect, Frame, Post, Wire, named_event
@@ -64,6 +66,7 @@ _TEXTS = either(TEXT, list_of(_TEXT))
 # The code that reads blocks looks here for the fields that are known, and for those that are texts.
 _BLOCKS = {
     "text": _TEXT,
+    "image": _block("image", {"source": {"type": "object"}}, _CACHED),
     "thinking": _block("thinking", {"thinking": TEXT}, {"signature": _ANY}),
     "redacted_thinking": _block("redacted_thinking", {}, {"data": _ANY}),
     "tool_use": _block(
@@ -78,7 +81,7 @@ _BLOCKS = {
     ),
 }
 _ROLES = {
-    "user": ("text", "tool_result"),
+    "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": ("text",),
 }
@@ -92,7 +95,9 @@ _MESSAGES = list_of(
                 {
                     "role": {"const": role},
                     "content": either(
-                        TEXT, list_of(either(*(_BLOCKS[kind] for kind in _ROLES[role])))
+                        TEXT,
+                        # A picture needs a model that reads it, and bytes that are one.
+                        list_of(either(*(_BLOCKS[kind] for kind in kinds if kind != "image"))),
                     ),
                 }
             )
@@ -313,7 +318,6 @@ BILLING = "x-anthropic-billing-header:"
 """Begins a block of the system prompt that an agent makes anew for each request. Within the prompt
 it would keep all that follows out of the cache."""
 _UNSUPPORTED = {
-    "image": "images are not supported yet",
     "document": "documents are not supported; send their text",
     "search_result": "search results are not supported; send their text",
 }
@@ -363,16 +367,22 @@ class Conversation:
             return
         for here, block in blocks:  # results follow their calls, whatever stands before them
             if block["type"] == "tool_result":
-                result = self.texts(block.get("content") or "", f"{here}.content")
+                result = self._result(block.get("content") or "", f"{here}.content")
                 called = {"tool_call_id": block["tool_use_id"], "content": result}
                 self.add({"role": "tool", **called}, here)
-        parts = [
-            {"type": "text", "text": block["text"]}
-            for _, block in blocks
-            if block["type"] == "text"
-        ]
+        kept = ("text", "image")
+        parts = [_part(block, here) for here, block in blocks if block["type"] in kept]
         if parts or not blocks:
             self.add({"role": role, "content": parts}, where)
+
+    def _result(self, content: Any, where: str) -> str | list[dict[str, Any]]:
+        """A tool's text, and its pictures behind it. Raises Refused."""
+        if isinstance(content, str):
+            return content
+        blocks = list(self._blocks(content, where, ("text", "image")))
+        text = self.texts([block for _, block in blocks if block["type"] == "text"], where)
+        images = [_part(block, here) for here, block in blocks if block["type"] == "image"]
+        return [{"type": "text", "text": text}, *images] if images else text
 
     def add(self, message: dict[str, Any], place: str) -> None:
         """Turns of one role that follow each other are one turn, as in Anthropic's API."""
@@ -422,9 +432,25 @@ def conversation(body: AnthropicPrompt, settings: ServerSettings, unknown: Unkno
     for number, message in enumerate(body.messages):
         made.read(message, f"messages[{number}]")
     for message in made.messages:  # one text is the same prompt as in every other API
-        if isinstance(message["content"], list) and len(message["content"]) < 2:
-            message["content"] = "".join(part["text"] for part in message["content"])
+        parts = message["content"]
+        if isinstance(parts, list) and len(parts) < 2 and all("text" in part for part in parts):
+            message["content"] = "".join(part["text"] for part in parts)
     return made
+
+
+def _part(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A block of text or an image as a part of a message. Raises Refused."""
+    if block["type"] == "text":
+        return {"type": "text", "text": block["text"]}
+    source, where = block.get("source"), f"{where}.source"
+    kind = source.get("type") if isinstance(source, Mapping) else None
+    if not isinstance(source, Mapping) or kind not in ("base64", "url"):
+        raise Refused(f"{where}.type", "must be base64 or url; no files are kept here")
+    if kind == "base64":
+        return message_part(of_base64(source.get("data"), f"{where}.data"))
+    if not isinstance(source.get("url"), str):
+        raise Refused(f"{where}.url", "must be a URL")
+    return message_part(PictureSource(source["url"], f"{where}.url"))
 
 
 def _of_assistant(blocks: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
@@ -467,7 +493,7 @@ def anthropic_card(service: Service) -> dict[str, Any]:
             "code_execution": _NO,
             "context_management": _NO,
             "effort": can_think | dict.fromkeys(_EFFORTS, can_think),
-            "image_input": _NO,
+            "image_input": {"supported": model.cut is not None},
             "pdf_input": _NO,
             "server_tools": _NO | {"code_execution": _NO, "web_search": _NO},
             "structured_outputs": _YES,
@@ -685,6 +711,7 @@ def _count(service: Service, body: CountBody) -> dict[str, Any]:
     fields = {name: value for name, value in body if name in MessagesBody.model_fields}
     # Of a prompt alone, no limit is looked at.
     counted = MessagesBody.model_construct(**fields | {"max_tokens": 0})
+    counted.envelope.pictures = body.envelope.pictures
     (request,) = parse(service, counted)
     assert request.made
     return {"input_tokens": len(request.made.ids)}

@@ -13,16 +13,19 @@ from pydantic_core import PydanticCustomError
 from torch.nn.functional import normalize
 
 from sfumato.engine import Pooling, Prompt, Request
+from sfumato.media.patches import Patches
 from sfumato.options.settings import POOLINGS
 from sfumato.refused import Refused
 from sfumato.server import schemas
-from sfumato.server.chat.call import LONG_INPUT, MixedPrompt, check_slot, prompts_in
+from sfumato.server.chat.call import LONG_INPUT, check_slot, prompts_in
 from sfumato.server.chat.objects import warned
+from sfumato.server.chat.pictures import prompts_read
 from sfumato.server.dialects.ollama import OLLAMA_ERRORS, nanoseconds
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.route import Answer, Dialect, Renderer
 from sfumato.server.schemas import Body, First, Only, within, without_effect
 from sfumato.server.service import Service
+from sfumato.tasks.works import PlacedPicture
 
 MOST_INPUTS = 2048
 """Texts of one body, as OpenAI's API has it."""
@@ -106,7 +109,7 @@ def vector_requests(
 ) -> list[Request]:
     """One request for each text of the body's field. truncate: cut what exceeds the context. Raises
     Refused."""
-    prompts = prompts_in(value, field, MOST_INPUTS)
+    prompts = prompts_read(service, body, prompts_in(value, field, MOST_INPUTS))
     size = _size(service, body)
     if len(prompts) * size > MOST_NUMBERS:
         raise Refused(
@@ -118,11 +121,11 @@ def vector_requests(
     pooling = Pooling(body.pooling or service.settings.pooling)
     requests = []
     for prompt in prompts:
-        ids = _ids(service, prompt, field, path, truncate)
+        made = _made(service, prompt, field, path, truncate)
         requests.append(
             Request(
-                ids=ids,
-                made=Prompt(ids, ()),  # no later prompt is likely to share it
+                ids=made.ids,
+                made=made,
                 max_tokens=0,
                 pooling=pooling,
                 timeout_s=body.timeout,
@@ -146,17 +149,26 @@ def _size(service: Service, body: Pooled) -> int:
     return body.dimensions or hidden
 
 
-def _ids(service: Service, prompt: MixedPrompt, field: str, path: str, truncate: bool) -> list[int]:
-    """The prompt's tokens, bos in front of a text; markers in a text are text. Raises Refused."""
-    parts, most = [prompt] if isinstance(prompt, str) else prompt, service.context
+def _made(
+    service: Service,
+    prompt: str | list[int | str | Patches],
+    field: str,
+    path: str,
+    truncate: bool,
+) -> Prompt:
+    """The prompt's tokens, bos in front of a text; markers in a text are text. What has pictures is
+    never cut. No later prompt is likely to share one. Raises Refused."""
+    parts = [prompt] if isinstance(prompt, str) else prompt
+    most, pictures = service.context, list[PlacedPicture]()
+    truncate = truncate and not any(isinstance(part, Patches) for part in parts)
     if truncate:  # so many characters are more tokens than a slot has
         longest = most * service.model.tokenizer.longest_token
         parts = [part[:longest] if isinstance(part, str) else part for part in parts]
-    ids = service.raw_prompt(parts, path, special=False, field=field)
+    ids = service.raw_prompt(parts, path, special=False, field=field, pictures=pictures)
     vocabulary = service.model.config.vocab_size
     if not 0 <= min(ids) <= max(ids) < vocabulary:
         raise Refused(field, f"token ids must lie in 0..{vocabulary - 1}")
-    return ids[:most] if truncate else ids
+    return Prompt(ids[:most] if truncate else ids, (), tuple(pictures))
 
 
 def prompt_tokens(replies: Sequence[CollectedReply]) -> int:

@@ -12,7 +12,8 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 
 from sfumato.diffusion.sampler import LogitBias
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.engine import Finished, Request
+from sfumato.engine import Finished, Prompt, Request
+from sfumato.media.patches import Patches
 from sfumato.options.limits import (
     LONGEST_STOP,
     MOST_BIAS,
@@ -27,7 +28,6 @@ from sfumato.server.chat import objects
 from sfumato.server.chat.call import (
     LONG_PROMPT,
     ChatCall,
-    MixedPrompt,
     Thinking,
     before,
     check_slot,
@@ -35,11 +35,13 @@ from sfumato.server.chat.call import (
     requests_of,
 )
 from sfumato.server.chat.deltas import DeltaRenderer, Entry, TokenLog
+from sfumato.server.chat.pictures import prompts_read
 from sfumato.server.chat.sampling import seeds_of
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.route import Answer, Dialect, Frame
 from sfumato.server.schemas import First, Objects, Only, Sampling, without_effect
 from sfumato.server.service import Service
+from sfumato.tasks.works import PlacedPicture
 
 _TOP_P = "is not supported; use top_p"
 _PENALTY = "penalties are not supported"
@@ -372,21 +374,23 @@ COMPLETION_PATH = "/completion"
 
 def parse_completion(service: Service, body: LlamaBody) -> list[Request]:
     """One request for each prompt, all of one seed. Raises Refused."""
-    prompts = prompts_in(body.prompt, "prompt", service.settings.max_choices)
+    given = prompts_in(body.prompt, "prompt", service.settings.max_choices)
+    prompts = prompts_read(service, body, given)
     call = replace(
         llama_call(service, body, COMPLETION_PATH),
         alternatives=body.n_probs or None,
         limit=body.max_tokens if body.n_predict is None else body.n_predict,
         sized=("prompt", "n_predict", "n_probs"),
     )
-    return requests_of(service, call, (_ids(service, prompt) for prompt in prompts))
+    return requests_of(service, call, (_made(service, prompt) for prompt in prompts))
 
 
-def _ids(service: Service, prompt: MixedPrompt) -> list[int]:
+def _made(service: Service, parts: str | list[int | str | Patches]) -> Prompt:
     """Raises Refused."""
-    ids = service.raw_prompt(prompt, COMPLETION_PATH)
+    pictures: list[PlacedPicture] = []
+    ids = service.raw_prompt(parts, COMPLETION_PATH, pictures=pictures)
     check_slot(service, len(ids), LONG_PROMPT, "prompt")
-    return ids
+    return Prompt(ids, (), tuple(pictures))
 
 
 LLAMA_COMPLETION = Dialect(

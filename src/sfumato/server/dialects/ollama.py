@@ -28,6 +28,7 @@ from sfumato.server.chat.call import (
 )
 from sfumato.server.chat.deltas import DeltaRenderer, Entry
 from sfumato.server.chat.objects import written_at
+from sfumato.server.chat.pictures import message_part, of_base64
 from sfumato.server.chat.sampling import given_in
 from sfumato.server.http.errors import ApiError, ErrorForm, Wording
 from sfumato.server.http.inflight import CollectedReply
@@ -93,7 +94,6 @@ MESSAGES = either(
 )
 
 _PENALTY = "penalties are not supported: the tokens of a canvas are drawn together"
-_IMAGES = "images are not supported yet"
 Think = Annotated[
     Any,
     WithJsonSchema(THINK),
@@ -147,13 +147,13 @@ class OllamaChatBody(OllamaGeneration):
 
 @without_effect(
     template=Only("", why="cannot be set; use raw"),
-    images=Only([], why=_IMAGES),
     width=Only(0, why="no images are made here"),
     height=Only(0, why="no images are made here"),
     steps=Only(0, why="no images are made here; use options.max_steps"),
 )
 class OllamaGenerateBody(OllamaGeneration):
     prompt: str | None = Field(None, description="Empty: nothing is generated.")
+    images: list[str] | None = Field(None, description="Pictures, in base64.")
     suffix: str | None = Field(None, description="What comes after the reply.")
     system: str | None = None
     raw: bool | None = Field(None, description="True: no chat template; markers are tokens.")
@@ -238,21 +238,31 @@ def _message(message: Mapping[str, Any], where: str, unknown: Unknown) -> dict[s
     role = "system" if role == "developer" else role
     if not isinstance(role, str) or role not in _KEYS:
         raise Refused(f"{where}.role", "must be one of system, user, assistant, tool")
-    if message.get("images") not in (None, []):
-        raise Refused(f"{where}.images", _IMAGES, code="unsupported")
     unknown.check(message, _KEYS[role] | {"role", "images"}, where)
     content = message.get("content")
     if not isinstance(content, str | None):
         raise Refused(f"{where}.content", "must be text")
-    clean = {"role": role, "content": content}
+    clean: dict[str, Any] = {"role": role, "content": content}
     if role == "assistant":
         clean["content"] = content or ""
+    if message.get("images"):
+        if role not in ("user", "tool"):
+            raise Refused(f"{where}.images", "only messages of users and tools have pictures")
+        clean["content"] = _with_images(content or "", message["images"], f"{where}.images")
     if role == "tool":
         clean["name"] = message.get("tool_name") or message.get("name")
     for name in ("tool_calls", "tool_call_id"):
         if name in _KEYS[role] and message.get(name) is not None:
             clean[name] = message[name]
     return clean
+
+
+def _with_images(text: str, images: Any, where: str) -> list[dict[str, Any]]:
+    """The pictures, and the text behind them. Raises Refused."""
+    if not isinstance(images, list):
+        raise Refused(where, "must be a list of pictures in base64")
+    sources = (of_base64(image, f"{where}[{i}]") for i, image in enumerate(images))
+    return [*map(message_part, sources), {"type": "text", "text": text}]
 
 
 CHAT_PATH = "/api/chat"
@@ -275,9 +285,12 @@ def parse_generate(service: Service, body: OllamaGenerateBody) -> list[Request]:
     prompt, suffix = body.prompt or "", body.suffix or ""
     if not (suffix or body.raw):
         system = [{"role": "system", "content": body.system}] if body.system else []
-        messages = [*system, {"role": "user", "content": prompt}]
+        content = _with_images(prompt, body.images, "images") if body.images else prompt
+        messages = [*system, {"role": "user", "content": content}]
         return requests_of(service, _call(body, GENERATE_PATH, messages=messages))
     exclusions.check(exclusions.OLLAMA, given_in(body))
+    if body.images:
+        raise Refused("images", "goes with neither raw nor suffix", "send one of them")
     ids = service.raw_prompt(prompt, GENERATE_PATH, special=bool(body.raw))
     call = _call(body, GENERATE_PATH)
     if suffix:
@@ -311,6 +324,7 @@ def options_of(body: OllamaGeneration) -> OllamaOptions:
     sending = {"stream": streams(body), "stream_drafts": body.stream_drafts}
     options = given.model_copy(update=sending)
     options.envelope.since = body.envelope.since
+    options.envelope.pictures = body.envelope.pictures
     return options
 
 
@@ -448,7 +462,7 @@ def _without_messages(service: Service, body: OllamaChatBody) -> dict[str, Any] 
 
 
 def _without_prompt(service: Service, body: OllamaGenerateBody) -> dict[str, Any] | None:
-    if body.prompt or body.suffix or body.system:
+    if body.prompt or body.suffix or body.system or body.images:
         return None
     parse_generate(service, body.model_copy(update={"prompt": " "}))  # checks the other fields
     return _loaded(service, body, {"response": ""})
@@ -546,6 +560,7 @@ def _capabilities(service: Service) -> list[str]:
         "insert",
         *(["tools"] if has_tools else []),
         *(["thinking"] if markers.thought_open else []),
+        *(["vision"] if service.model.cut else []),
     ]
 
 

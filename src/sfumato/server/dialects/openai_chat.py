@@ -25,6 +25,7 @@ from sfumato.server.chat.call import (
     requests_of,
 )
 from sfumato.server.chat.deltas import DeltaRenderer, Entry
+from sfumato.server.chat.pictures import message_part, of_url
 from sfumato.server.chat.sampling import (
     limited,
 )
@@ -109,9 +110,8 @@ _KEYS = {
     },
     "tool": {"role", "content", "name", "tool_call_id"},
 }
+IMAGES = ("image_url", "input_image")
 UNSUPPORTED = {
-    "image_url": "images are not supported yet",
-    "input_image": "images are not supported yet",
     "input_audio": "audio is not supported",
     "file": "files are not supported",
     "input_file": "files are not supported",
@@ -158,6 +158,8 @@ def _parts(parts: Sequence[Any], where: str) -> list[Any]:
             raise Refused(here, UNSUPPORTED[kind], code="unsupported")
         if kind == "refusal":
             part = {"type": "text", "text": part.get("refusal")}
+        elif kind in IMAGES:
+            part = message_part(of_url(part, here))
         checked.append(part)
     return checked
 

@@ -34,6 +34,7 @@ from sfumato.server.chat.call import (
     requests_of,
 )
 from sfumato.server.chat.deltas import Entry, Logged, TokenLog, legacy, logged
+from sfumato.server.chat.pictures import prompts_read
 from sfumato.server.chat.sampling import (
     given_in,
     limited,
@@ -160,7 +161,7 @@ def parse(service: Service, body: CompletionBody) -> list[Request]:
     """n requests for each prompt. Raises Refused."""
     body = limited(body)
     count, most = body.n or 1, service.settings.max_choices
-    prompts = prompts_in(body.prompt, "prompt", most)
+    prompts = prompts_read(service, body, prompts_in(body.prompt, "prompt", most))
     if len(prompts) * count > most:
         raise Refused("n", f"at most {most} replies to a request, all prompts together")
     _check(service, body)

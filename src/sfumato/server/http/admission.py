@@ -81,6 +81,20 @@ class Budget:
             self._free += amount
             self._grant()
 
+    @asynccontextmanager
+    async def lend(self, amount: int = 1) -> AsyncIterator[None]:
+        """Within, so much of what is held is others'. Raises ApiError after a long wait for it."""
+        self._free += amount
+        self._grant()
+        try:
+            yield
+        finally:
+            try:
+                await self._acquire(amount)
+            except BaseException:
+                self._free -= amount  # `hold` gives it back
+                raise
+
     async def _acquire(self, amount: int) -> None:
         if not self._waiting and amount <= self._free:
             self._free -= amount

@@ -4,6 +4,7 @@ operator allows. Decoding takes place in few threads of its own. Knows no model 
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,18 @@ from sfumato.refused import Refused
 from sfumato.server.http.admission import Budget
 
 
+class Unread(Exception):
+    """A body has pictures that are not read yet."""
+
+    def __init__(self, sources: Sequence[PictureSource]) -> None:
+        super().__init__(sources)
+        self.sources = sources
+
+
+OnPicture = Callable[[float, bool], None]
+"""The seconds that a picture took from its bytes to patches, and whether it was read."""
+
+
 class PictureReader:
     """What may be read, and how many pictures at a time."""
 
@@ -27,13 +40,15 @@ class PictureReader:
         self,
         hosts: Sequence[str] = (),
         folder: Path | None = None,
+        done: OnPicture = lambda seconds, is_read: None,
         limits: Limits | None = None,
         threads: int = 2,
         waiting: int = 64,
     ) -> None:
         """hosts: see `media.fetch.fetch`; folder: of the files that may be read, None: none;
-        threads: pictures that are decoded at a time; waiting: those that may wait for it."""
-        self._hosts, self._folder = tuple(hosts), folder
+        done: called behind each picture, in any thread; threads: pictures that are decoded at a
+        time; waiting: those that may wait for it."""
+        self._hosts, self._folder, self._done = tuple(hosts), folder, done
         # Of damaged data, with a stranger's numbers: each would stay in memory, and fill a log.
         warnings.filterwarnings("ignore", module=r"PIL\.")
         self._limits = limits or Limits()
@@ -55,9 +70,15 @@ class PictureReader:
         return await _in_thread(self._decoding, lambda: self._read(source, cut, content))
 
     def _read(self, source: PictureSource, cut: Cut, content: bytes | None) -> Patches:
-        if source.scheme == "file" or isinstance(source.given, Path):
-            content = self._file(source)
-        return source.patches(cut, self._limits, content)
+        since, is_read = time.perf_counter(), False
+        try:
+            if source.scheme == "file" or isinstance(source.given, Path):
+                content = self._file(source)
+            patches = source.patches(cut, self._limits, content)
+            is_read = True
+            return patches
+        finally:
+            self._done(time.perf_counter() - since, is_read)
 
     def _file(self, source: PictureSource) -> bytes:
         """The bytes of a file below the folder, links resolved."""

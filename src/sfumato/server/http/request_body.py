@@ -125,6 +125,7 @@ async def read_with(
         body = await run_in_threadpool(decode, data)
         body.envelope.since = since
         body.envelope.owner = request.scope.get(OWNER, "")
+        body.envelope.apart = threads.lend
         yield body
 
 

@@ -16,6 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from fastapi import Request as HttpRequest
@@ -36,6 +37,7 @@ from sfumato.server.http.errors import (
 )
 from sfumato.server.http.inflight import AnyEvent, CollectedReply, InFlight, headers_of
 from sfumato.server.http.middleware import Receive, Scope, Send
+from sfumato.server.http.pictures import Unread
 from sfumato.server.schemas import Body
 from sfumato.server.service import Service
 
@@ -105,6 +107,7 @@ SSE = Wire("text/event-stream", event, keepalive=": waiting\n\n")
 
 
 B = TypeVar("B", bound=Body)
+Parsed = TypeVar("Parsed")
 Frame = dict[str, Any]
 Answer = Mapping[str, Any] | Iterator[Any]
 """One JSON object, or a list whose items are made and encoded one by one."""
@@ -215,11 +218,24 @@ def _parsed(post: Post[B], service: Service, body: B) -> Frame | list[Request]:
     return post.parse(service, body)
 
 
+async def with_pictures(service: Service, body: Body, parsed: Callable[[], Parsed]) -> Parsed:
+    """What `parsed` makes of the body, in a thread; again once its pictures are read, if it raises
+    Unread."""
+    try:
+        return await run_in_threadpool(parsed)
+    except Unread as unread:
+        assert service.model.cut is not None
+        async with body.envelope.apart():
+            read = await service.pictures.read(unread.sources, service.model.cut)
+        body.envelope.pictures |= read
+    return await run_in_threadpool(parsed)
+
+
 async def reply(post: Post[B], service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
     with in_the_words_of(post.wording):
         async with request_body.read(service, http, post.body_type) as body:
-            parsed = await run_in_threadpool(_parsed, post, service, body)
+            parsed = await with_pictures(service, body, partial(_parsed, post, service, body))
             if isinstance(parsed, dict):
                 if isinstance(post, Dialect) and post.streams(body):
                     return Response(post.wire.encode(parsed), media_type=post.wire.media_type)

@@ -22,7 +22,9 @@ from sfumato.engine import Request
 from sfumato.refused import Refused
 from sfumato.server import schemas
 from sfumato.server.chat.call import ChatCall, Message, Thinking, requests_of, thinking_of, tool_use
-from sfumato.server.dialects.openai_chat import UNSUPPORTED
+from sfumato.server.chat.pictures import check as check_pictures
+from sfumato.server.chat.pictures import message_part, messages_read, of_url, sources_in
+from sfumato.server.dialects.openai_chat import IMAGES, UNSUPPORTED
 from sfumato.server.response_store import Item, Missing, ResponseStore, Stored
 from sfumato.server.schemas import (
     NAME,
@@ -46,7 +48,7 @@ from sfumato.server.schemas import (
     without_effect,
 )
 from sfumato.server.service import Service
-from sfumato.text.messages import tool_name
+from sfumato.text.messages import PictureParts, tool_name
 from sfumato.text.prompt import prompt_ids
 
 LONGEST_ID = 128
@@ -264,9 +266,12 @@ class References:
 
 
 def _size(item: Item) -> int:
-    """Characters of the item's texts."""
-    texts = [part.get("text", "") for part in item.get("content", ())]
-    return len(item.get("arguments", "")) + len(item.get("output", "")) + sum(map(len, texts))
+    """Characters of the item's texts, and of the URLs of its pictures."""
+    output = item.get("output", "")
+    parts = [*item.get("content", ()), *(output if isinstance(output, list) else ())]
+    texts = [part.get(name) or "" for part in parts for name in ("text", "image_url")]
+    own = output if isinstance(output, str) else ""
+    return len(item.get("arguments", "")) + len(own) + sum(map(len, texts))
 
 
 Find = Callable[[str], Item]
@@ -318,7 +323,9 @@ def _item(item: Mapping[str, Any], where: str, find: Find, unknown: Unknown) -> 
         raise Refused(f"{where}.call_id", f"must be a text of 1 to {LONGEST_ID} characters")
     head = {"id": own, "type": kind, "status": "completed", "call_id": call_id}
     if kind == "function_call_output":
-        return head | {"output": "".join(_texts(item.get("output"), f"{where}.output"))}
+        parts = _contents(item.get("output"), f"{where}.output", _input)
+        texts = [part["text"] for part in parts if "text" in part]
+        return head | {"output": "".join(texts) if len(texts) == len(parts) else parts}
     arguments = item.get("arguments")
     if not isinstance(arguments, str):
         raise Refused(f"{where}.arguments", "must be a text of JSON")
@@ -348,9 +355,11 @@ def _checked_message(item: Mapping[str, Any], own: str, where: str) -> Item:
     role = item.get("role")
     if role not in _ROLES:
         raise Refused(f"{where}.role", f"must be one of {', '.join(_ROLES)}")
-    texts = _texts(item.get("content"), f"{where}.content")
     made = _output if role == "assistant" else _input
-    return _message(role, [made(text) for text in texts], own)
+    parts = _contents(item.get("content"), f"{where}.content", made)
+    if role != "user" and any("image_url" in part for part in parts):
+        raise Refused(f"{where}.content", "only messages of users have pictures")
+    return _message(role, parts, own)
 
 
 def _message(role: str, content: list[Item], own: str) -> Item:
@@ -365,13 +374,26 @@ def _output(text: str) -> Item:
     return {"type": "output_text", "text": text, "annotations": []}
 
 
-def _texts(content: Any, where: str) -> list[str]:
-    """The texts of a content: a text, or parts. Raises Refused."""
+def _contents(content: Any, where: str, made: Callable[[str], Item]) -> list[Item]:
+    """The parts of a content, which may be one text. made: makes a part of a text. Raises
+    Refused."""
     if isinstance(content, str):
-        return [content]
+        return [made(content)]
     if not isinstance(content, list):
         raise Refused(where, "must be text or a list of parts")
-    return [_text(part, f"{where}[{i}]") for i, part in enumerate(content)]
+    places = ((part, f"{where}[{i}]") for i, part in enumerate(content))
+    return [_image(part, at) or made(_text(part, at)) for part, at in places]
+
+
+def _image(part: Any, where: str) -> Item | None:
+    """A picture as it is kept; None for another part. Raises Refused."""
+    if not isinstance(part, Mapping) or part.get("type") not in IMAGES:
+        return None
+    of_url(part, where)  # whose checks are those of chat's
+    url, detail = part["image_url"], part.get("detail")
+    if isinstance(url, Mapping):
+        url, detail = url["url"], url.get("detail")
+    return {"type": "input_image", "image_url": url, "detail": detail or "auto"}
 
 
 def _text(part: Any, where: str) -> str:
@@ -469,7 +491,10 @@ def conversation(instructions: str | None, items: Iterable[tuple[str, Item]]) ->
             name = item["call_id"]
             if name not in callers:
                 raise Refused(f"{where}.call_id", f"{name!r} is of no function_call before it")
-            output = {"role": "tool", "tool_call_id": name, "content": item["output"]}
+            content = item["output"]
+            if isinstance(content, list):
+                content = _of_chat(content, f"{_place(item, where)}.output")
+            output = {"role": "tool", "tool_call_id": name, "content": content}
             callers[name].outputs.append(Turn(output, where))
     if not turns:
         raise Refused("input", "holds nothing but thoughts", "add a message")
@@ -479,15 +504,35 @@ def conversation(instructions: str | None, items: Iterable[tuple[str, Item]]) ->
 def _add_message(turns: list[Turn], item: Item, where: str, last: Turn | None) -> None:
     """last: the assistant's turn that is still open."""
     role = "system" if item["role"] == "developer" else item["role"]
-    texts = [part["text"] for part in item["content"]]
+    parts = _of_chat(item["content"], f"{_place(item, where)}.content")
+    texts = [part["text"] for part in parts if "text" in part]
     if role == "assistant" and last is not None and last.message.get("tool_calls"):
         # Outputs follow the message with their calls, so text behind calls joins that message.
         last.message["content"] = (last.message.get("content") or "") + "".join(texts)
         return
     content: Any = "".join(texts)
-    if len(texts) > 1 and role == "user":
-        content = [{"type": "text", "text": text} for text in texts]
+    if len(parts) > len(texts) or (len(texts) > 1 and role == "user"):
+        content = parts
     turns.append(Turn({"role": role, "content": content}, where))
+
+
+_EARLIER = "previous_response_id"
+
+
+def _place(item: Item, where: str) -> str:
+    """Where an item stands; those of earlier responses by their ids, since a picture is known by
+    its place."""
+    return f"{where}[{item['id']}]" if where == _EARLIER else where
+
+
+def _of_chat(parts: Sequence[Item], where: str) -> list[dict[str, Any]]:
+    """Parts of a message of the chat template."""
+    return [
+        {"type": "text", "text": part["text"]}
+        if "text" in part
+        else message_part(of_url(part, f"{where}[{i}]"))
+        for i, part in enumerate(parts)
+    ]
 
 
 def names_of(turns: Iterable[Turn]) -> dict[str, str]:
@@ -543,9 +588,11 @@ def request_and_input(
     of it. Raises Refused."""
     before, placed = _items(service, body)
     own = [item for _, item in placed]
-    earlier = [("previous_response_id", item) for item in before]
+    earlier = [(_EARLIER, item) for item in before]
     turns = conversation(body.instructions, [*earlier, *placed])
     call = _call(service, body, [turn.message for turn in turns])
+    if body.truncation == "auto":
+        check_pictures(service, list(sources_in(call.messages or ())))
     over = len(turns) - _fitting(service, call) if body.truncation == "auto" else 0
     if over:
         head = heads(call.messages or [])
@@ -625,13 +672,14 @@ def _of_text(body: ResponsesBody) -> Iterator[GrammarSource]:
 
 def _fitting(service: Service, call: ChatCall) -> int:
     """How many of the messages fit a slot together with the reply. Raises Refused."""
-    model, messages = service.model, call.messages or []
+    model, messages = service.model, messages_read(call.drawn, call.messages or [])
     thinking, _ = thinking_of(call.thinking)
     tools = tool_use(call.tools, call.tool_choice, model).tools
     canvas = call.drawn.canvas_length or model.config.canvas_length
     room = canvas if call.limit is None or call.limit == -1 else call.limit
 
     def fits(messages: Sequence[Any]) -> bool:
+        pictures: PictureParts = []
         try:
             ids = prompt_ids(
                 model.template,
@@ -640,9 +688,11 @@ def _fitting(service: Service, call: ChatCall) -> int:
                 thinking=thinking,
                 tools=tools,
                 check=lambda text: service.engine.check_length(text, "input"),
+                pictures=pictures,
             )
         except ValueError:  # too long, or wrong, which is said where the prompt is made
             return False
-        return len(ids) + room <= service.context
+        soft = sum(part["patches"].soft_tokens for _, part in pictures)
+        return len(ids) + soft + room <= service.context
 
     return len(latest_turns(messages, fits))
