@@ -95,7 +95,8 @@ def test_names_of_the_model() -> None:
 def test_models(client: Client) -> None:
     models = client.http.get("/v1/models").json()
     (named,) = models["models"]
-    assert named.keys() == {"name", "description", "release_date"} and named["name"] == "m"
+    assert named.keys() == {"name", "description", "release_date", "capabilities"}
+    assert named["name"] == "m"
     written = client.engine.served.written
     assert written is None and date.fromisoformat(named["release_date"])
     client.engine.served = replace(client.engine.served, written=86_400.0)

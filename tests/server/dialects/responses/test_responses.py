@@ -293,7 +293,11 @@ def test_drafts_are_events_of_our_own(http: TestClient) -> None:
     [
         ([], {}, "input"),
         ([{"role": "king", "content": "x"}], {}, "input[0].role"),
-        ([{"role": "user", "content": [{"type": "input_image"}]}], {}, "input[0].content[0].image_url"),
+        (
+            [{"role": "user", "content": [{"type": "input_image"}]}],
+            {},
+            "input[0].content[0].image_url",
+        ),
         ([{"role": "user", "content": 5}], {}, "input[0].content"),
         ([{"role": "user", "content": "x", "weight": 1}], {}, "input[0].weight"),
         ([{"type": "web_search_call", "id": "ws_1"}], {}, "input[0].type"),

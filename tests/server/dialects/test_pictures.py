@@ -1,0 +1,404 @@
+"""Pictures in the bodies of every dialect: one prompt for all, whole and streamed; and refusals."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.server.conftest import Served, serving
+from tests.support.pictures import file_of, picture
+from tests.support.seeing_model import seeing_model
+
+from sfumato.engine import Prompt, Request, Terminal
+from sfumato.media.patches import patches_of
+from sfumato.server.app import ServerSettings
+from sfumato.server.chat.call import MARKER
+from sfumato.train import pictures as training
+
+QUESTION = "Which digit is this?"
+PNG = base64.b64encode(file_of(picture(40, 40), "PNG")).decode()
+OTHER = base64.b64encode(file_of(picture(60, 30, 1), "PNG")).decode()
+URL, OTHER_URL = f"data:image/png;base64,{PNG}", f"data:image/png;base64,{OTHER}"
+SHORT: dict[str, Any] = {"max_tokens": 4, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("allowed")
+    (made / "a.png").write_bytes(base64.b64decode(PNG))
+    return made
+
+
+ended: list[Request] = []
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Served]:
+    """A server of a model with a tower; `ended` has its requests."""
+
+    def note(request: Request, terminal: Terminal) -> None:
+        ended.append(request)
+
+    settings = ServerSettings(limit_images=2, image_folder=folder, keepalive_s=0.5)
+    with serving(
+        seeing_model(tmp_path_factory.mktemp("sees") / "model"), settings, on_finish=note
+    ) as served:
+        yield served
+
+
+def ask(served: Served, path: str, **body: Any) -> tuple[httpx.Response, Prompt]:
+    """The answer, and the prompt of the request that the engine has ended."""
+    ended.clear()
+    answer = served.post(path, **body)
+    assert answer.status_code == 200, answer.text
+    until = time.monotonic() + 20
+    while not ended:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    made = ended[-1].made
+    assert made is not None
+    return answer, made
+
+
+def image_url(url: Any = URL, **more: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, **more}}
+
+
+def block(data: str = PNG) -> dict[str, Any]:
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    return {"type": "image", "source": source}
+
+
+TEXT = {"type": "text", "text": QUESTION}
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+OLLAMA, GENERATE, COMPLETION = "/api/chat", "/api/generate", "/completion"
+OPTIONS = {"num_predict": 4, "seed": 1}
+
+
+def user(*content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": list(content)}]
+
+
+def input_image(url: str = URL, **more: Any) -> dict[str, Any]:
+    return {"type": "input_image", "image_url": url, **more}
+
+
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, SHORT | {"messages": user(image_url(), TEXT)}),
+    "chat, as a text": (
+        CHAT,
+        SHORT | {"messages": user({"type": "image_url", "image_url": URL}, TEXT)},
+    ),
+    "responses": (
+        RESPONSES,
+        {
+            "input": user(input_image(detail="auto"), {"type": "input_text", "text": QUESTION}),
+            "max_output_tokens": 4,
+            "truncation": "auto",
+        },
+    ),
+    "anthropic": (MESSAGES, SHORT | {"messages": user(block(), TEXT)}),
+    "ollama": (
+        OLLAMA,
+        {
+            "messages": [{"role": "user", "content": QUESTION, "images": [PNG]}],
+            "options": OPTIONS,
+        },
+    ),
+    "ollama generate": (GENERATE, {"prompt": QUESTION, "images": [PNG], "options": OPTIONS}),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", ASKED)
+def test_every_dialect_makes_the_same_prompt(seeing: Served, kind: str, stream: bool) -> None:
+    path, body = ASKED[kind]
+    _, made = ask(seeing, path, **body, stream=stream)
+    (placed,) = made.pictures
+    assert (made.ids, placed.start) == training.prompt(QUESTION)
+    assert placed.patches.key == patches_of(picture(40, 40), training.CUT).key
+
+
+def test_soft_tokens_are_tokens_of_the_prompt(seeing: Served) -> None:
+    path, body = ASKED["chat"]
+    usage = seeing.post(path, **body).json()["usage"]
+    assert usage["prompt_tokens"] == len(training.prompt(QUESTION)[0])
+    count = len(training.prompt(QUESTION)[0])
+    counted = seeing.post("/v1/chat/completions/input_tokens", messages=body["messages"])
+    assert counted.json()["input_tokens"] == count
+    messages = ASKED["anthropic"][1]["messages"]
+    answer = seeing.post("/v1/messages/count_tokens", messages=messages)
+    assert answer.json() == {"input_tokens": count}
+
+
+def test_llama_servers_data_stand_at_its_markers(seeing: Served) -> None:
+    prompt = {"prompt_string": f"a {MARKER} b {MARKER}", "multimodal_data": [PNG, OTHER]}
+    answer, made = ask(seeing, COMPLETION, prompt=prompt, n_predict=4)
+    tokenizer = seeing.service.model.tokenizer
+    first, second = made.pictures
+    keys = [each.patches.key for each in made.pictures]
+    assert keys[0] == patches_of(picture(40, 40), training.CUT).key != keys[1]
+    assert tokenizer.decode(made.ids[: first.start]).startswith("a ")
+    assert " b " in tokenizer.decode(made.ids[first.end : second.start])
+    assert answer.json()["tokens_evaluated"] == len(made.ids)
+    prompts = [prompt, "plain"]
+    assert len(seeing.post(COMPLETION, prompt=prompts, n_predict=4).json()) == 2
+
+
+def test_embeddings_have_pictures(seeing: Served) -> None:
+    one = {"prompt_string": f"a {MARKER}", "multimodal_data": [PNG]}
+    two = one | {"multimodal_data": [OTHER]}
+    answer = seeing.post("/embeddings", content=[one, two])
+    first, second = (each["embedding"] for each in answer.json())
+    assert first != second
+
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+OF_TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (
+        CHAT,
+        SHORT
+        | {
+            "messages": [
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "tool_calls": [CALL]},
+                {"role": "tool", "tool_call_id": "c", "content": [TEXT, image_url()]},
+            ]
+        },
+    ),
+    "responses": (
+        RESPONSES,
+        {
+            "input": [
+                {"role": "user", "content": "x"},
+                {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+                {
+                    "type": "function_call_output",
+                    "call_id": "c",
+                    "output": [{"type": "input_text", "text": QUESTION}, input_image()],
+                },
+            ],
+            "max_output_tokens": 4,
+        },
+    ),
+    "anthropic": (
+        MESSAGES,
+        SHORT
+        | {
+            "messages": [
+                {"role": "user", "content": "x"},
+                {
+                    "role": "assistant",
+                    "content": [{"type": "tool_use", "id": "c", "name": "look", "input": {}}],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "tool_result", "tool_use_id": "c", "content": [TEXT, block()]}
+                    ],
+                },
+            ]
+        },
+    ),
+    "ollama": (
+        OLLAMA,
+        {
+            "messages": [
+                {"role": "user", "content": "x"},
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"function": {"name": "look", "arguments": {}}}],
+                },
+                {"role": "tool", "tool_name": "look", "content": QUESTION, "images": [PNG]},
+            ],
+            "options": OPTIONS,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OF_TOOLS)
+def test_results_of_tools_have_pictures(seeing: Served, kind: str) -> None:
+    path, body = OF_TOOLS[kind]
+    _, made = ask(seeing, path, **body)
+    (placed,) = made.pictures
+    assert placed.patches.key == patches_of(picture(40, 40), training.CUT).key
+    path, body = OF_TOOLS["chat"]
+    assert made.ids == ask(seeing, path, **body)[1].ids
+
+
+def test_a_response_is_followed_with_its_pictures(seeing: Served) -> None:
+    text = {"type": "input_text", "text": QUESTION}
+    asked = user(input_image(), text) + user(input_image(OTHER_URL), text)
+    answer, before = ask(seeing, RESPONSES, input=asked, max_output_tokens=4)
+    first = answer.json()
+    items = seeing.http.get(f"{RESPONSES}/{first['id']}/input_items").json()["data"]
+    kept = [part for item in items for part in item["content"] if part["type"] == "input_image"]
+    assert sorted(part["image_url"] for part in kept) == sorted([URL, OTHER_URL])
+    follows = {"previous_response_id": first["id"], "max_output_tokens": 4}
+    _, made = ask(seeing, RESPONSES, input="And?", **follows)
+    keys = [each.patches.key for each in made.pictures]
+    assert keys == [each.patches.key for each in before.pictures] and len(set(keys)) == 2
+
+
+def test_details_are_numbers_of_soft_tokens(seeing: Served) -> None:
+    for detail in ("low", "high", "original"):  # this tower reads no more than its default
+        body = SHORT | {"messages": user(image_url(detail=detail), TEXT)}
+        _, made = ask(seeing, CHAT, **body)
+        assert made.pictures[0].patches.soft_tokens == 25 <= training.CUT.tokens
+
+
+def test_files_of_the_folder_are_read(seeing: Served, folder: Path) -> None:
+    body = SHORT | {"messages": user(image_url(f"file://{folder}/a.png"), TEXT)}
+    assert len(ask(seeing, CHAT, **body)[1].pictures) == 1
+
+
+def refused(answer: httpx.Response) -> str:
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    return str(error if isinstance(error, str) else error["message"])
+
+
+BAD = base64.b64encode(b"no picture").decode()
+SMALL = file_of(picture(8, 8), "PNG")
+HEAD = SMALL[12:16] + (60_000).to_bytes(4, "big") * 2 + SMALL[24:29]
+CHECKSUM = zlib.crc32(HEAD).to_bytes(4, "big")
+BOMB = base64.b64encode(SMALL[:12] + HEAD + CHECKSUM + SMALL[33:]).decode()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "beginning"),
+    [
+        (CHAT, {"messages": user(image_url("nowhere"))}, "messages[0].content[0].image_url: "),
+        (CHAT, {"messages": user(TEXT, image_url(5))}, "messages[0].content[1].image_url: must"),
+        (CHAT, {"messages": user(image_url(detail="huge"))}, "messages[0].content[0].image_url.de"),
+        (CHAT, {"messages": user(image_url("http://10.0.0.1/a.png"))}, "messages[0].content[0]."),
+        (CHAT, {"messages": user(image_url("file:///etc/passwd"))}, "messages[0].content[0].image"),
+        (CHAT, {"messages": user({"type": "image", "path": "/etc/passwd"})}, "messages[0].content"),
+        (CHAT, {"messages": user({"type": "image", "bytes": "x"})}, "messages[0].content[0].type"),
+        (CHAT, {"messages": user({"type": "input_audio"})}, "messages[0].content[0]: audio"),
+        (
+            CHAT,
+            {"messages": [{"role": "system", "content": [image_url()]}, *user(TEXT)]},
+            "messages[0].content[0].type: only 'text'",
+        ),
+        (
+            CHAT,
+            {"messages": user(image_url(), image_url(), image_url())},
+            "messages[0].content[2].image_url: 3 pictures",
+        ),
+        (
+            CHAT,
+            {"messages": user(image_url(f"data:;base64,{BOMB}"))},
+            "messages[0].content[0].image_url: the picture has 60000 × 60000",
+        ),
+        (
+            RESPONSES,
+            {"input": user({"type": "input_image", "file_id": "f"})},
+            "input[0].content[0]",
+        ),
+        (
+            RESPONSES,
+            {"input": user(input_image(f"data:;base64,{BAD}"))},
+            "input[0].content[0].imag",
+        ),
+        (
+            RESPONSES,
+            {"input": [{"role": "assistant", "content": [input_image()]}]},
+            "input[0].content: only messages of users",
+        ),
+        (
+            MESSAGES,
+            {"max_tokens": 4, "system": "x", "messages": user(TEXT, block(BAD))},
+            "messages[0].content[1].source.data: the bytes are no picture",
+        ),
+        (
+            MESSAGES,
+            {"max_tokens": 4, "messages": user({"type": "image", "source": {"type": "file"}})},
+            "messages[0].content[0].source.type: ",
+        ),
+        (
+            OLLAMA,
+            {"messages": [{"role": "user", "content": "x", "images": [PNG, "@"]}]},
+            "messages[0].images[1]: ",
+        ),
+        (
+            OLLAMA,
+            {"messages": [{"role": "system", "content": "x", "images": [PNG]}]},
+            "messages[0].images: only",
+        ),
+        (GENERATE, {"prompt": "x", "images": [BAD]}, "images[0]: the bytes are no picture"),
+        (GENERATE, {"prompt": "x", "raw": True, "images": [PNG]}, "images: goes with neither"),
+        (
+            COMPLETION,
+            {"prompt": {"prompt_string": MARKER, "multimodal_data": ["malformed"]}},
+            "prompt.multimodal_data[0]: ",
+        ),
+        (
+            COMPLETION,
+            {"prompt": {"prompt_string": "What is this:\n", "multimodal_data": [""]}},
+            "prompt.multimodal_data: has 1 pictures",
+        ),
+        (
+            "/embeddings",
+            {"content": {"prompt_string": MARKER, "multimodal_data": [BAD]}},
+            "content.multimodal_data[0]: the bytes",
+        ),
+    ],
+)
+def test_what_is_refused_is_named(
+    seeing: Served, path: str, body: dict[str, Any], beginning: str
+) -> None:
+    assert refused(seeing.post(path, **body)).startswith(beginning)
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_a_model_without_a_tower_says_so(server: Served, kind: str) -> None:
+    path, body = ASKED[kind]
+    message = refused(server.post(path, **body))
+    assert message.endswith("this model reads no pictures; send text")
+    assert message.startswith(("messages[0].", "input[0].content[0].", "images[0]"))
+
+
+def test_the_server_says_what_it_reads(seeing: Served, server: Served) -> None:
+    for served, sees in ((seeing, True), (server, False)):
+        props = served.http.get("/props").json()
+        assert props["modalities"]["vision"] is sees
+        assert props["limits"]["images"] == (2 if sees else 0)
+        models = served.http.get("/v1/models").json()
+        card = models["data"][0]
+        assert ("image" in card["architecture"]["input_modalities"]) is sees
+        assert card["capabilities"]["image_input"]["supported"] is sees
+        assert ("multimodal" in models["models"][0]["capabilities"]) is sees
+        shown = served.post("/api/show", model=served.service.name).json()
+        assert ("vision" in shown["capabilities"]) is sees
+
+
+def test_pictures_are_counted(seeing: Served) -> None:
+    def counts() -> list[float]:
+        lines = seeing.http.get("/metrics").text.splitlines()
+        name = 'sfumato_picture_seconds_count{outcome="%s"}'
+        pairs = [line.rpartition(" ") for line in lines]
+        return [
+            sum(float(value) for key, _, value in pairs if key == name % outcome)
+            for outcome in ("read", "refused")
+        ]
+
+    read, failed = counts()
+    seeing.post(CHAT, **ASKED["chat"][1])
+    seeing.post(CHAT, messages=user(image_url(f"data:;base64,{BAD}")))
+    assert counts() == [read + 1, failed + 1]
+
+
+def test_the_audit_has_no_pixels(seeing: Served) -> None:
+    _, made = ask(seeing, CHAT, **ASKED["chat"][1])
+    text = json.dumps(ended[-1].texts())
+    assert made.pictures[0].patches.key in text and len(text) < 1000
