@@ -298,7 +298,7 @@ BOMB = base64.b64encode(SMALL[:12] + HEAD + CHECKSUM + SMALL[33:]).decode()
         (
             CHAT,
             {"messages": user(image_url(f"data:;base64,{BOMB}"))},
-            "messages[0].content[0].image_url: the picture has 60000 × 60000",
+            "messages[0].content[0].image_url: the picture has too many",
         ),
         (
             RESPONSES,
