@@ -7,6 +7,7 @@ import pytest
 from sfumato.values import (
     Biases,
     Choice,
+    CountOf,
     Each,
     Flag,
     Kind,
@@ -35,6 +36,8 @@ SHARE = Number(0, 1, (0, 1))
         (Number(0, 10), "2", 2, 2.0),
         (Size(), "8M", "8m", 8 * 2**20),
         (Size(), "4096", 4096, 4096),
+        (CountOf("image"), "8", 8, 8),
+        (CountOf("image"), "image=0", "image=0", 0),
         (Choice(("int8", "bf16")), "bf16", "bf16", "bf16"),
         (Path(), "a b", "a b", "a b"),
         (Text(), "ü", "ü", "ü"),

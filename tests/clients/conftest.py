@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 from tests.server.conftest import serving
 from tests.support.answering_model import answering_model
+from tests.support.pictures import file_of, picture
+from tests.support.seeing_model import seeing_model
 
 import sfumato
 from sfumato.server.app import ServerSettings
@@ -47,6 +50,23 @@ def embedded_url() -> Iterator[str]:
     """The embedded model's: a scripted one has no vectors."""
     with serving(sfumato.load()) as served:
         yield served.url
+
+
+@pytest.fixture(scope="session")
+def seeing_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """That of a model that reads pictures; what it says of them depends on them, and on no more."""
+    model = seeing_model(tmp_path_factory.mktemp("sees") / "model")
+    with serving(model, ServerSettings(max_tokens=16)) as served:
+        yield served.url
+
+
+def png(seed: int = 0) -> bytes:
+    """A picture of 40 × 40 pixels."""
+    return file_of(picture(40, 40, seed), "PNG")
+
+
+def data_url(seed: int = 0) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png(seed)).decode()}"
 
 
 def weather(city: str) -> str:

@@ -6,11 +6,12 @@ A framework that is not in the environment is skipped; `make test-clients` has t
 from __future__ import annotations
 
 import asyncio
+import base64
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from tests.clients.conftest import ANSWER, QUESTION, weather
+from tests.clients.conftest import ANSWER, QUESTION, png, weather
 
 pytestmark = pytest.mark.clients
 ELSEWHERE = "not in this environment: run by make test-clients"
@@ -33,6 +34,19 @@ def test_langchain(url: str) -> None:
         messages += [message, {"role": "tool", "content": weather(**call["args"])}]
         messages[-1]["tool_call_id"] = call["id"]
         assert "".join(part.text for part in chat.stream(messages)) == ANSWER
+
+
+def test_langchains_pictures(seeing_url: str) -> None:
+    langchain: Any = pytest.importorskip("langchain_openai", reason=ELSEWHERE)
+    for responses in (False, True):
+        chat = langchain.ChatOpenAI(
+            model="m", base_url=f"{seeing_url}/v1", max_retries=0, use_responses_api=responses
+        )
+        data = base64.b64encode(png()).decode()
+        shown = {"type": "image", "source_type": "base64", "mime_type": "image/png", "data": data}
+        content: list[Any] = [{"type": "text", "text": "What?"}, shown]
+        message = chat.invoke([{"role": "user", "content": content}])
+        assert message.usage_metadata["input_tokens"] > 25
 
 
 def test_instructor(url: str) -> None:

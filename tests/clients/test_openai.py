@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.clients.conftest import ANSWER, QUESTION, weather
+from tests.clients.conftest import ANSWER, QUESTION, data_url, weather
 
 pytestmark = pytest.mark.clients
 openai: Any = pytest.importorskip("openai", reason="run by make test-clients")
@@ -38,6 +38,34 @@ def test_responses(url: str) -> None:
         model="m", input=given, tools=[tool], previous_response_id=first.id
     ) as stream:
         assert stream.get_final_response().output_text == ANSWER
+
+
+def test_pictures(seeing_url: str) -> None:
+    client = openai.OpenAI(base_url=f"{seeing_url}/v1", max_retries=0)
+    ask: Any = "What is this?"
+    for stream in (False, True):
+        parts: list[Any] = [
+            {"type": "image_url", "image_url": {"url": data_url(), "detail": "low"}},
+            {"type": "text", "text": ask},
+        ]
+        how: Any = {"model": "m", "messages": [{"role": "user", "content": parts}]}
+        if stream:
+            how["stream_options"] = {"include_usage": True}
+            *_, made = client.chat.completions.create(stream=True, **how)
+        else:
+            made = client.chat.completions.create(**how)
+        assert made.usage.prompt_tokens > 25  # its soft tokens, and the text
+    content: list[Any] = [
+        {"type": "input_image", "image_url": data_url(), "detail": "auto"},
+        {"type": "input_text", "text": ask},
+    ]
+    first = client.responses.create(model="m", input=[{"role": "user", "content": content}])
+    again = client.responses.create(model="m", input="And?", previous_response_id=first.id)
+    assert again.usage.input_tokens > first.usage.input_tokens == made.usage.prompt_tokens
+    with pytest.raises(openai.BadRequestError, match="no picture") as error:
+        broken: Any = [{"type": "image_url", "image_url": {"url": "data:;base64,aGk="}}]
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": broken}])
+    assert error.value.param == "messages[0].content[0].image_url"
 
 
 def test_embeddings(embedded_url: str) -> None:

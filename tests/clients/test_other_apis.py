@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pytest
-from tests.clients.conftest import ANSWER, QUESTION, weather
+from tests.clients.conftest import ANSWER, QUESTION, png, weather
 
 pytestmark = pytest.mark.clients
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -23,6 +24,19 @@ def test_anthropic(url: str) -> None:
     messages += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
     with client.messages.stream(**how) as stream:
         assert stream.get_final_text() == ANSWER
+
+
+def test_anthropics_pictures(seeing_url: str) -> None:
+    anthropic: Any = pytest.importorskip("anthropic", reason="run by make test-clients")
+    client = anthropic.Anthropic(base_url=seeing_url, max_retries=0)
+    data = base64.b64encode(png()).decode()
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    content: list[Any] = [{"type": "image", "source": source}, {"type": "text", "text": "What?"}]
+    how: Any = {"model": "m", "messages": [{"role": "user", "content": content}]}
+    with client.messages.stream(max_tokens=16, **how) as stream:
+        final = stream.get_final_message()
+    count = final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0)
+    assert client.messages.count_tokens(**how).input_tokens == count > 25
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -48,3 +62,14 @@ def test_ollama(url: str) -> None:
     messages.append({"role": "assistant", "tool_calls": [call]})
     messages.append({"role": "tool", "tool_name": "weather", "content": result})
     assert "".join(part.message.content or "" for part in client.chat(**how)) == ANSWER
+
+
+def test_ollamas_pictures(seeing_url: str) -> None:
+    ollama: Any = pytest.importorskip("ollama", reason="run by make test-clients")
+    client = ollama.Client(host=seeing_url)
+    messages: list[Any] = [{"role": "user", "content": "What?", "images": [png()]}]
+    *_, last = client.chat(model="m", messages=messages, stream=True)
+    assert last.prompt_eval_count > 25
+    made = client.generate(model="m", prompt="What?", images=[png()])
+    assert made.prompt_eval_count == last.prompt_eval_count
+    assert "vision" in client.show(client.list().models[0].model).capabilities

@@ -21,6 +21,7 @@ from sfumato.engine.stats import EngineState, RowState
 from sfumato.options import MOST_STEPS
 from sfumato.refused import Refused
 from sfumato.server import schemas
+from sfumato.server.chat import pictures
 from sfumato.server.chat.call import MARKER, continuation
 from sfumato.server.chat.objects import warned, written_at
 from sfumato.server.dialects import openai_chat
@@ -347,11 +348,13 @@ def _prompt(service: Service, body: TemplateBody) -> dict[str, Any]:
         talk, continued = continuation(service, talk, body.continue_final_message, opens_turn)
     kwargs = body.chat_template_kwargs
     check_long_texts([talk, body.tools], lambda text: service.engine.check_length(text, "messages"))
+    pictures.check(service, list(pictures.sources_in(talk)))
     prompt = service.model.template.render(
         talk,
         thinking=bool(kwargs and kwargs.enable_thinking),
         tools=body.tools,
         add_generation_prompt=opens_turn is not False or continued is not None,
+        pictures=[] if service.model.cut else None,
     )
     return {"prompt": prompt + (continued or "")} | warned(body)
 

@@ -19,7 +19,7 @@ from jinja2.utils import Namespace
 
 from sfumato.refused import Refused
 from sfumato.text.markers import NO_MARKERS, ChatMarkers
-from sfumato.text.messages import check_messages, check_tools
+from sfumato.text.messages import PictureParts, check_messages, check_tools
 from sfumato.text.tokenizer import TokenizerError, named_tokens
 from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.files.jsonfile import read_object
@@ -117,6 +117,7 @@ class ChatTemplate:
         thinking: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        pictures: PictureParts | None = None,
     ) -> str:
         """The prompt's text, for people to read; use `prompt_ids` to make ids of messages.
 
@@ -125,13 +126,14 @@ class ChatTemplate:
             thinking: the template's `enable_thinking`.
             tools: JSON schemas of functions, as in OpenAI's API.
             add_generation_prompt: open the model's turn at the end.
+            pictures: see `sfumato.text.messages.check_messages`.
 
         Raises:
             Refused: a message or a tool is malformed.
             TemplateError: the template failed on them.
         """
         return self.render_checked(
-            check_messages(messages, markers=self.markers),
+            check_messages(messages, markers=self.markers, pictures=pictures),
             thinking=thinking,
             tools=check_tools(tools),
             add_generation_prompt=add_generation_prompt,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -36,20 +39,49 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+class SlowPictures(BaseHTTPRequestHandler):
+    """Sends its picture once `may_answer` is set; `asked` counts who waits for it."""
+
+    may_answer = threading.Event()
+    asked = threading.Semaphore(0)
+
+    def do_GET(self) -> None:
+        self.asked.release()
+        self.may_answer.wait(9)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(base64.b64decode(PNG))
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def slow_host() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), SlowPictures) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        SlowPictures.may_answer.set()
+        server.shutdown()
+        thread.join(10)
+
+
 ended: list[Request] = []
 
 
 @pytest.fixture(scope="module")
-def seeing(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Served]:
+def seeing(
+    tmp_path_factory: pytest.TempPathFactory, folder: Path, slow_host: str
+) -> Iterator[Served]:
     """A server of a model with a tower; `ended` has its requests."""
 
     def note(request: Request, terminal: Terminal) -> None:
         ended.append(request)
 
-    settings = ServerSettings(limit_images=2, image_folder=folder, keepalive_s=0.5)
-    with serving(
-        seeing_model(tmp_path_factory.mktemp("sees") / "model"), settings, on_finish=note
-    ) as served:
+    settings = ServerSettings(limit_images=2, image_folder=folder, image_hosts=(slow_host,))
+    model = seeing_model(tmp_path_factory.mktemp("sees") / "model")
+    with serving(model, settings, on_finish=note) as served:
         yield served
 
 
@@ -261,6 +293,18 @@ def test_files_of_the_folder_are_read(seeing: Served, folder: Path) -> None:
     assert len(ask(seeing, CHAT, **body)[1].pictures) == 1
 
 
+def test_a_slow_host_holds_up_nobody_else(seeing: Served, slow_host: str) -> None:
+    body = SHORT | {"messages": user(image_url(f"http://{slow_host}/a.png"), TEXT)}
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(seeing.post, CHAT, **body) for _ in range(3)]
+        for _ in answers:  # more than the small bodies that are read at a time
+            assert SlowPictures.asked.acquire(timeout=20)
+        meanwhile = seeing.chat("Hello!", max_tokens=4)
+        assert meanwhile.status_code == 200 and not any(each.done() for each in answers)
+        SlowPictures.may_answer.set()
+        assert [each.result().status_code for each in answers] == [200] * 3
+
+
 def refused(answer: httpx.Response) -> str:
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
@@ -380,6 +424,15 @@ def test_the_server_says_what_it_reads(seeing: Served, server: Served) -> None:
         assert ("multimodal" in models["models"][0]["capabilities"]) is sees
         shown = served.post("/api/show", model=served.service.name).json()
         assert ("vision" in shown["capabilities"]) is sees
+
+
+def test_a_rendered_prompt_shows_where_a_picture_is(seeing: Served, server: Served) -> None:
+    messages = user(image_url(), TEXT)
+    prompt = seeing.post("/apply-template", messages=messages).json()["prompt"]
+    tokens = seeing.service.model.pictures
+    assert tokens is not None
+    assert seeing.service.model.tokenizer.token_text(tokens.soft) in prompt
+    assert "reads no pictures" in refused(server.post("/apply-template", messages=messages))
 
 
 def test_pictures_are_counted(seeing: Served) -> None:

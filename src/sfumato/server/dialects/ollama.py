@@ -46,6 +46,7 @@ from sfumato.server.schemas import (
     Only,
     Sampling,
     Schema,
+    Texts,
     Unknown,
     closed,
     either,
@@ -153,7 +154,7 @@ class OllamaChatBody(OllamaGeneration):
 )
 class OllamaGenerateBody(OllamaGeneration):
     prompt: str | None = Field(None, description="Empty: nothing is generated.")
-    images: list[str] | None = Field(None, description="Pictures, in base64.")
+    images: Texts | None = Field(None, description="Pictures, in base64.")
     suffix: str | None = Field(None, description="What comes after the reply.")
     system: str | None = None
     raw: bool | None = Field(None, description="True: no chat template; markers are tokens.")
