@@ -40,13 +40,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class SlowPictures(BaseHTTPRequestHandler):
-    """Sends its picture once `may_answer` is set; `asked` counts who waits for it."""
+    """Sends its picture once `may_answer` is set; `waiting` counts who waits for it."""
 
     may_answer = threading.Event()
-    asked = threading.Semaphore(0)
+    waiting = threading.Semaphore(0)
 
     def do_GET(self) -> None:
-        self.asked.release()
+        self.waiting.release()
         self.may_answer.wait(9)
         self.send_response(200)
         self.end_headers()
@@ -269,8 +269,8 @@ def test_results_of_tools_have_pictures(seeing: Served, kind: str) -> None:
 
 def test_a_response_is_followed_with_its_pictures(seeing: Served) -> None:
     text = {"type": "input_text", "text": QUESTION}
-    asked = user(input_image(), text) + user(input_image(OTHER_URL), text)
-    answer, before = ask(seeing, RESPONSES, input=asked, max_output_tokens=4)
+    given = user(input_image(), text) + user(input_image(OTHER_URL), text)
+    answer, before = ask(seeing, RESPONSES, input=given, max_output_tokens=4)
     first = answer.json()
     items = seeing.http.get(f"{RESPONSES}/{first['id']}/input_items").json()["data"]
     kept = [part for item in items for part in item["content"] if part["type"] == "input_image"]
@@ -298,7 +298,7 @@ def test_a_slow_host_holds_up_nobody_else(seeing: Served, slow_host: str) -> Non
     with ThreadPoolExecutor(3) as pool:
         answers = [pool.submit(seeing.post, CHAT, **body) for _ in range(3)]
         for _ in answers:  # more than the small bodies that are read at a time
-            assert SlowPictures.asked.acquire(timeout=20)
+            assert SlowPictures.waiting.acquire(timeout=20)
         meanwhile = seeing.chat("Hello!", max_tokens=4)
         assert meanwhile.status_code == 200 and not any(each.done() for each in answers)
         SlowPictures.may_answer.set()
