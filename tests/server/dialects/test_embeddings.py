@@ -96,7 +96,10 @@ def test_a_long_text(server: Any) -> None:
         ({"input": [1, True]}, r"input\[1\]: must be a token id or a text"),
         ({"input": [True]}, r"input\[0\]: must be a text"),
         ({"input": {"content": "a"}}, "input: must be a text"),
-        ({"input": {"content": [{"type": "image_url"}]}}, "image_url: must be a URL"),
+        (
+            {"input": {"content": [{"type": "image_url"}]}},
+            r"input\.content\[0\]\.image_url: must be",
+        ),
         ({"input": {"prompt_string": "a", "multimodal_data": ["x"]}}, "has 1 pictures, and"),
         ({"input": {"prompt_string": "<__media__>", "multimodal_data": ["x"]}}, "reads no picture"),
         ({"input": {"a": 1}}, r"input\.a: unknown"),
