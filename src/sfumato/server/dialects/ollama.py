@@ -246,10 +246,10 @@ def _message(message: Mapping[str, Any], where: str, unknown: Unknown) -> dict[s
     clean: dict[str, Any] = {"role": role, "content": content}
     if role == "assistant":
         clean["content"] = content or ""
-    if message.get("images"):
+    if (images := message.get("images")) not in (None, []):
         if role not in ("user", "tool"):
             raise Refused(f"{where}.images", "only messages of users and tools have pictures")
-        clean["content"] = _with_images(content or "", message["images"], f"{where}.images")
+        clean["content"] = _with_images(content or "", images, f"{where}.images")
     if role == "tool":
         clean["name"] = message.get("tool_name") or message.get("name")
     for name in ("tool_calls", "tool_call_id"):
