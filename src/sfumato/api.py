@@ -63,8 +63,7 @@ from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantization import quantized_on_load
-from sfumato.model.vision.config import VisionConfig
-from sfumato.model.vision.loading import find_tower, load_tower
+from sfumato.model.vision.loading import Tower, find_tower, load_tower
 from sfumato.model.vision.loading import fits_float16 as tower_fits_float16
 from sfumato.model.vision.mask import IMAGE_MASKS, ImageMask
 from sfumato.ops.registry import check_off, has_twins
@@ -576,9 +575,6 @@ def _loaded(
         del network
         network = load_network(checkpoint, device, torch.float32, *options)
     return network
-
-
-Tower = tuple[VisionConfig, Checkpoint]
 
 
 def _opened_tower(

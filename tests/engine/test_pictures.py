@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from tests.support.scripted_engine import run
 from tests.support.seeing_model import seeing_model, shown
 
 from sfumato import Engine, EngineConfig, Hole, Model, Request, SamplerConfig, load
+from sfumato.bench.subject import random_checkpoint
 from sfumato.diffusion.sampler import Never
 from sfumato.engine import Failed, PromptScoring
 from sfumato.engine import pictures as phase
 from sfumato.media.patches import BUDGETS
+from sfumato.model.loading import config_of
 from sfumato.model.network import Network
 from sfumato.model.vision.tower import Encoding
 from sfumato.refused import Refused
@@ -161,6 +164,12 @@ def test_a_slice_is_half_a_step_and_one_layer_at_least(model: Model) -> None:
         layers = phase.layers_of_slice(model.config, tower.config, patches)
         assert layers >= 1
         assert phase.layers_of_slice(model.config, tower.config, 4 * patches) <= layers
+    text = config_of(random_checkpoint("26b-a4b", "q4_k_m"))
+    sizes = {"hidden_size": 1152, "intermediate_size": 4304, "num_layers": 27, "head_dim": 72}
+    full = replace(tower.config, **sizes, num_heads=16, kv_heads=16)
+    # Of 1024 x 1024 pixels at 280 soft tokens: three slices; at 560 and 1,120 tokens 9 and 27.
+    shown = [phase.layers_of_slice(text, full, patches) for patches in (2304, 5040, 10080)]
+    assert [-(-27 // layers) for layers in shown] == [3, 9, 27]
 
 
 def failing(error: Exception, times: int) -> Callable[..., Any]:

@@ -97,7 +97,8 @@ def layers_of_slice(text: ModelConfig, tower: VisionConfig, patches: int) -> int
     prefix aside; one at least."""
     projected = sum(2 * each.head_dim * (text.num_heads + each.kv_heads) for each in text.layers)
     experts = 3 * (text.intermediate_size + text.experts_per_token * text.expert_size)
-    position = text.hidden_size * (projected + len(text.layers) * experts + text.vocab_size)
+    vocabulary = 2 * text.vocab_size  # the scores, and the soft embedding of them
+    position = text.hidden_size * (projected + len(text.layers) * experts + vocabulary)
     heads = 2 * tower.head_dim * (tower.num_heads + tower.kv_heads)
     patch = tower.hidden_size * (heads + 3 * tower.intermediate_size)
     patch += 2 * patches * tower.num_heads * tower.head_dim

@@ -15,9 +15,10 @@ from sfumato.engine.engine_config import KEPT_PICTURES, EngineConfig
 from sfumato.engine.errors import EngineError
 from sfumato.engine.memory.device_memory import Budget
 from sfumato.engine.memory.estimate import ModelFootprint, _tower, largest_picture, predict
-from sfumato.engine.memory.guard import MemoryGuard, check_load
+from sfumato.engine.memory.guard import MemoryGuard, Subject, check_load
 from sfumato.media.patches import BUDGETS
 from sfumato.model.families import open_checkpoint
+from sfumato.model.layer_devices import make_placement
 from sfumato.model.loading import config_of
 from sfumato.model.vision.loading import open_tower
 from sfumato.model.vision.tower import Encoding
@@ -37,6 +38,12 @@ def test_the_tower_counts_before_and_after_loading(model: sfumato.Model) -> None
     how = checkpoint, config_of(checkpoint), CPU, model.network.dtype
     tower = open_tower(checkpoint, model.config.hidden_size)
     blind, seeing = (ModelFootprint.of_checkpoint(*how, tower=each) for each in (None, tower))
+    assert (
+        Subject(*how[:2], how[3], tower=tower).on(
+            CPU, make_placement(CPU, len(model.config.layers))
+        )
+        == seeing
+    )
     loaded = ModelFootprint.of_network(model.network)
     assert loaded.weights == seeing.weights and loaded.vision == seeing.vision is not None
     assert seeing.weights - blind.weights > 100_000

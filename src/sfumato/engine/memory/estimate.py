@@ -39,6 +39,7 @@ from sfumato.model.quantization import as_codes
 from sfumato.model.streamed_layers import aligned, buffers_of, kept_bytes
 from sfumato.model.truncate import cutoff_bytes
 from sfumato.model.vision.config import VisionConfig
+from sfumato.model.vision.loading import Tower
 from sfumato.ops import gpu
 from sfumato.ops.cpu.attention import WINDOWS, packs
 from sfumato.ops.narrow_cache import beside_bytes, is_narrow, stored_width
@@ -99,10 +100,6 @@ def overhead_bytes(device: torch.device, rows: int, step: int, captures: bool = 
         return 0
     libraries = 2 * STREAMS * WORKSPACE + CODE
     return libraries + (step + (most_graphs(rows) + READS) * GRAPH if captures else 0)
-
-
-Tower = tuple[VisionConfig, Checkpoint]
-"""A vision tower that is not loaded yet: its shape, and its tensors by canonical name."""
 
 
 @dataclass(frozen=True)

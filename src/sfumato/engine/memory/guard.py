@@ -19,7 +19,6 @@ from sfumato.engine.memory.estimate import (
     LIBRARIES,
     ModelFootprint,
     Prediction,
-    Tower,
     pool_bytes,
     predict,
 )
@@ -27,6 +26,7 @@ from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import shares_host_memory
+from sfumato.model.vision.loading import Tower
 from sfumato.weights.checkpoint import Checkpoint
 
 Ask = Callable[[torch.device], Budget | None]

@@ -30,6 +30,8 @@ from sfumato.weights.files.gguf import read_gguf
 from sfumato.weights.files.tensorfile import TensorInfo, require_readable
 from sfumato.weights.formats import Stored, Weight
 
+Tower = tuple[VisionConfig, Checkpoint]
+"""A vision tower that is not loaded yet: its shape, and its tensors by canonical name."""
 NO_TOWER = "none"
 """What is given in place of an mmproj file where a model is to be loaded without its tower."""
 
@@ -138,7 +140,7 @@ def holds_tower(path: str | Path) -> bool:
 
 def find_tower(
     checkpoint: Checkpoint, text_size: int, mmproj: str | PathLike[str] | None = None
-) -> tuple[VisionConfig, Checkpoint] | None:
+) -> Tower | None:
     """The tower with which a model reads pictures: that of an mmproj file; of None the checkpoint's
     own, or, of a GGUF file, the first one beside it that fits (see `mmproj_beside`); of NO_TOWER
     none. Raises ConfigError and CheckpointError for a file that is given, or for an own tower."""
