@@ -210,9 +210,9 @@ BOMBS: dict[str, Callable[[], bytes]] = {
         )
     ),
     "bomb: WebP canvas": lambda: webp_claiming(16_383, 16_383),
-    "bomb: WebP of the most": lambda: flat("WebP", 8192, lossless=True),
-    "bomb: WebP RGBA of the most": lambda: flat("WebP", 8192, "RGBA", lossless=True),
-    "bomb: WebP lossy, most": lambda: flat("WebP", 8192, quality=1, method=0),
+    "bomb: WebP of the most": lambda: flat("WebP", 4096, lossless=True),
+    "bomb: WebP RGBA of the most": lambda: flat("WebP", 4096, "RGBA", lossless=True),
+    "bomb: WebP lossy, most": lambda: flat("WebP", 4096, quality=1, method=0),
     "bomb: BMP pixels": lambda: bmp("RGB", width=1 << 30, height=1 << 30),
     "bomb: BMP runs": lambda: bmp("P", compression=1),
     "bomb: BMP colours": lambda: bmp("P", colours=1 << 31),

@@ -44,7 +44,7 @@ from benchmarks.hostile_clients import (
     post,
     served,
 )
-from benchmarks.hostile_picture_kinds import KINDS, pictures
+from benchmarks.hostile_picture_kinds import BOMBS, KINDS, pictures
 from benchmarks.soak_clients import CHAT
 
 from sfumato.media.part import PictureSource
@@ -211,8 +211,13 @@ def table(rows: Rows) -> Iterator[str]:
         )
 
 
+def warm_up(made: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """The bombs, and some of the others: what decoders and the allocator keep, they keep once."""
+    return [each for i, each in enumerate(made) if each[0] in BOMBS or i % 10 == 0]
+
+
 def read_all(made: list[tuple[str, bytes]]) -> dict[str, Any]:
-    through_reader(made[:: max(1, len(made) // 40)])  # what decoders allocate once
+    through_reader(warm_up(made))
     gc.collect()
     before = held()
     rows = through_reader(made)
@@ -232,7 +237,7 @@ def serve_all(made: list[tuple[str, bytes]], options: argparse.Namespace) -> dic
         ),
     ):
         post(server, CHAT, json.dumps(INNOCENT).encode())
-        through_server(server, made[:: max(1, len(made) // 40)], options.clients)
+        through_server(server, warm_up(made), options.clients)
         alone, before = alone_ms(server), held(pid)
         rows, seen = through_server(server, made, options.clients)
         time.sleep(1.0)

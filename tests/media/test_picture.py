@@ -187,6 +187,12 @@ def test_a_refusal_has_no_folder(tmp_path: Path) -> None:
         assert str(tmp_path) not in refusal(tmp_path / name)
 
 
+def test_a_webp_has_fewer_pixels_than_others() -> None:
+    for data in (webp_claiming(4096, 4097), file_of(Image.new("L", (4097, 4096)), "WebP")):
+        assert f"at most {1 << 24} are read" in refusal(data, Limits())
+    assert check(webp_claiming(4096, 4096), Limits(), "image") == "WebP"
+
+
 def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 

@@ -12,7 +12,7 @@ import os
 import stat
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -42,6 +42,9 @@ MOST_PIECES = 1 << 12
 """Segments or sub-blocks in front of the pixels.  Decoders handle each of them in Python."""
 
 MOST_CHUNKS = 1 << 16  # of a PNG, whose pixels lie in chunks too
+
+WEBP_PIXELS = 1 << 24
+"""Pillow's decoder holds a WebP four times, and copies it whole while no other thread runs."""
 
 _STRIPE = 1 << 20  # pixels
 
@@ -164,7 +167,8 @@ def check(data: bytes, limits: Limits, field: str) -> str:
         if sum(1 for _ in islice(_PIECES[kind](data), most + 1)) > most:
             raise Refused(field, f"the {kind} has more than {most} parts", "save the picture again")
         if kind == "WebP":
-            check_size(*_webp_size(data), limits, field)
+            bounds = replace(limits, pixels=min(limits.pixels, WEBP_PIXELS))
+            check_size(*_webp_size(data), bounds, field)
     except (struct.error, IndexError):
         raise broken(field, kind) from None
     if kind == "BMP" and _is_run_length(data):
