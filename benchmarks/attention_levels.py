@@ -68,7 +68,7 @@ def measured(case: tuple[Any, ...], levels: dict[str, Any], rounds: int) -> dict
     keys, values = ([torch.randn(kv_heads, n, d) for n in (held, tokens)] for _ in range(2))
     q, places = torch.randn(tokens, HEADS, d) * 0.1, torch.arange(held + tokens)
     window = 1024 if "sliding" in name else None
-    arguments = q, keys, values, Causal(places[held:], places, window) if is_causal else None
+    arguments = q, keys, values, Causal.of(places[held:], places, window) if is_causal else None
     torchs = registry.choose("attend", q.device, registry.ANY, *arguments, below=registry.COMPILED)
 
     def by(level: library.Kernels) -> Callable[[], object]:

@@ -31,6 +31,6 @@ def attend(sizes: Sizes, seed: int, sliding: bool) -> tuple[Arguments, Callable[
     window = sizes.config.sliding_window if layer.sliding else None
 
     def call(at: slice) -> Arguments:
-        return q[at], keys, values, Causal(positions[held:][at], positions, window)
+        return q[at], keys, values, Causal.of(positions[held:][at], positions, window)
 
     return call(slice(None)), lambda row: call(sizes.of_row(row))

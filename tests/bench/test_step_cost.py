@@ -69,7 +69,7 @@ def test_pairs_are_those_of_the_mask(sliding: bool, prefix: int, width: int) -> 
     layer = next(layer for layer in config.layers if layer.sliding is sliding)
     window = config.sliding_window if sliding else None
     new = torch.arange(prefix, prefix + width)
-    seen = Causal(new, torch.arange(prefix + width), window).mask().sum()
+    seen = Causal.of(new, torch.arange(prefix + width), window).mask().sum()
     assert _pairs(StepShape(1, width, prefix, encodes=True), config, layer) == seen
     held = min(prefix, config.sliding_window - 1) if sliding else prefix
     assert _pairs(StepShape(1, width, prefix), config, layer) == width * (held + width)

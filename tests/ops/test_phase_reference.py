@@ -45,7 +45,7 @@ def test_each_row_sees_what_it_sees_alone(window: int | None, firsts: tuple[int,
         causal = None
         if commits[row]:
             own = torch.arange(first, first + width)
-            causal = ops.Causal(own, torch.cat((held[held >= 0], own)), window)
+            causal = ops.Causal.of(own, torch.cat((held[held >= 0], own)), window)
         parts = [[old, new[row, :width].transpose(0, 1)]
                  for old, new in ((old_keys, k), (old_values, v))]  # fmt: skip
         alone = ops.attend(q[row, :width], *parts, causal)

@@ -288,7 +288,7 @@ def test_causal_attention_does_not_depend_on_where_chunks_begin(
     keys, values, positions = k.transpose(0, 1), v.transpose(0, 1), torch.arange(total)
 
     def attended(start: int, stop: int) -> Tensor:
-        seen = ops.Causal(positions[start:stop], positions[:stop], window)
+        seen = ops.Causal.of(positions[start:stop], positions[:stop], window)
         parts = [keys[:, :start], keys[:, start:stop]], [values[:, :start], values[:, start:stop]]
         return ops.attend(q[start:stop], *parts, seen)
 

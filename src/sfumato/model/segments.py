@@ -337,19 +337,10 @@ class PackedRows:
             of_queries, of_keys = numbers.split([len(queries), len(own)])
             several = counts if len(rows) > 1 else ()
             keys = torch.cat((shared, of_keys))
-            interval = self._interval(rows[0], of_queries, window)
-            self._causal[name] = ops.Causal(of_queries, keys, window, several, interval)
+            pictures = self._pictures[rows[0]] if self._pictures else ()
+            bounds = seen(of_queries, pictures, window, self._image_mask)
+            self._causal[name] = ops.Causal(*bounds, keys, several)
         return self._causal[name]
-
-    def _interval(
-        self, row: int, positions: Tensor, window: int | None
-    ) -> tuple[Tensor, Tensor] | None:
-        """Which positions the new tokens of a row see, where its pictures make that no causal
-        rule."""
-        pictures = self._pictures[row] if self._pictures else ()
-        if not pictures or (window is None and self._image_mask == "model"):
-            return None
-        return seen(positions, pictures, window, self._image_mask)
 
     def _write(self, pool: QuestionPool) -> None:
         """Stores the tokens that have places in a pool, all rows in one operation a layer."""

@@ -57,45 +57,54 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
     return F.scaled_dot_product_attention(grouped, k, v, mask, scale=1.0).view(q.shape)
 
 
+def causal_bounds(positions: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+    """The first and the last position that tokens at int64 `positions` see: their own and those
+    before it, `window` at most (None: all)."""
+    if window is None:
+        return torch.zeros_like(positions), positions
+    return (positions - (window - 1)).clamp(min=0), positions
+
+
 @dataclass(frozen=True)
 class Causal:
-    """Which keys tokens see: those at their own position and before, at most `window` of them, or
-    those that an interval says.
+    """Which keys tokens see: those in an interval of positions.
 
     Of several rows that follow one prefix a token sees keys of the prefix and of its own row.
     """
 
-    queries: Tensor  # int64 [tokens]: their positions, one row after another
-    keys: Tensor  # int64 [m]: the prefix's, then those of each row's own
-    window: int | None = None
+    first: Tensor  # int64 [tokens]: the first position that each token sees, row after row
+    last: Tensor  # int64 [tokens]; a token sees nothing where `first` is higher
+    keys: Tensor  # int64 [m]: the positions of the prefix's keys, then of each row's own
     counts: Sequence[tuple[int, int]] = ()
     """How many queries, and how many keys of its own, each row has; (): one row sees all keys."""
-    interval: tuple[Tensor, Tensor] | None = None
-    """int64 [tokens] each: the first and the last position that the tokens of one row see, where
-    the rule above does not say so. Compiled twins know no intervals."""
+
+    @classmethod
+    def of(
+        cls,
+        queries: Tensor,
+        keys: Tensor,
+        window: int | None = None,
+        counts: Sequence[tuple[int, int]] = (),
+    ) -> Causal:
+        """Tokens at positions int64 `queries` see what `causal_bounds` says."""
+        return cls(*causal_bounds(queries, window), keys, counts)
 
     @cached_property
     def rows(self) -> list[Causal]:
         """Each row by itself."""
         queries, own = zip(*self.counts, strict=True)
         prefix, *each = self.keys.split([len(self.keys) - sum(own), *own])
-        rows = zip(self.queries.split(queries), each, strict=True)
-        return [Causal(q, torch.cat((prefix, keys)), self.window) for q, keys in rows]
+        rows = zip(self.first.split(queries), self.last.split(queries), each, strict=True)
+        return [Causal(first, last, torch.cat((prefix, keys))) for first, last, keys in rows]
 
     @cached_property
-    def numbers(self) -> tuple[Tensor, Tensor]:
-        """The positions of queries and keys, int32."""
-        return self.queries.int(), self.keys.int()
+    def numbers(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`first`, `last` and `keys`, int32."""
+        return self.first.int(), self.last.int(), self.keys.int()
 
     def mask(self) -> Tensor:
         """bool [tokens, m]: True where a token sees a key."""
-        if self.interval is not None:
-            first, last = self.interval
-            return (self.keys >= first[:, None]) & (self.keys <= last[:, None])
-        seen = self.keys <= self.queries[:, None]
-        if self.window is not None:
-            seen &= self.keys > self.queries[:, None] - self.window
-        return seen
+        return (self.keys >= self.first[:, None]) & (self.keys <= self.last[:, None])
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from sfumato.media.patches import Cut, Patches, patches_of
 from sfumato.model.families import open_checkpoint
 from sfumato.model.vision.loading import load_tower, open_mmproj, open_tower
 from sfumato.model.vision.tower import Encoding, VisionTower
+from sfumato.ops.cpu import library
+from sfumato.ops.cpu.attention import multiplies_bf16
 from sfumato.weights.formats import QuantizedTensor
 
 CPU, TEXT = torch.device("cpu"), 32
@@ -168,6 +170,19 @@ def test_bfloat16_is_as_near_as_that_of_transformers(tmp_path: Path) -> None:
     ours = soft_tokens(tower, patches)
     assert ours.dtype == torch.bfloat16
     assert error_of(ours.float(), exact) < 1.5 * theirs + 1e-3
+
+
+@pytest.mark.skipif(not multiplies_bf16(), reason="torch attends to bfloat16 here")
+def test_compiled_attention_takes_heads_of_72(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oracle = random_vision(num_hidden_layers=3, head_dim=72)
+    called: list[str] = []
+    run = library.run
+    monkeypatch.setattr(library, "run", lambda *given: (called.append(given[0]), run(*given)))
+    tower = loaded(oracle.save(tmp_path), torch.bfloat16)
+    soft_tokens(tower, patches_of(picture(40, 30), cut_of(oracle)))
+    assert called.count("sf_shared_attention") == 3
 
 
 @pytest.mark.slow

@@ -45,12 +45,33 @@ def test_attend(sizes: tuple[int, ...], causal: bool, window: int | None, error:
     keys = normal(1, kv_heads, held, d).bfloat16(), normal(2, tokens, kv_heads, d).transpose(0, 1)
     values = normal(3, kv_heads, held, d).bfloat16(), normal(4, tokens, kv_heads, d).transpose(0, 1)
     positions = torch.arange(held + tokens)
-    who = Causal(positions[held:], positions, window) if causal else None
+    who = Causal.of(positions[held:], positions, window) if causal else None
     out = compiled_attention.attend(q, keys, values, who)
     expected = attention_reference.attend.reference(q, keys, values, who)
     assert (out - expected).norm() < error * expected.norm()
-    alone = Causal(positions[held : held + 1], positions, window) if causal else None
+    alone = Causal.of(positions[held : held + 1], positions, window) if causal else None
     assert torch.equal(compiled_attention.attend(q[:1], keys, values, alone)[0], out[0])
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_tokens_that_see_any_interval(several: bool, error: float) -> None:
+    """Ahead of them too, as soft tokens of a picture do, and none at all; of one row, and of rows
+    after one prefix."""
+    q, keys, values, causal, own = shared_inputs(263, (30, 7, 16, 3), None)
+    if not several:
+        causal, own = causal.rows[0], [own[0]]
+        q, keys, values = q[:30], (*keys, *own[0].keys), (*values, *own[0].values)
+    random = torch.Generator().manual_seed(5)
+    first = torch.randint(300, (len(q),), generator=random)
+    last = first + torch.randint(-2, 90, (len(q),), generator=random)
+    first[:2], last[:2] = torch.tensor([5, 5]), torch.tensor([4, 5])  # none, and one key
+    given = q, keys, values, replace(causal, first=first, last=last), own if several else ()
+    assert registry.choose("attend", q.device, registry.ANY, *given) is compiled_attention.attend
+    out = compiled_attention.attend(*given)
+    with registry.reference_only():
+        expected = ops.attend(*given)
+    assert not out[0].any() and out[1].any()
+    assert (out - expected).norm() < error * expected.norm()
 
 
 def attend_inputs(tokens: int = 5) -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -82,7 +103,7 @@ def test_attention_in_float32_has_one_result() -> None:
             pytest.skip(f"{isa} does not run here")
         with forced(isa):
             assert library.loaded().attention == torch.float32
-            who = Causal(positions[1100:], positions, 700)
+            who = Causal.of(positions[1100:], positions, 700)
             outs.append(compiled_attention.attend(q, keys, values, who))
     assert torch.equal(*outs)
 
@@ -127,7 +148,7 @@ def test_attend_of_no_tokens() -> None:
 def test_a_token_that_sees_no_key_gets_zeros(window: int | None, error: float) -> None:
     """All keys of the first token lie ahead of it; in a window of 0 no token sees a key."""
     q, keys, values = attend_inputs()
-    who = Causal(torch.arange(5) * 3, torch.arange(1, 11), window)
+    who = Causal.of(torch.arange(5) * 3, torch.arange(1, 11), window)
     out, expected = (
         compiled_attention.attend(q, keys, values, who),
         attention_reference.attend.reference(q, keys, values, who),
@@ -153,7 +174,7 @@ def test_what_is_no_number_stays_so(bits: int, where: str) -> None:
         keys[1][0, 0, 3] = bad  # the eighth, of heads 0 and 1
         sees[3 : 4 if where == "only key" else 5, :2] = True
     window = 1 if where == "only key" else None
-    who = Causal(torch.tensor([0, 1, 2, 7, 8]), torch.arange(10), window)
+    who = Causal.of(torch.tensor([0, 1, 2, 7, 8]), torch.arange(10), window)
     out = compiled_attention.attend(q, keys, values, who)
     assert torch.equal(out.isnan(), sees[..., None].expand_as(out))
 
@@ -217,7 +238,7 @@ def shared_inputs(held: int, counts: tuple[int, ...], window: int | None) -> tup
     query_positions = [each[-n:][:m] for each, n, m in zip(places, counts, queries, strict=True)]
     sizes = [(m, len(each)) for m, each in zip(queries, places, strict=True)]
     keys = torch.cat((torch.arange(held), *places))
-    return q, *parts, Causal(torch.cat(query_positions), keys, window, sizes), own
+    return q, *parts, Causal.of(torch.cat(query_positions), keys, window, sizes), own
 
 
 @pytest.mark.parametrize("window", [None, 40])
@@ -252,7 +273,7 @@ def test_keys_of_several_windows(error: float) -> None:
         *([normal(seed, 2, 8500, 32).bfloat16(), normal(seed + 1, 2, 3, 32)] for seed in (1, 3)),
     )
     positions = torch.arange(8503)
-    for causal in (None, Causal(positions[-3:], positions, 400)):
+    for causal in (None, Causal.of(positions[-3:], positions, 400)):
         out = compiled_attention.attend(q, keys, values, causal)
         expected = attention_reference.attend.reference(q, keys, values, causal)
         assert (out - expected).norm() < error * expected.norm()
@@ -282,8 +303,8 @@ def test_attend_asks_for_fitting_parts() -> None:
     for wrong in (
         (keys, [values[0][..., :16], values[1]]),
         ([keys[0], keys[1][:1]], [values[0], values[1][:1]]),
-        (keys, values, Causal(positions[:4], positions)),
-        (keys, values, Causal(positions[:5], positions[:9])),
+        (keys, values, Causal.of(positions[:4], positions)),
+        (keys, values, Causal.of(positions[:5], positions[:9])),
     ):
         with pytest.raises(AssertionError):
             compiled_attention.attend(q, *wrong[:2], *(wrong[2:] or (None,)))  # type: ignore[misc,arg-type]

@@ -67,7 +67,7 @@ def test_every_byte_is_the_number_that_torch_makes_of_it(
     """Each value by itself: queries see one key each."""
     values = every_byte(stored, d)
     keys = stored_as(normal(0, 1, 8, d), stored)
-    see_one = Causal(torch.arange(8), torch.arange(8), 1)
+    see_one = Causal.of(torch.arange(8), torch.arange(8), 1)
     q = normal(1, 8, 1, d).to(activations) * 0.1
     got = attention.attend(q, [keys], [values], see_one)
     assert torch.equal(got[:, 0], wide([values], activations)[0][0].to(activations))
@@ -95,7 +95,7 @@ def test_attend_has_the_bits_of_widened_keys(
         for slot, own in zip(slots, new, strict=True)
     )
     positions = torch.cat((torch.full((5,), 2**31 - 1), torch.arange(held + tokens)))
-    causal = Causal(positions[-tokens:], positions, window)
+    causal = Causal.of(positions[-tokens:], positions, window)
     for who in (causal, None):
         got = attention.attend(q, keys, values, who)
         expected = attention.attend(q, wide(keys, activations), wide(values, activations), who)
@@ -147,7 +147,7 @@ def test_rows_after_one_prefix_have_the_bits_of_widened_keys(
     places = [torch.arange(held, held + kept + n) for n in counts]
     queries = torch.cat([each[-n:] for each, n in zip(places, counts, strict=True)])
     sizes = [(n, kept + n) for n in counts]
-    causal = Causal(queries, torch.cat((torch.arange(held), *places)), window, sizes)
+    causal = Causal.of(queries, torch.cat((torch.arange(held), *places)), window, sizes)
     plain = [Own(wide(row.keys, activations), wide(row.values, activations)) for row in own]
     got = attention.attend(q, keys, values, causal, own)
     both = wide(keys, activations), wide(values, activations)
@@ -182,7 +182,7 @@ def test_what_is_no_number_stays_so(
     parts = {name: normal(seed, 1, 40, 32) for seed, name in enumerate(("key", "value"))}
     parts[row][0, 35, 7] = torch.nan
     keys, values = (stored_as(parts[name], stored) for name in ("key", "value"))
-    who = Causal(torch.tensor([34, 35, 36]), torch.arange(40))
+    who = Causal.of(torch.tensor([34, 35, 36]), torch.arange(40))
     got = attention.attend(q, [keys], [values], who).isnan().any(1)
     expected = attention.attend(q, wide([keys], activations), wide([values], activations), who)
     assert torch.equal(got, expected.isnan().any(1)) and got[1:].any(1).all()

@@ -41,7 +41,7 @@ class Chunk:
     def causal(self) -> Causal:
         queries = torch.arange(self.first, self.first + self.tokens)
         old = torch.arange(self.first - self.held, self.first)
-        return Causal(queries, torch.cat((old.new_full((self.gap,), NOWHERE), old, queries)),
+        return Causal.of(queries, torch.cat((old.new_full((self.gap,), NOWHERE), old, queries)),
                       self.window)  # fmt: skip
 
 
@@ -68,6 +68,21 @@ def test_it_is_the_reference(chunk: Chunk) -> None:
     close(attend(q, keys, values, causal), attention_reference.attend.reference(*wide, causal))
 
 
+def test_tokens_that_see_any_interval() -> None:
+    """Ahead of them too, as soft tokens of a picture do, and none at all."""
+    chunk = Chunk(tokens=70, first=300, held=149, gap=151)
+    q, keys, values = chunk.floats()
+    random = torch.Generator().manual_seed(5)
+    first = torch.randint(140, 369, (70,), generator=random)
+    last = first + torch.randint(-2, 90, (70,), generator=random)
+    first[:2], last[:2] = torch.tensor([160, 160]), torch.tensor([159, 160])  # none, and one key
+    seen = replace(chunk.causal(), first=first, last=last)
+    out = attend(q, keys, values, seen)
+    wide = q.double(), [x.double() for x in keys], [x.double() for x in values]
+    close(out, attention_reference.attend.reference(*wide, seen).nan_to_num())
+    assert not out[0].any() and out[1].any()
+
+
 def test_a_token_has_the_same_result_beside_others() -> None:
     """Of a chunk alone, and in chunks that begin elsewhere."""
     chunk = Chunk(tokens=200, first=0, held=0, window=40)
@@ -77,7 +92,7 @@ def test_a_token_has_the_same_result_beside_others() -> None:
     for first, last in ((0, 1), (1, 130), (130, 200)):
         some = slice(first, last)
         old = [[x[:, :first], x[:, some]] for x in (keys[-1], values[-1])]
-        alone = Causal(causal.queries[some], causal.keys[:last], causal.window)
+        alone = Causal(causal.first[some], causal.last[some], causal.keys[:last])
         assert torch.equal(attend(q[some], *old, alone), together[some])
 
 
@@ -90,13 +105,13 @@ def test_rows_after_one_prefix_are_served(monkeypatch: pytest.MonkeyPatch) -> No
     q, keys, values = chunk.floats()
     shared, new = torch.arange(90), torch.arange(90, 96)
     own = [Own([keys[-1][:, at]], [values[-1][:, at]]) for at in (slice(0, 6), slice(6, 12))]
-    seen = Causal(torch.cat((new, new)), torch.cat((shared, new, new)), None, [(6, 6), (6, 6)])
+    seen = Causal.of(torch.cat((new, new)), torch.cat((shared, new, new)), None, [(6, 6), (6, 6)])
     monkeypatch.setattr(self_test, "_passed", {torch.device("cpu"): frozenset(("attend",))})
     with seen_as("cpu", "cuda"), counted_launches() as launches:
         out = ops.attend(q, keys[:-1], values[:-1], seen, own)
     assert launches["prefill_256"] == 2
     second = [[*x[:-1], x[-1][:, 6:]] for x in (keys, values)]
-    alone = attend(q[6:], *second, Causal(new, torch.cat((shared, new))))
+    alone = attend(q[6:], *second, Causal.of(new, torch.cat((shared, new))))
     assert torch.equal(out[6:], alone)
 
 
@@ -115,6 +130,6 @@ def test_what_it_does_not_take_is_left_to_torch() -> None:
 def test_a_token_that_sees_no_key_gets_zeros() -> None:
     chunk = Chunk(tokens=3, held=0)
     q, keys, values = chunk.floats()
-    nothing = Causal(torch.arange(3), torch.full((3,), NOWHERE))
+    nothing = Causal.of(torch.arange(3), torch.full((3,), NOWHERE))
     assert not attend(q, keys, values, nothing).any()
     assert attend(q[:0], keys, values, nothing).shape == (0, 4, 16)

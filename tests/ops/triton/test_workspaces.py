@@ -66,7 +66,7 @@ def test_prefill() -> None:
 
     old, new = torch.randn(2, 2, 70, 16), torch.randn(2, 2, 9, 16)
     parts = [[old[index], new[index]] for index in (0, 1)]
-    causal = Causal(torch.arange(70, 79), torch.arange(79))
+    causal = Causal.of(torch.arange(70, 79), torch.arange(79))
     taken = workspace("attend", torch.randn(9, 4, 16), *parts, causal)
     # One zero stands for all of the padding.
     assert taken == workspaces.prefill_bytes(79, 2, 16, FLOAT, CPU) + FLOAT

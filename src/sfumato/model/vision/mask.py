@@ -20,6 +20,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from sfumato.ops.attention_reference import causal_bounds
+
 ImageMask = Literal["model", "transformers"]
 IMAGE_MASKS: tuple[ImageMask, ...] = get_args(ImageMask)
 
@@ -60,8 +62,7 @@ def seen(
     pictures: those of the prefix, in order, of which no two overlap; window: how many positions a
     sliding layer's token sees, its own included (None: of a full layer, all).
     """
-    lowest = torch.zeros_like(positions) if window is None else positions - (window - 1)
-    first, last = lowest.clamp(min=0), positions
+    first, last = causal_bounds(positions, window)
     if not pictures or (window is None and rule == "model"):
         return first, last
     starts, ends = torch.tensor(pictures, device=positions.device).T.contiguous()

@@ -8,11 +8,16 @@ in slices, so that other work has a turn in between.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato import ops
 from sfumato.model.transformer import GatedMLP, Linear, RMSNorm
 from sfumato.model.vision.config import VisionConfig
+
+HEADS = 32
+"""A head is filled up with zeros, which change no product, to a multiple of this: a CPU's compiled
+attention takes no others."""
 
 
 class ClampedLinear(Linear):
@@ -49,7 +54,8 @@ class Attention(nn.Module):
         k = _turned(self.k_norm(self.k_proj(x).view(heads)), rotary)
         v = ops.rms_norm(self.v_proj(x).view(heads), None, self.eps)
         if x.ndim == 2:
-            out = ops.attend(q, [k.transpose(0, 1)], [v.transpose(0, 1)])
+            q, k, v = (F.pad(each, (0, -self.head_dim % HEADS)) for each in (q, k, v))
+            out = ops.attend(q, [k.transpose(0, 1)], [v.transpose(0, 1)])[..., : self.head_dim]
         else:  # pictures of one size, in training
             out = ops.attention(*(each.transpose(-2, -3) for each in (q, k, v))).transpose(-2, -3)
         return self.o_proj(out.reshape(*x.shape[:-1], -1))

@@ -18,7 +18,6 @@ from sfumato.ops.narrow_cache import FP8, Q8_0, is_narrow, stored_width, widened
 from sfumato.ops.registry import twin
 
 _CPU = torch.device("cpu")
-EVERYTHING = 2**63 - 1  # a window that no two positions are apart
 _FP8, _Q8_0, _Q8_0_BF16 = 2, 3, 4  # see csrc/sfumato.h
 
 
@@ -80,9 +79,7 @@ def _serves(
     own: Sequence[Own] = (),
 ) -> bool:
     """Rows that follow a prefix are served where each of them is when it is alone."""
-    if q.shape[-1] % 32 or (causal and causal.interval is not None):
-        return False
-    if causal and not all(queries for queries, _ in causal.counts):
+    if q.shape[-1] % 32 or (causal and not all(queries for queries, _ in causal.counts)):
         return False
     return all(_attends(q, (*keys, *row.keys)) for row in own) if own else _attends(q, keys)
 
@@ -104,9 +101,7 @@ class SharedCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("keys", "values")),
         ("shared", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("segments", "queries")),
-        *((name, ctypes.c_void_p) for name in ("query_positions", "key_positions")),
-        ("window", ctypes.c_int64),
-        ("out", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("first", "last", "key_positions", "out")),
         ("out_dtype", ctypes.c_int),
     )
 
@@ -144,13 +139,13 @@ def attend(
     assert len(sizes) == len(rows), f"{len(sizes)} for {len(rows)} rows"
     queries = counts(*(count for count, _ in sizes))
     positions = causal.numbers if causal else ()
-    assert not causal or [len(each) for each in positions] == [sum(queries), held] == [tokens, held]
+    expected = [sum(queries), tokens, held] if causal else []
+    assert [len(each) for each in positions] == expected
     call = SharedCall(
         *(given.data_ptr(), DTYPES[given.dtype], len(rows), heads, kv_heads, d),
         *(ctypes.addressof(arrays[0]), ctypes.addressof(arrays[1]), len(keys) if own else 0),
         *(ctypes.addressof(segments), ctypes.addressof(queries)),
-        *([each.data_ptr() for each in positions] or (None, None)),
-        EVERYTHING if causal is None or causal.window is None else causal.window,
+        *([each.data_ptr() for each in positions] or (None, None, None)),
         *(out.data_ptr(), DTYPES[out.dtype]),
     )
     library.run("sf_shared_attention", ctypes.addressof(call))

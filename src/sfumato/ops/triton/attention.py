@@ -296,35 +296,35 @@ def _merge(
 
 @triton.jit
 def _seen_range(
-    positions: tl.tensor, length: tl.tensor, above: tl.tensor, most: tl.tensor,
+    positions: tl.tensor, length: tl.tensor, least: tl.tensor, most: tl.tensor,
     KEYS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Where the keys whose position lies above `above` and not above `most` begin, down to a
-    multiple of KEYS, and where they end. Of none, the end is 0."""
+    """Where the keys whose position is `least` to `most` begin, down to a multiple of KEYS,
+    and where they end. Of none, the end is 0."""
     offsets = tl.arange(0, SCANNED)
     begins = tl.full((SCANNED,), 2**30, tl.int32)
     ends = tl.zeros((SCANNED,), tl.int32)
     for at in range(0, length, SCANNED):
         index = at + offsets
         position = tl.load(positions + index, mask=index < length, other=2**31 - 1).to(tl.int32)
-        seen = (position > above) & (position <= most)
+        seen = (position >= least) & (position <= most)
         begins = tl.minimum(begins, tl.where(seen, index, 2**30))
         ends = tl.maximum(ends, tl.where(seen, index + 1, 0))
     return tl.min(begins) // KEYS * KEYS, tl.max(ends)
 
 
-@triton.jit(do_not_specialize=["queries", "positions", "tokens", "window"])
+@triton.jit(do_not_specialize=["first", "last", "positions", "tokens"])
 def _attend_causally(
-    q: tl.tensor, keys: tl.tensor, values: tl.tensor, queries: tl.tensor, positions: tl.tensor,
-    out: tl.tensor, tokens: tl.tensor, length: tl.tensor, stored: tl.tensor, window: tl.tensor,
+    q: tl.tensor, keys: tl.tensor, values: tl.tensor, first: tl.tensor, last: tl.tensor,
+    positions: tl.tensor, out: tl.tensor, tokens: tl.tensor, length: tl.tensor, stored: tl.tensor,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, UPCAST: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ) -> None:  # fmt: skip
     """One tile of ROWS of one key head.  Grid: (⌈tokens · GROUP / ROWS⌉, KV_HEADS).
 
     q and out [tokens, HEADS, D]; keys and values [stored, D], stored being KV_HEADS · length, and
-    length a multiple of KEYS; queries int64 [tokens] and positions int64 [length], which no token
-    sees where they are 2³¹ - 1. A token sees the `window` positions up to its own.
+    length a multiple of KEYS; positions int64 [length], which no token sees where they are 2³¹ - 1.
+    A token sees the positions `first` to `last`, int64 [tokens].
 
     Blocks that no row of the tile sees are left out at both ends, and would have changed no bit.
     """
@@ -334,12 +334,9 @@ def _attend_causally(
     pair = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS + tl.arange(0, ROWS)
     token = pair // GROUP
     inside = token < tokens
-    own = tl.load(queries + token, mask=inside, other=-1).to(tl.int32)
-    newest = tl.max(own)
-    lowest = own - window
-    begin, end = _seen_range(
-        positions, length, tl.min(tl.where(inside, lowest, newest)), newest, KEYS
-    )
+    lowest = tl.load(first + token, mask=inside, other=2**31 - 1).to(tl.int32)
+    highest = tl.load(last + token, mask=inside, other=-1).to(tl.int32)
+    begin, end = _seen_range(positions, length, tl.min(lowest), tl.max(highest), KEYS)
     columns = tl.arange(0, D)
     cells = (token * HEADS + head * GROUP + pair % GROUP)[:, None] * D + columns[None, :]
     query = tl.load(q + cells, mask=inside[:, None], other=0.0)
@@ -350,7 +347,7 @@ def _attend_causally(
     line = head * length
     for at in range(begin, end, KEYS):
         position = tl.load(positions + at + offsets).to(tl.int32)[None, :]
-        seen = (position > lowest[:, None]) & (position <= own[:, None])
+        seen = (position >= lowest[:, None]) & (position <= highest[:, None])
         largest, total, weighted = add_keys(
             query, keys.load([line + at, 0]), values.load([line + at, 0]), seen,
             largest, total, weighted, True, UPCAST,
@@ -402,8 +399,8 @@ MERGE = register(
 )
 
 _CAUSAL_TYPES = {
-    **{name: _TYPES[name] for name in ("q", "out", "keys", "values", "tokens", "window")},
-    **dict.fromkeys(("queries", "positions"), "*i64"),
+    **{name: _TYPES[name] for name in ("q", "out", "keys", "values", "tokens")},
+    **dict.fromkeys(("first", "last", "positions"), "*i64"),
     **dict.fromkeys(("length", "stored"), "i32:16"),
 }
 PREFILL = tuple(
@@ -527,13 +524,13 @@ def attend(
         q=q,
         keys=matrix(k, tile["KEYS"], d),
         values=matrix(v, tile["KEYS"], d),
-        queries=causal.queries.contiguous(),
+        first=causal.first.contiguous(),
+        last=causal.last.contiguous(),
         positions=positions,
         out=out,
         tokens=tokens,
         length=length,
         stored=kv_heads * length,
-        window=EVERYTHING if causal.window is None else causal.window,
         HEADS=heads,
         KV_HEADS=kv_heads,
         D=d,
@@ -558,8 +555,7 @@ def _serves_packed(
     own: Sequence[Own] = (),
 ) -> bool:
     most = max(q.numel(), sum(part.numel() for part in keys))
-    causally = causal is not None and causal.interval is None
-    served = causally and most < _MOST and _has_kernel(q)
+    served = causal is not None and most < _MOST and _has_kernel(q)
     return served and multiplied(q, *keys, *values)
 
 
@@ -620,7 +616,7 @@ def _check_packed(device: torch.device) -> None:
         queries = torch.arange(100 + held, 100 + held + n, device=device)
         unseen = torch.full((7,), NOWHERE, device=device)
         positions = torch.cat((unseen, torch.arange(100, 100 + held, device=device), queries))
-        given = q * d**-0.5, (zeros, old_k, k), (zeros, old_v, v), Causal(queries, positions, 60)
+        given = q * d**-0.5, (zeros, old_k, k), (zeros, old_v, v), Causal.of(queries, positions, 60)
         compare(attend, attention_reference.attend.reference, given, 2 * error_bound(q.dtype))
 
 

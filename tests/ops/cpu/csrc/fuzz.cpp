@@ -358,13 +358,13 @@ void refusals() {
           "sf_linear: took panels at an odd address");
     int isa = SF_ISAS - 1;
     while (isa && !sf_attends(isa)) isa--;
-    check(sf_attention(SF_PORTABLE, x.data(), 0, 1, 1, 1, 32, nullptr, nullptr, 1, nullptr, nullptr, 0,
-                       x.data(), 0, 1) == SF_UNSUPPORTED,
+    check(sf_attention(SF_PORTABLE, x.data(), 0, 1, 1, 1, 32, nullptr, nullptr, 1, nullptr, nullptr,
+                       nullptr, x.data(), 0, 1) == SF_UNSUPPORTED,
           "sf_attention: plain code attends");
     if (!isa) return;
     const auto attend = [&](int q_dtype, int out_dtype, sf_rows rows) {
-        return sf_attention(isa, x.data(), q_dtype, 1, 1, 1, 32, &rows, &rows, 1, nullptr, nullptr, 0,
-                            x.data(), out_dtype, 1);
+        return sf_attention(isa, x.data(), q_dtype, 1, 1, 1, 32, &rows, &rows, 1, nullptr, nullptr,
+                            nullptr, x.data(), out_dtype, 1);
     };
     const sf_rows good = {x.data(), SF_F32, 1, 32, 32};
     check(attend(7, 0, good) == bad && attend(0, 9, good) == bad &&

@@ -2,9 +2,30 @@
 #ifndef SFUMATO_FUZZ_ATTENTION_H
 #define SFUMATO_FUZZ_ATTENTION_H
 
+#include <algorithm>
+
 #include "fuzz.h"
 
 namespace {
+
+// Which positions queries at some positions see: their own and those before, or any; or none are named.
+struct Bounds {
+    bool masked = pick(0, 1);
+    std::vector<int32_t> first, last;
+
+    explicit Bounds(const std::vector<int32_t> &own) {
+        const bool causal = pick(0, 1);
+        const int64_t window = pick(0, 1) ? pick(0, 50) : 1 << 30;
+        for (const int32_t at : own) {
+            last.push_back((int32_t)(causal ? at : pick(0, 2 * at)));
+            first.push_back((int32_t)(causal ? at - window + 1 : pick(-1, last.back() + 1)));
+        }
+        last.push_back(0), first.push_back(0);  // an address where there are none
+    }
+
+    const int32_t *first_of(int64_t query) const { return masked ? first.data() + query : nullptr; }
+    const int32_t *last_of(int64_t query) const { return masked ? last.data() + query : nullptr; }
+};
 
 void attention(int isa) {
     if (!sf_attends(isa)) return;
@@ -25,13 +46,12 @@ void attention(int isa) {
                               s ? d : first * d, s ? kv * d : d};
             plain[i][s] = parts[i][s].floats();
         }
-    std::vector<int32_t> mine(tokens), theirs(all);
-    for (int64_t i = 0; i < tokens; i++) mine[i] = (int32_t)(first + i);
+    std::vector<int32_t> own(tokens), theirs(all);
+    for (int64_t i = 0; i < tokens; i++) own[i] = (int32_t)(first + i);
     for (int64_t i = 0; i < all; i++) theirs[i] = (int32_t)i;
-    const bool masked = pick(0, 1);
-    const int64_t window = pick(0, 1) ? pick(0, 50) : INT64_MAX;
+    const Bounds bounds(own);
     check(!sf_attention(isa, q.data(), q.dtype, tokens, heads, kv, d, segments[0], segments[1], 2,
-                        masked ? mine.data() : nullptr, masked ? theirs.data() : nullptr, window,
+                        bounds.first_of(0), bounds.last_of(0), bounds.masked ? theirs.data() : nullptr,
                         result.data(), result.dtype, (int)pick(1, 3)),
           "sf_attention");
     const auto numbers = q.floats();
@@ -44,7 +64,9 @@ void attention(int isa) {
     };
     for (int64_t i = 0; i < tokens * heads; i++) {
         const int64_t token = i / heads, head = i % heads / group;
-        const bool blind = masked && window == 0;
+        const int64_t begin = bounds.masked ? std::max(0, bounds.first[token]) : 0;
+        const int64_t end = bounds.masked ? std::min(all, (int64_t)bounds.last[token] + 1) : all;
+        const bool blind = begin >= end;
         if (token == odd && i % heads == 0) {
             for (int64_t k = 0; k < d; k++) {
                 check(blind || std::isnan(out[i * d + k]), "sf_attention: lost a NaN");
@@ -53,9 +75,7 @@ void attention(int isa) {
             continue;
         }
         double sum = 0;
-        for (int64_t key = 0; key < all; key++) {
-            const int64_t gap = first + token - key;
-            if (masked && (gap < 0 || gap >= window)) continue;
+        for (int64_t key = begin; key < end; key++) {
             double score = 0;
             for (int64_t k = 0; k < d; k++) score += (double)numbers[i * d + k] * at(0, key, head)[k];
             const double mass = std::exp(score);
@@ -103,7 +123,7 @@ void canvas_attention(int isa) {
         const int64_t count = width[row] * heads * d, first = row * length * heads * d;
         alone = random_numbers(q.dtype, count);
         check(!sf_attention(isa, part(q, first), q.dtype, width[row], heads, kv, d, both[0], both[1], 2,
-                            nullptr, nullptr, 0, alone.data(), q.dtype, 1),
+                            nullptr, nullptr, nullptr, alone.data(), q.dtype, 1),
               "sf_attention of a row");
         check(!memcmp(alone.data(), part(out, first), count * (q.dtype == SF_F32 ? 4 : 2)),
               "sf_canvas_attention: a row is another than alone");
@@ -125,12 +145,10 @@ void shared_attention(int isa) {
     if (!sf_attends(isa)) return;
     const int64_t rows = pick(1, 4), kv = pick(1, 2), heads = kv * pick(1, 3), d = 32 * pick(1, 2);
     const int64_t shared = pick(0, 2), first = pick(0, 1) ? pick(0, 40) : pick(200, 600);
-    const bool masked = pick(0, 1);
-    const int64_t window = pick(0, 1) ? pick(0, 50) : INT64_MAX;
     std::vector<int64_t> queries(rows), segments(rows);
     std::vector<Numbers> keys, values;
     std::vector<sf_rows> key_rows, value_rows;
-    std::vector<int32_t> mine, theirs;
+    std::vector<int32_t> own, theirs;
     const auto segment = [&](int64_t count, int64_t position) {
         keys.emplace_back(random_rows(kv * count * d));
         values.emplace_back(random_rows(kv * count * d));
@@ -145,20 +163,20 @@ void shared_attention(int isa) {
         queries[row] = pick(0, 30);
         segments[row] = pick(1, 2);
         for (int64_t s = 0; s < segments[row]; s++) segment(pick(1, 40), prefix + 40 * s);
-        for (int64_t i = 0; i < queries[row]; i++) mine.push_back((int32_t)(prefix + pick(0, 80)));
+        for (int64_t i = 0; i < queries[row]; i++) own.push_back((int32_t)(prefix + pick(0, 80)));
     }
     for (size_t s = 0; s < keys.size(); s++) {
         key_rows[s].data = keys[s].data(), key_rows[s].dtype = keys[s].dtype;
         value_rows[s].data = values[s].data(), value_rows[s].dtype = values[s].dtype;
     }
-    const int64_t all = (int64_t)mine.size(), size = heads * d;
-    mine.push_back(0);  // an address where there are none
+    const int64_t all = (int64_t)own.size(), size = heads * d;
+    const Bounds bounds(own);
     Numbers q(random_rows(all * size)), out(1), alone(1);
     out = random_numbers(q.dtype, all * size);
     const sf_shared_call call = {q.data(), q.dtype, rows, heads, kv, d, key_rows.data(), value_rows.data(),
-                                 shared, segments.data(), queries.data(),
-                                 masked ? mine.data() : nullptr,
-                                 masked ? theirs.data() : nullptr, window, out.data(), q.dtype};
+                                 shared, segments.data(), queries.data(), bounds.first_of(0),
+                                 bounds.last_of(0), bounds.masked ? theirs.data() : nullptr, out.data(),
+                                 q.dtype};
     check(!sf_shared_attention(isa, &call, (int)pick(1, 3)), "sf_shared_attention");
     const auto part = [](Numbers &of, int64_t at) {
         return static_cast<char *>(of.data()) + at * (of.dtype == SF_F32 ? 4 : 2);
@@ -176,8 +194,9 @@ void shared_attention(int isa) {
         }
         alone = random_numbers(q.dtype, queries[row] * size);
         check(!sf_attention(isa, part(q, query * size), q.dtype, queries[row], heads, kv, d, both[0].data(),
-                            both[1].data(), (int64_t)both[0].size(), masked ? mine.data() + query : nullptr,
-                            masked ? seen.data() : nullptr, window, alone.data(), q.dtype, 1),
+                            both[1].data(), (int64_t)both[0].size(), bounds.first_of(query),
+                            bounds.last_of(query), bounds.masked ? seen.data() : nullptr, alone.data(),
+                            q.dtype, 1),
               "sf_attention of a row that shares");
         check(!memcmp(alone.data(), part(out, query * size), queries[row] * size * (q.dtype == SF_F32 ? 4 : 2)),
               "sf_shared_attention: a row is another than alone");
@@ -190,7 +209,7 @@ void shared_attention(int isa) {
     };
     refuses([](sf_shared_call &c) { c.rows = 0; });
     refuses([](sf_shared_call &c) { c.shared = -1; });
-    refuses([](sf_shared_call &c) { c.window = -1; });
+    if (bounds.masked) refuses([](sf_shared_call &c) { c.last = nullptr; });
     refuses([](sf_shared_call &c) { c.d = 16; });
     refuses([](sf_shared_call &c) { c.keys = nullptr; });
     refuses([](sf_shared_call &c) { c.out_dtype = 7; });

@@ -3,7 +3,7 @@
 #ifndef SFUMATO_FUZZ_NARROW_H
 #define SFUMATO_FUZZ_NARROW_H
 
-#include "fuzz.h"
+#include "fuzz_attention.h"
 
 namespace {
 
@@ -84,11 +84,11 @@ void narrow_attention(int isa) {
     check(!sf_canvas_attention(isa, &call, 1), "sf_canvas_attention: widened");
     check(!memcmp(out.data(), alone.data(), bytes), "sf_canvas_attention: narrow keys are others than widened");
 
-    std::vector<int32_t> mine(length), theirs(held + length);
-    for (size_t i = 0; i < mine.size(); i++) mine[i] = (int32_t)(held + i);
+    std::vector<int32_t> own(length), theirs(held + length);
+    for (size_t i = 0; i < own.size(); i++) own[i] = (int32_t)(held + i);
     for (size_t i = 0; i < theirs.size(); i++) theirs[i] = (int32_t)i;
-    const bool masked = pick(0, 1);
-    const int64_t window = pick(0, 1) ? pick(0, 50) : INT64_MAX, split = pick(0, held);
+    const Bounds bounds(own);
+    const int64_t split = pick(0, held);
     const auto attend = [&](int kind, int64_t of_row, const void *k, const void *v, Numbers &to) {
         const int64_t each = kind == SF_F32 ? 4 : kind == SF_BF16 ? 2 : 1, head = size * of_row;
         const auto at = [&](const void *data, int64_t row) {
@@ -100,7 +100,7 @@ void narrow_attention(int isa) {
             {{at(k, split), kind, held - split, head, of_row}, {at(k, 0), kind, split, head, of_row}, last},
             {{at(v, split), kind, held - split, head, of_row}, {at(v, 0), kind, split, head, of_row}, last}};
         return sf_attention(isa, q.data(), q.dtype, length, heads, kv, d, both[0], both[1], 3,
-                            masked ? mine.data() : nullptr, masked ? theirs.data() : nullptr, window,
+                            bounds.first_of(0), bounds.last_of(0), bounds.masked ? theirs.data() : nullptr,
                             to.data(), to.dtype, (int)pick(1, 3));
     };
     check(!attend(dtype, wide, keys.data(), values.data(), out), "sf_attention: narrow");

@@ -269,8 +269,8 @@ extern "C" int sf_canvas_attention(int isa, const sf_canvas_call *call, int thre
         both(c.values, c.v, values);
         void *out = const_cast<char *>(part(c.out, c.dtype, row * queries));
         const int code = sf_attention(isa, part(c.q, c.dtype, row * queries), c.dtype,
-                                      c.width[row], c.heads, c.kv_heads, c.d, keys, values, 2, nullptr, nullptr, 0,
-                                      out, c.dtype, threads);
+                                      c.width[row], c.heads, c.kv_heads, c.d, keys, values, 2, nullptr, nullptr,
+                                      nullptr, out, c.dtype, threads);
         if (code != SF_OK) return code;
     }
     return SF_OK;

@@ -124,7 +124,8 @@ int read_rows(const sf_shared_call &c, int64_t shared, std::vector<Row> &rows) {
             !segments_ok(keys, values, row.segments, &row.own) || shared + row.own < 1 ||
             !fits({shared + row.own, c.kv_heads, c.d}))
             return SF_BAD_ARGUMENT;
-        row.query_positions = c.query_positions ? c.query_positions + queries : nullptr;
+        row.first_seen = c.first ? c.first + queries : nullptr;
+        row.last_seen = c.last ? c.last + queries : nullptr;
         row.own_positions = c.key_positions ? c.key_positions + shared + own : nullptr;
         queries += row.tokens, own += row.own;
         keys += row.segments, values += row.segments;
@@ -196,8 +197,8 @@ void pack_shared(const Work &work, const Window &window, const Panels &panels) {
 int shared_attention(const Attention &level, const sf_shared_call &c, int64_t shared,
                      std::vector<Row> &rows, int threads) {
     const int64_t each = c.kv_heads * c.d * level.number_bytes, split = shared / 32 * 32;
-    const Work work{level, {c.heads, c.kv_heads, c.d, c.window, c.q, c.q_dtype, c.out, c.out_dtype,
-                            c.query_positions != nullptr, shared, split, c.key_positions}, c};
+    const Work work{level, {c.heads, c.kv_heads, c.d, c.q, c.q_dtype, c.out, c.out_dtype, c.first != nullptr,
+                            shared, split, c.key_positions}, c};
     std::vector<int64_t> places(rows.size());
     int64_t bytes = 0, longest = 0, queries = 0;
     const int64_t at_once = level.window;
@@ -253,8 +254,8 @@ extern "C" int sf_shared_attention(int isa, const sf_shared_call *call, int thre
     int64_t shared = 0;
     if (!c.q || !c.keys || !c.values || !c.segments || !c.queries || !c.out || c.rows < 1 ||
         c.shared < 0 || c.shared > MOST_SEGMENTS || c.heads < 1 || c.kv_heads < 1 ||
-        c.heads % c.kv_heads || c.d < 32 || c.d % 32 || c.window < 0 || !dtype_ok(c.q_dtype) ||
-        !dtype_ok(c.out_dtype) || !c.query_positions != !c.key_positions || !fits({c.rows}) ||
+        c.heads % c.kv_heads || c.d < 32 || c.d % 32 || !dtype_ok(c.q_dtype) || !dtype_ok(c.out_dtype) ||
+        !c.first != !c.key_positions || !c.last != !c.key_positions || !fits({c.rows}) ||
         !segments_ok(c.keys, c.values, c.shared, &shared))
         return SF_BAD_ARGUMENT;
     try {
@@ -269,11 +270,11 @@ extern "C" int sf_shared_attention(int isa, const sf_shared_call *call, int thre
 extern "C" int sf_attention(int isa, const void *q, int q_dtype, int64_t tokens, int64_t heads,
                             int64_t kv_heads, int64_t d, const sf_rows *keys,
                             const sf_rows *values, int64_t segments,
-                            const int32_t *query_positions, const int32_t *key_positions,
-                            int64_t window, void *out, int out_dtype, int threads) {
+                            const int32_t *first, const int32_t *last,
+                            const int32_t *key_positions, void *out, int out_dtype, int threads) {
     // One row that shares nothing.
     if (segments < 1) return sf_attends(isa) ? SF_BAD_ARGUMENT : SF_UNSUPPORTED;
     const sf_shared_call call{q, q_dtype, 1, heads, kv_heads, d, keys, values, 0, &segments,
-                              &tokens, query_positions, key_positions, window, out, out_dtype};
+                              &tokens, first, last, key_positions, out, out_dtype};
     return sf_shared_attention(isa, &call, threads);
 }

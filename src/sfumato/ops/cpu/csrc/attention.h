@@ -34,7 +34,7 @@ struct Packing {
 };
 
 struct Call {
-    int64_t heads, kv_heads, d, window;
+    int64_t heads, kv_heads, d;
     const void *q;
     int q_dtype;
     void *out;
@@ -58,7 +58,8 @@ struct Row {
     int64_t state;          // where the state of its queries begins, in queries
     const sf_rows *keys, *values;
     int64_t segments;
-    const int32_t *query_positions, *own_positions;
+    const int32_t *first_seen, *last_seen;  // positions, of each query
+    const int32_t *own_positions;
     Panels panels;
 };
 

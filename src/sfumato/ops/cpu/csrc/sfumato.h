@@ -25,7 +25,7 @@
 extern "C" {
 #endif
 
-#define SF_VERSION 14
+#define SF_VERSION 15
 
 enum { SF_OK = 0, SF_BAD_ARGUMENT = -1, SF_NO_MEMORY = -2, SF_UNSUPPORTED = -3 };
 enum { SF_F32 = 0, SF_BF16 = 1 };                     /* dtypes */
@@ -156,19 +156,17 @@ typedef struct {
 
 /* Softmax attention in bfloat16 with float32 sums (SF_AVX512 and SF_AMX where the processor multiplies
  * it) or in float32 (the others that attend), with scale 1 and grouped heads: q and out [tokens][heads][d]; keys and values
- * in segments, one after another.  With positions, a token sees the keys at its own position and
- * before, those less than `window` behind it; without (both null), every key.  Who sees none gets
- * zeros. */
+ * in segments, one after another.  With positions, a token sees the keys from position first[token] to
+ * last[token]; without (all three null), every key.  Who sees none gets zeros. */
 SF_API int sf_attention(int isa, const void *q, int q_dtype, int64_t tokens, int64_t heads,
                         int64_t kv_heads, int64_t d, const sf_rows *keys, const sf_rows *values,
-                        int64_t segments, const int32_t *query_positions,
-                        const int32_t *key_positions, int64_t window, void *out, int out_dtype,
-                        int threads);
+                        int64_t segments, const int32_t *first, const int32_t *last,
+                        const int32_t *key_positions, void *out, int out_dtype, int threads);
 
 /* As sf_attention, of several rows that follow one prefix: q and out have queries[row] tokens of each
  * row; keys and values have `shared` segments, which every row sees first, and then segments[row] of
- * each row's own.  query_positions are those of q, key_positions those of the keys in the order of
- * the segments (both null: every key is seen).  What a row gets is to the bit what sf_attention makes
+ * each row's own.  first and last are those of q's tokens, key_positions those of the keys in the order
+ * of the segments (all null: every key is seen).  What a row gets is to the bit what sf_attention makes
  * of its queries and segments. */
 typedef struct {
     const void *q;
@@ -177,8 +175,7 @@ typedef struct {
     const sf_rows *keys, *values;
     int64_t shared;
     const int64_t *segments, *queries;
-    const int32_t *query_positions, *key_positions;
-    int64_t window;
+    const int32_t *first, *last, *key_positions;
     void *out;
     int out_dtype;
 } sf_shared_call;
