@@ -9,9 +9,9 @@ a JPEG file of side × side pixels; reading decodes, resizes and cuts it.
 
 The step is an early one, in which nothing is left out, of the 26B-A4B's sizes with random weights:
 four times one of 6 layers with a quarter of the vocabulary, and one of 6 layers with next to none,
-which makes 30 layers and the whole vocabulary. Each round times everything once; figures are medians of seconds by the wall clock.
-Prints a table and one JSON line. Exit code 1 where a Q8_0 tower reads a picture of 280 tokens in
-more than two steps.
+which makes 30 layers and the whole vocabulary. Each round times everything once; figures are
+medians of seconds by the wall clock. Prints a table and one JSON line. Exit code 1 where a Q8_0
+tower reads a picture of 280 tokens in more than two steps.
 """
 
 from __future__ import annotations
