@@ -544,11 +544,11 @@ def load(
     checkpoint.check_tensors(expected_shapes(config))
     target, counts = pick_device(device), (experts_on_cpu, gpu_layers, split)
     placement = _placed(config, target, *counts, other_layers)
-    weights, text = fingerprint(checkpoint), _fitting_text(checkpoint, config)
-    opened = _opened_tower(checkpoint, config, text, mmproj, image_mask)
     if quantize is not None:
         checkpoint = quantized_on_load(checkpoint, quantize, target)
-    kind, defaults = pick_dtype(dtype, checkpoint, target), checkpoint_defaults(checkpoint)
+    weights, kind = fingerprint(checkpoint), pick_dtype(dtype, checkpoint, target)
+    defaults, text = checkpoint_defaults(checkpoint), _fitting_text(checkpoint, config)
+    opened = _opened_tower(checkpoint, config, text, mmproj, image_mask)
     if not has_twins(target):
         try_device(target, EMBEDDED)
     if placement.leaves_layers and other_layers == "auto":

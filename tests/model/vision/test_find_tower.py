@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,6 +139,18 @@ def test_weights_that_are_quantized_stay_so(model: Path, folder: Path) -> None:
     tower = load_tower(config, opened, torch.device("cpu"), torch.float32)
     assert isinstance(tower.blocks[0].mlp.up_proj.weight, QuantizedTensor)
     assert sfumato.load(model).network.tower is not None
+
+
+def test_a_gpu_tests_its_kernels_for_the_formats_of_the_tower(
+    mmproj: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[tuple[Any, ...]] = []
+    config, opened = open_mmproj(mmproj, HIDDEN)
+    loading = "sfumato.model.vision.loading"
+    monkeypatch.setattr(f"{loading}.gpu", SimpleNamespace(is_gpu=lambda device: True))
+    monkeypatch.setattr(f"{loading}.ops.prepare", lambda *given: prepared.append(given))
+    load_tower(config, opened, torch.device("cpu"), torch.float32)
+    assert prepared == [(torch.device("cpu"), HIDDEN, frozenset({"F32"}))]
 
 
 def test_a_checkpoint_that_was_saved_without_its_tower_loads(gguf: Path, tmp_path: Path) -> None:

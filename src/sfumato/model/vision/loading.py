@@ -23,6 +23,7 @@ from sfumato.model.loading import holds_float16, place
 from sfumato.model.model_config import ConfigError
 from sfumato.model.vision.config import VisionConfig, vision_from_gguf, vision_from_hf
 from sfumato.model.vision.tower import Encoding, VisionTower
+from sfumato.ops import gpu
 from sfumato.ops.cpu.library import watch
 from sfumato.weights.checkpoint import Checkpoint, mmproj_beside
 from sfumato.weights.errors import CheckpointError, quoted
@@ -120,6 +121,9 @@ def load_tower(
 ) -> VisionTower:
     """The tower, with float matrices as `dtype`. activations: to what products with quantized
     weights round their inputs where a CPU's kernels serve ("int8", "bf16"; None: not at all)."""
+    if gpu.is_gpu(device):  # the file may have formats that the model has not
+        formats = frozenset(info.format for info in checkpoint.tensors.values())
+        ops.prepare(device, config.text_size, formats)
     tower = _skeleton(config)
     for name in shapes_of(config):
         path, _, leaf = name.rpartition(".")
