@@ -457,24 +457,28 @@ def _narrowed(footprint: ModelFootprint, tokens: int) -> int:
 def _seen_of_chunk(footprint: ModelFootprint, tokens: int, context: int) -> int:
     """Keys and values of one row and layer, as a chunk of a prompt reads them: where kernels do not
     serve, as `_seen`, else joined."""
+    layers, seen = list(footprint.seen(context)), 0
+    if footprint.vision is not None:  # torch attends where soft tokens see later ones
+        own = [
+            _joined(footprint, layer, held, BUDGETS[-1]) for layer, held in layers if layer.sliding
+        ]
+        seen = max(own, default=0)
     if "attend" not in footprint.kernels:
-        return _seen(footprint, tokens, context, causal=True)
+        return max(seen, _seen(footprint, tokens, context, causal=True))
     size = footprint.dtype.itemsize
-    return max(
+    of_kernels = (
         workspaces.prefill_bytes(
             keys + tokens, layer.kv_heads, layer.head_dim, size, footprint.device
         )
-        for layer, keys in footprint.seen(context)
+        for layer, keys in layers
     )
+    return max(seen, *of_kernels)
 
 
 def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -> int:
     """Keys and values of one row and layer, of `longest` new tokens: where rows are attended one
     after another."""
-    model, size = footprint.config, footprint.dtype.itemsize
-    packed, seen = footprint.packed, 0
-    # What is widened stays while it is joined with the new tokens' own.
-    copied = 6 if is_narrow(footprint.cache_dtype) else 4
+    model, packed, seen = footprint.config, footprint.packed, 0
     for layer, held in footprint.seen(context):
         keys = held + longest
         if packed is not None:  # some keys at a time, with the state of all queries between them
@@ -484,11 +488,21 @@ def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -
             panels = 2 * at_once * layer.kv_heads * layer.head_dim * packed.itemsize
             seen = max(seen, panels + state)
             continue
-        numbers = keys * layer.kv_heads * layer.head_dim
-        copies = copied * numbers * size + beside_bytes(numbers, footprint.cache_dtype)
-        masks = layer.kv_heads * longest * keys * (1 + size) if causal else 0
-        seen = max(seen, copies + masks)
+        seen = max(seen, _joined(footprint, layer, held, longest, causal))
     return seen
+
+
+def _joined(
+    footprint: ModelFootprint, layer: LayerConfig, held: int, longest: int, causal: bool = True
+) -> int:
+    """Keys and values of a layer that torch attends to, joined with those of `longest` tokens, and
+    the mask of these."""
+    size, keys = footprint.dtype.itemsize, held + longest
+    # What is widened stays while it is joined with the new tokens' own.
+    copied = 6 if is_narrow(footprint.cache_dtype) else 4
+    numbers = keys * layer.kv_heads * layer.head_dim
+    copies = copied * numbers * size + beside_bytes(numbers, footprint.cache_dtype)
+    return copies + (layer.kv_heads * longest * keys * (1 + size) if causal else 0)
 
 
 def _seen_of_pool(footprint: ModelFootprint, rows: int, capacity: int) -> int:
