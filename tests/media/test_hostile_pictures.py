@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from benchmarks import hostile_pictures
+from benchmarks.hostile_clients import served
 from benchmarks.hostile_picture_kinds import BOMBS, KINDS, MOST, OTHERS, WHOLE, pictures
 from benchmarks.hostile_pictures import Row
+from tests.support.seeing_model import seeing_model
 
 ROOT = Path(__file__).resolve().parents[2]
 LARGE = {name for name in BOMBS if name.endswith("most")}  # a gigabyte for a second
@@ -37,6 +40,19 @@ def test_the_reader_holds_nothing_at_the_end() -> None:
     line = json.loads(done.stdout.splitlines()[-1])
     assert line["reader"]["pictures"] == 3 and line["reader"]["answers"]["400"] == 3
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_served_model_answers_each(tmp_path: Path) -> None:
+    seeing_model(tmp_path / "model")
+    made = list(pictures(60, without=[*LARGE, *list(BOMBS)[8:]]))
+    options = argparse.Namespace(slots=2)
+    with served(options, tmp_path, "-m", str(tmp_path / "model")) as (server, pid):
+        rows, seen = hostile_pictures.through_server(server, made, clients=2)
+        assert hostile_pictures.held(pid)["threads"] > 1
+    assert list(hostile_pictures.faults(rows)) == [] and seen.answers == {}
+    assert sum(row.answers["200"] for row in rows.values()) > 3
+    assert sum(row.answers["400"] for row in rows.values()) > 20
+    assert seen.step_ms and max(seen.health_s) < 30
 
 
 @pytest.mark.parametrize("kind", [*WHOLE, *OTHERS])
