@@ -21,9 +21,10 @@ from sfumato.decisions import (
     Decision,
     DecisionUsage,
     ModelIdentity,
+    State,
     read_calibration,
     schema_of,
-    state_text,
+    state_of,
 )
 from sfumato.decisions.calibration import DecideOptions
 from sfumato.device_trial import try_device
@@ -34,6 +35,7 @@ from sfumato.diffusion.constraints.call_grammar import Source
 from sfumato.diffusion.constraints.decision_plan import (
     DecisionPlan,
     DecisionSettings,
+    StatePiece,
     plan_decision,
 )
 from sfumato.diffusion.constraints.filling import Filled
@@ -330,11 +332,18 @@ class Model:
         return self.fills.stream(plan, cancelled, prompt.pictures)
 
     def edit(
-        self, text: str, instruction: str, *, strength: float | None = None, **options: Any
+        self,
+        text: str,
+        instruction: str,
+        *,
+        pictures: Sequence[Mapping[str, Any]] = (),
+        strength: float | None = None,
+        **options: Any,
     ) -> Reply:
-        """The reply that has the text as the instruction changes it. Its canvases begin as the
-        text; strength: the share of their positions that begins as noise instead, by default 0.5.
-        options: those of `stream`; max_tokens is by default twice the text's tokens, and 64 more.
+        """The reply that has the text as the instruction changes it. pictures: parts of messages
+        that the instruction is about. The reply's canvases begin as the text; strength: the share
+        of their positions that begins as noise instead, by default 0.5. options: those of
+        `stream`; max_tokens is by default twice the text's tokens, and 64 more.
         Raises ValueError, naming the argument."""
         for name, value in (("text", text), ("instruction", instruction)):
             if not isinstance(value, str) or not value.strip():
@@ -343,7 +352,7 @@ class Model:
             tokens = len(self.tokenizer.encode(text, special=False))
             options["max_tokens"] = 2 * tokens + EDIT_ROOM
         prediction = PredictedText(text) if strength is None else PredictedText(text, strength)
-        messages = [edit_message(text, instruction)]
+        messages = [edit_message(text, instruction, pictures)]
         return self.generate(messages=messages, prediction=prediction, **options)
 
     @cached_property
@@ -377,16 +386,18 @@ class Model:
     ) -> Decision[Any]:
         """Answers questions about a state with probabilities, without writing text.
 
-        state: a text, or a dict or list, which is read as JSON. questions: a mapping of names to
-        bool, Literal, an Enum, `YesNo`, `Choice` or `Score`, or a pydantic model whose fields are
-        such; a question without instructions is asked by its name. calibration: of `sfumato
-        calibrate`, or the path of its file. `DecisionSettings` says what the others mean.
+        state: a text; a dict or list, which is read as JSON; or, with pictures, a list of parts
+        {"type": "text", "text": …} and {"type": "image", …} as messages have them. questions: a
+        mapping of names to bool, Literal, an Enum, `YesNo`, `Choice` or `Score`, or a pydantic
+        model whose fields are such; a question without instructions is asked by its name.
+        calibration: of `sfumato calibrate`, or the path of its file. `DecisionSettings` says what
+        the others mean, of which order="schema" goes with no picture.
         Raises ValueError, naming the question or the argument, for what cannot be done, OSError for
         a calibration that cannot be read.
         """
-        schema, text = schema_of(questions), state_text(state)
+        schema, shown = schema_of(questions), state_of(state)
         settings = DecisionSettings(samples, orders, order, steps, joint, seed, label_mass)
-        plan = self.plan_decision(text, schema.questions, settings)
+        plan = self.plan_decision(shown, schema.questions, settings)
         if isinstance(calibration, str | PathLike):
             calibration = read_calibration(calibration)
         if calibration is not None:  # what it does not hold for is refused before it is read
@@ -406,7 +417,7 @@ class Model:
 
     def plan_decision(
         self,
-        state: str,
+        state: State,
         questions: Mapping[str, Question],
         settings: DecisionSettings | None = None,
         longest: int | None = None,
@@ -416,13 +427,30 @@ class Model:
         `sfumato.diffusion.constraints.decision_plan.plan_decision` does."""
         most = self.config.context_length
         room = most if longest is None else min(longest, most)
-        return plan_decision(
-            self.read_template, state, questions, settings or DecisionSettings(), room
-        )
+        how = settings or DecisionSettings()
+        return plan_decision(self.read_template, self._pieces(state), questions, how, room)
+
+    def _pieces(self, state: State) -> str | list[StatePiece]:
+        """The pieces of a state with pictures; another one as it is. Raises Refused, naming the
+        part."""
+        if not isinstance(state, list | tuple) or isinstance(parts := state_of(state), str):
+            return state
+        pieces = list[StatePiece]()
+        for i, part in enumerate(parts):
+            if part["type"] == "image":
+                where, tokens = str(part.get("field", f"state[{i}]")), self.text.pictures
+                if self.network.tower is None or tokens is None:
+                    raise Refused(where, "this model reads no pictures", "load its mmproj file too")
+                pieces.append(tokens.shown(self._patches(part, f"state[{i}]")))
+            elif pieces and isinstance(last := pieces[-1], str):
+                pieces[-1] = last + part["text"]
+            else:
+                pieces.append(part["text"])
+        return pieces
 
     def read_questions(
         self,
-        state: str,
+        state: State,
         questions: Mapping[str, Question],
         settings: DecisionSettings | None = None,
     ) -> Mapping[str, Answer]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Canvas, Convergence, Draft
 from sfumato.diffusion.constraints.call_grammar import CallSource, Source
 from sfumato.diffusion.constraints.constrained_reply import Constraint
+from sfumato.diffusion.constraints.decision_plan import Shown
 from sfumato.diffusion.constraints.filling import (
     Closing,
     Filled,
@@ -75,6 +76,11 @@ class PictureTokens:
     soft: int
     begin: int | None = None
     end: int | None = None
+
+    def shown(self, patches: Patches) -> Shown:
+        """A picture in a state."""
+        ids = list[int]()
+        return Shown(ids, self.add(ids, patches).start, patches, patches.key)
 
     def placed(self, ids: Sequence[int], pictures: Sequence[Patches]) -> Prompt:
         """The prompt in which each picture has the place of its soft tokens. Raises TemplateError
@@ -329,10 +335,15 @@ def _grammar_tokens(tokenizer: Tokenizer, end_ids: tuple[int, ...]) -> GrammarTo
 EDIT_ROOM = 64  # tokens that an edited text may have beyond twice those that it had
 
 
-def edit_message(text: str, instruction: str) -> dict[str, str]:
-    """The user's message that asks for a text to be changed."""
+def edit_message(
+    text: str, instruction: str, pictures: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """The user's message that asks for a text to be changed. pictures: parts that come before it,
+    which the instruction is about."""
     content = f"{instruction}\n\nAnswer with the complete changed text and nothing else.\n\n{text}"
-    return {"role": "user", "content": content}
+    if not pictures:
+        return {"role": "user", "content": content}
+    return {"role": "user", "content": [*pictures, {"type": "text", "text": content}]}
 
 
 class Fills:

@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.engine import Request
+from sfumato.engine import DecisionRequest, Request
 from sfumato.options import exclusions
 from sfumato.options.exclusions import EXCLUSIONS, Exclusion
 from sfumato.options.table import OPTIONS
@@ -20,7 +20,8 @@ from sfumato.server.schemas import VllmXargs
 
 ROWS = [row for rows in EXCLUSIONS.values() for row in rows]
 NAMES = {
-    *(field.name for kind in (Request, SamplerConfig) for field in fields(kind)),
+    "pictures",  # of a state
+    *(f.name for kind in (Request, DecisionRequest, SamplerConfig) for f in fields(kind)),
     *(
         name
         for body in (ChatBody, CompletionBody, FillBody, OllamaGenerateBody, VllmXargs)

@@ -6,7 +6,13 @@ Loads no torch. `Model.decide` asks; `diffusion.constraints` has the questions a
 from __future__ import annotations
 
 from sfumato.decisions.calibration import Calibration, ModelIdentity, read_calibration
-from sfumato.decisions.question_file import QuestionFile, read_questions, state_text
+from sfumato.decisions.question_file import (
+    QuestionFile,
+    State,
+    read_questions,
+    state_of,
+    state_text,
+)
 from sfumato.decisions.schema import (
     Choice,
     Decision,
@@ -29,10 +35,12 @@ __all__ = [
     "Reading",
     "Schema",
     "Score",
+    "State",
     "TypedAnswer",
     "YesNo",
     "read_calibration",
     "read_questions",
     "schema_of",
+    "state_of",
     "state_text",
 ]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -38,6 +38,34 @@ def state_text(state: Any) -> str:
     if not isinstance(state, dict | list | tuple):
         raise Refused("state", f"must be a text, a dict or a list, got {state!r:.80}")
     return json_text(state)
+
+
+State = str | Sequence[Mapping[str, Any]]
+"""What questions are about: a text, or parts of texts and pictures."""
+
+_GIVEN = ("path", "url", "bytes", "image", "patches")  # the keys of a picture
+
+
+def state_of(state: Any) -> State:
+    """The parts of a list that has a picture among them; what else there is as its text. Raises
+    Refused, naming the part that is none."""
+    if not isinstance(state, list | tuple) or not any(map(_is_picture, state)):
+        return state_text(state)
+    for i, part in enumerate(state):
+        is_text = isinstance(part, Mapping) and part.get("type") == "text"
+        if not _is_picture(part) and not (is_text and isinstance(part.get("text"), str)):
+            raise Refused(
+                f"state[{i}]",
+                'must be {"type": "text", "text": "…"} or a picture, as in messages',
+                "put the pictures beside the text in one list; a list that is data is sent as "
+                "json.dumps(state)",
+            )
+    return state
+
+
+def _is_picture(part: Any) -> bool:
+    is_image = isinstance(part, Mapping) and part.get("type") == "image"
+    return is_image and any(key in part for key in _GIVEN)
 
 
 def json_text(value: Any) -> str:

@@ -129,6 +129,15 @@ REQUEST = (
         _AND,
     ),
 )
+DECISION = (
+    Exclusion(
+        "order=schema",
+        ("pictures",),
+        "puts the state behind each question, and pictures are encoded once, before all of them",
+        "leave the order out",
+        _BOTH,
+    ),
+)
 PLAN = (
     Exclusion(
         "parts",
@@ -270,6 +279,7 @@ EXCLUSIONS: Mapping[str, tuple[Exclusion, ...]] = {
     "How a reply is decoded": (*CAUSAL, *SOFT, *NAMED),
     "A schema or grammar": GRAMMAR,
     "A request": (*REQUEST, *PLAN),
+    "A decision": DECISION,
     "A canvas that the client gives (`vllm_xargs`)": GIVEN_CANVAS,
     "Text completions": COMPLETION,
     "A suffix": SUFFIX,

@@ -8,7 +8,15 @@ from typing import Any
 
 from sfumato.diffusion.constraints.decision_plan import DecisionPlan
 from sfumato.diffusion.constraints.questions import Answer
-from sfumato.tasks.works import Claim, Encode, Figures, Prompt, Score, Unfinished
+from sfumato.tasks.works import (
+    Claim,
+    Figures,
+    PlacedPicture,
+    Prompt,
+    Score,
+    Unfinished,
+    prompt_work,
+)
 
 
 @dataclass(frozen=True)
@@ -27,8 +35,9 @@ class DecideTask:
     def __init__(self, plan: DecisionPlan, family: str = "") -> None:
         self.plan = plan
         longest = max((len(read.ids) for read in plan.reads), default=0)
+        pictures = tuple(PlacedPicture(start, shown.content) for start, shown in plan.shown)
         # Later decisions are likely to share the whole prefix.
-        prompt = Prompt(plan.prefix, (len(plan.prefix),))
+        prompt = Prompt(plan.prefix, (len(plan.prefix),), pictures)
         self.claim = Claim(prompt, len(plan.prefix), family, beside=longest)
         self.figures = Figures(
             plan.settings.seed,
@@ -40,7 +49,7 @@ class DecideTask:
     def run(self) -> Generator[Any, Any, Answers]:
         plan = self.plan
         if plan.reads:
-            yield Encode(plan.prefix)
+            yield prompt_work(self.claim.prompt)
         samples = yield Score(plan.reads)
         counts = (len(s) * len(r.canvases) for s, r in zip(samples, plan.reads, strict=True))
         return Answers(plan.answers(samples), sum(counts))

@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from sfumato.diffusion.checks import is_whole
 from sfumato.diffusion.constraints.questions import (
@@ -47,6 +48,7 @@ from sfumato.diffusion.constraints.read_template import (
     question_text,
 )
 from sfumato.diffusion.limits import check_seed
+from sfumato.options import exclusions
 from sfumato.options.limits import MOST_READ_STEPS, MOST_READS
 from sfumato.refused import Refused, TooLarge
 from sfumato.weights.errors import quoted
@@ -57,6 +59,19 @@ in about a second."""
 MOST_TOKENS = 1 << 21
 """Tokens of all reads of a decision: more than its questions have, unless each is followed by the
 state."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """A part of a state that is no text, such as a picture."""
+
+    ids: Sequence[int]  # that stand for it
+    first: int  # of the ids, the one at which its content begins
+    content: Any  # which plans pass on, and do not look at
+    key: str  # equal for equal contents alone
+
+
+StatePiece = str | Shown
 
 
 @dataclass(frozen=True)
@@ -142,11 +157,20 @@ def naming(where: str) -> Iterator[None]:
 
 
 def _check_questions(
-    template: ReadTemplate, state: object, questions: object, settings: DecisionSettings, room: int
+    template: ReadTemplate,
+    state: Sequence[StatePiece],
+    questions: object,
+    settings: DecisionSettings,
+    room: int,
 ) -> None:
     """Raises ValueError, naming the field, for what is no state or no question, or has no room."""
-    if not isinstance(state, str):
-        raise Refused("state", f"must be text, got {quoted(state)}")
+    for piece in state:
+        if not isinstance(piece, StatePiece):
+            raise Refused("state", f"must be text, got {quoted(piece)}")
+    shown = [piece for piece in state if isinstance(piece, Shown)]
+    exclusions.check(
+        exclusions.DECISION, {"order=schema": settings.order == "schema", "pictures": shown}
+    )
     if not isinstance(questions, Mapping):
         raise Refused("questions", f"must be a mapping of ids, got {quoted(questions)}")
     if not 1 <= len(questions) <= MOST_QUESTIONS:
@@ -155,7 +179,9 @@ def _check_questions(
             f"must be 1 to {MOST_QUESTIONS:,}, got {len(questions):,}",
             "split them over several requests",
         )
-    _check_length(len(state), template.longest_token, room, "state")
+    texts = sum(len(piece) for piece in state if isinstance(piece, str))
+    beside = sum(len(piece.ids) for piece in shown)
+    _check_length(texts, template.longest_token, room, "state", beside)
     lengths: list[tuple[int, int]] = []  # of each question, and how many orders it has
     for name, question in questions.items():
         if not isinstance(name, str):
@@ -178,14 +204,18 @@ def _check_questions(
         )
 
 
-def _check_length(characters: int, longest_token: int, most: int, where: str) -> None:
-    """Raises TooLarge for a text that has more tokens than `most` however it is cut."""
-    least = -(-characters // longest_token)
+def _check_length(
+    characters: int, longest_token: int, most: int, where: str, beside: int = 0
+) -> None:
+    """Raises TooLarge for a text that has more tokens than `most` however it is cut. beside: tokens
+    of pictures in it."""
+    least = -(-characters // longest_token) + beside
     if least > most:
+        pictures = " and its pictures" if beside else ""
         raise TooLarge(
             where,
-            f"{characters:,} characters are {least:,} tokens or more, and there is room for "
-            f"{most:,}",
+            f"{characters:,} characters{pictures} are {least:,} tokens or more, and there is room "
+            f"for {most:,}",
             "shorten it",
             least,
             most,
@@ -285,16 +315,25 @@ class _Reads:
     """The reads of one decision. Makes each order of options, and its canvases, once for all
     questions that share it."""
 
-    def __init__(self, template: ReadTemplate, state: str, settings: DecisionSettings) -> None:
+    def __init__(
+        self, template: ReadTemplate, state: Sequence[StatePiece], settings: DecisionSettings
+    ) -> None:
         self._template, self._settings = template, settings
         self.prefix = [*template.head]  # what is encoded once
+        self.shown: list[tuple[int, Shown]] = []  # where their contents begin in it
         self._after: list[int] = []  # what follows each question
+        keys = b""
         with naming("state"):
-            if settings.order == "schema":
-                self._after = template.encode(BETWEEN + state)
-            else:
-                self.prefix += template.encode(state)
-        self._key = NoiseKey(settings.seed, self.prefix)
+            for piece in state:
+                if isinstance(piece, Shown):
+                    self.shown.append((len(self.prefix) + piece.first, piece))
+                    self.prefix += piece.ids
+                    keys += piece.key.encode()
+                elif settings.order == "schema":
+                    self._after += template.encode(BETWEEN + piece)
+                else:
+                    self.prefix += template.encode(piece)
+        self._key = NoiseKey(settings.seed, [*self.prefix, *keys])
 
     def of(self, questions: Mapping[str, Question]) -> Iterator[Read]:
         """A read for each question and order of its options; jointly, reads of as many questions at
@@ -413,6 +452,7 @@ class DecisionPlan:
     reads: tuple[Read, ...]
     questions: Mapping[str, Question]
     settings: DecisionSettings
+    shown: tuple[tuple[int, Shown], ...] = ()  # where in the prefix their contents begin
 
     @property
     def question_tokens(self) -> int:
@@ -438,21 +478,23 @@ class DecisionPlan:
 
 def plan_decision(
     template: ReadTemplate,
-    state: str,
+    state: str | Sequence[StatePiece],
     questions: Mapping[str, Question],
     settings: DecisionSettings,
     longest: int,
 ) -> DecisionPlan:
     """All checks of a decision before it begins, in an order in which nothing large is made of what
     is refused. longest: positions that a state, a question and its canvas can have together.
+    The white space at both ends of a state is left out.
 
     Raises ValueError, naming the field or "questions.<id>", and TooLarge, a ValueError, for texts
     that have no room."""
     settings.check()
-    _check_questions(template, state, questions, settings, longest)
+    pieces: list[StatePiece] = list(state) if isinstance(state, list | tuple) else [state]
+    _check_questions(template, pieces, questions, settings, longest)
     check_reads(len(questions), settings.samples, settings.orders)
     unsure = {name: each for name, each in questions.items() if len(each.options) > 1}
-    making = _Reads(template, state.strip() if unsure else "", settings)
+    making = _Reads(template, _stripped(pieces) if unsure else [""], settings)
     reads: list[Read] = []
     tokens = 0
     for read in making.of(unsure):
@@ -466,7 +508,15 @@ def plan_decision(
                 "ask for fewer questions or orders",
             )
         reads.append(read)
-    return DecisionPlan(making.prefix, tuple(reads), questions, settings)
+    return DecisionPlan(making.prefix, tuple(reads), questions, settings, tuple(making.shown))
+
+
+def _stripped(state: list[StatePiece]) -> list[StatePiece]:
+    """The pieces without the white space at both ends."""
+    first = [piece.lstrip() if isinstance(piece, str) else piece for piece in state[:1]]
+    state = [*first, *state[1:]]
+    last = [piece.rstrip() if isinstance(piece, str) else piece for piece in state[-1:]]
+    return [*state[:-1], *last]
 
 
 def _check_room(prefix: int, read: Read, longest: int) -> None:
