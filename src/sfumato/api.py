@@ -431,10 +431,11 @@ class Model:
         return plan_decision(self.read_template, self._pieces(state), questions, how, room)
 
     def _pieces(self, state: State) -> str | list[StatePiece]:
-        """The pieces of a state with pictures; another one as it is. Raises Refused, naming the
+        """The text of a state, or its pieces where it has pictures. Raises Refused, naming the
         part."""
-        if not isinstance(state, list | tuple) or isinstance(parts := state_of(state), str):
-            return state
+        parts = state if isinstance(state, str) else state_of(state)
+        if isinstance(parts, str):
+            return parts
         pieces = list[StatePiece]()
         for i, part in enumerate(parts):
             if part["type"] == "image":

@@ -280,7 +280,7 @@ def test_where_memory_runs_out_one_turn_is_read_in_parts(
         ({"timeout_s": 0}, "timeout_s: must be a number over 0"),
         ({"state": "x" * 10**6}, "state: 1,000,000 characters are"),
         ({"state": "\ud800"}, "state: text:"),
-        ({"state": 3}, "state: must be text"),
+        ({"state": 3}, "state: must be a text"),
         ({"questions": {"a": YesNoQuestion()}}, "questions.a: a yes/no question needs"),
         ({"questions": {"a" * 999: YesNoQuestion()}}, f"questions.{'a' * 80}…: a yes/no"),
         ({"questions": {"a": YesNoQuestion("x" * 10**6)}}, "questions.a: 1,000,005 characters"),

@@ -164,9 +164,6 @@ def _check_questions(
     room: int,
 ) -> None:
     """Raises ValueError, naming the field, for what is no state or no question, or has no room."""
-    for piece in state:
-        if not isinstance(piece, StatePiece):
-            raise Refused("state", f"must be text, got {quoted(piece)}")
     shown = [piece for piece in state if isinstance(piece, Shown)]
     exclusions.check(
         exclusions.DECISION, {"order=schema": settings.order == "schema", "pictures": shown}
@@ -490,7 +487,9 @@ def plan_decision(
     Raises ValueError, naming the field or "questions.<id>", and TooLarge, a ValueError, for texts
     that have no room."""
     settings.check()
-    pieces: list[StatePiece] = list(state) if isinstance(state, list | tuple) else [state]
+    if not isinstance(state, str | list | tuple):
+        raise Refused("state", f"must be text, got {quoted(state)}")
+    pieces = [state] if isinstance(state, str) else [*state]
     _check_questions(template, pieces, questions, settings, longest)
     check_reads(len(questions), settings.samples, settings.orders)
     unsure = {name: each for name, each in questions.items() if len(each.options) > 1}
