@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.server.page.browsing import expect
+from tests.server.page.test_pictures import DATA_URL, GIVE, PNG, file
 
 ROUTE = "**/v1/systemone"
 FAILED = "Failed to load resource"
@@ -259,3 +261,50 @@ def test_a_model_that_cannot_decide_has_no_such_view(decide: Callable[..., Any])
     page.reload()
     page.get_by_role("link", name="Decide").click()
     expect(page.locator("#decide")).to_be_visible()
+
+
+def test_a_state_has_pictures_where_the_model_sees(decide: Callable[..., Any]) -> None:
+    page = decide(all_of)
+    attach = page.locator("#decide-attach")
+    expect(attach).to_be_hidden()
+    assert "no images" in page.get_attribute("#state", "placeholder")
+
+    def with_vision(route: Any) -> None:
+        about = route.fetch().json()
+        about["modalities"]["vision"] = True
+        about["limits"]["images"] = 2
+        route.fulfill(json=about)
+
+    page.route("**/props", with_vision)
+    page.reload()
+    expect(attach).to_be_visible()
+    assert "images" not in page.get_attribute("#state", "placeholder")
+    page.locator("select[name=order]").select_option("schema")
+    page.fill("#state", "Look at it.")
+    expect(page.locator(".stale")).to_have_count(0)
+    page.asked.clear()
+    page.set_input_files("#decide-attach input[multiple]", [file("a.png")])
+    pictures = page.locator("#decide-tray img")
+    expect(pictures).to_have_count(1)
+    expect(page.locator("select[name=order]")).to_be_disabled()
+    expect(page.locator(".stale")).to_have_count(0)
+    body = page.asked[-1]
+    ((placeholder, asset),) = body["assets"].items()
+    assert body["state"] == f"{placeholder}\nLook at it." and "x_order" not in body
+    assert f"data:image/png;base64,{asset['data_base64']}" == DATA_URL
+    assert len(body["questions"]) == page.locator(".question").count()  # all are asked anew
+    paste = ["paste", "b.png", base64.b64encode(PNG).decode(), "image/png"]
+    page.evaluate(GIVE.replace("'prompt'", "'state'"), paste)
+    expect(pictures).to_have_count(2)
+    page.get_by_role("button", name="Show as code").click()
+    expect(page.locator("#program code")).to_contain_text("the base64 of b.png")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="A drawn ball").click()
+    expect(pictures).to_have_count(0)
+    page.get_by_role("button", name="Undo").click()
+    expect(pictures).to_have_count(2)
+    for name in ("a.png", "b.png"):
+        page.locator("#decide-tray").get_by_label(f"Remove {name}").click()
+    expect(page.locator("select[name=order]")).to_be_enabled()
+    expect(page.locator(".stale")).to_have_count(0)
+    assert "assets" not in page.asked[-1] and page.asked[-1]["x_order"] == "schema"

@@ -98,7 +98,7 @@ async function meetServer() {
   const { max_steps: steps, max_tokens: tokens } = about.limits ?? {};
   settings.suggest({ ...about.sampler, max_tokens: tokens },
     { max_tokens: about.context_length, max_steps: steps });
-  decisions.meet(about.decisions);
+  decisions.meet(about.decisions, seesPictures() ? tray.most() : 0);
   const able = { ...about.modes, decide: about.decisions };
   for (const [name, mode] of Object.entries(modes)) if (able[name]) mode.meet(able[name]);
   for (const name of [...Object.keys(modes), 'decide']) {
@@ -140,7 +140,9 @@ for (const name of ['dragover', 'drop']) {
   addEventListener(name, (event) => {
     if (!event.dataTransfer?.types.includes('Files')) return;
     event.preventDefault(); // else the browser leaves the page and shows the file
-    if (name === 'drop' && seesPictures() && !$('chat').hidden) attach([...event.dataTransfer.files]);
+    const files = name === 'drop' && seesPictures() ? [...event.dataTransfer.files] : [];
+    if (files.length && !$('chat').hidden) attach(files);
+    if (files.length && !$('decide').hidden) decisions.give(files);
   });
 }
 

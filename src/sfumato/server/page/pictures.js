@@ -1,5 +1,5 @@
 // Pictures that a person gives with a question: chosen, dropped, pasted or photographed, and shown
-// above the box until they are sent. Knows files and elements, and no server.
+// above the box until they are sent, or beside the state of the Decide view. Knows files and elements, and no server.
 
 import { button, el } from './dom.js';
 
@@ -8,7 +8,7 @@ const MOST_BYTES = 1_000_000; // of a file; a larger one is drawn again, at LARG
 const LARGE = 2048; // more than a model sees of a picture
 const SMALL = 320; // a thumbnail
 
-/** A picture of a file: { name, url, thumb }, both as data URLs. Raises an Error for other files. */
+/** A picture of a file: { id, name, url, thumb }, the last two as data URLs. Raises an Error for other files. */
 export async function pictureOf(file) {
   let bitmap;
   try {
@@ -18,6 +18,7 @@ export async function pictureOf(file) {
   }
   const kept = file.size <= MOST_BYTES && SENT_AS_THEY_ARE.includes(file.type);
   return {
+    id: Math.random().toString(36).slice(2),
     name: file.name || 'picture',
     url: kept ? await urlOf(file) : drawn(bitmap, LARGE, 0.92),
     thumb: drawn(bitmap, SMALL, 0.85),
@@ -51,9 +52,9 @@ export class Tray {
   #list;
   #problem;
 
-  /** element: where they are shown; most(): how many a question may have. */
-  constructor(element, most) {
-    this.most = most;
+  /** element: where they are shown; most(): how many a question may have; onChange(): others are in it. */
+  constructor(element, most, onChange = () => {}) {
+    Object.assign(this, { most, onChange });
     this.#list = el('ul', { class: 'pictures', 'aria-label': 'Pictures of the question' });
     this.#problem = el('p', { class: 'note', role: 'alert', hidden: true });
     this.element = element;
@@ -74,15 +75,23 @@ export class Tray {
         this.#say(error.message);
       }
       this.#draw();
+      this.onChange();
     }
+  }
+
+  /** The pictures, each with an id of its own. */
+  get pictures() { return this.#pictures; }
+
+  set pictures(pictures) {
+    this.#pictures = pictures;
+    this.#say('');
+    this.#draw();
   }
 
   /** The pictures, which are gone from here. */
   take() {
     const taken = this.#pictures;
-    this.#pictures = [];
-    this.#say('');
-    this.#draw();
+    this.pictures = [];
     return taken;
   }
 
@@ -97,6 +106,7 @@ export class Tray {
       button('✕', () => {
         this.#pictures = this.#pictures.filter((other) => other !== picture);
         this.#draw();
+        this.onChange();
       }, { 'aria-label': `Remove ${picture.name}` }))));
   }
 }

@@ -9,14 +9,21 @@ import { idsOf, isComplete, missingIn, toWire, wrongIn } from './questions.js';
 /** Cards whose question can be asked. */
 export const askable = (cards) => cards.filter(({ question }) => isComplete(question));
 
-/** The body of a request, as literal.js has values; way: fields that say how to read. */
-export function bodyOf(state, cards, way) {
+/** The body of a request, as literal.js has values; way: fields that say how to read; pictures: of the state. */
+export function bodyOf(state, cards, way, pictures = []) {
   const ids = idsOf(cards.map(({ question }) => question));
-  return { state, questions: new Map(cards.map(({ question }, i) => [ids[i], toWire(question)])), ...way };
+  const questions = new Map(cards.map(({ question }, i) => [ids[i], toWire(question)]));
+  const assets = new Map(pictures.map((picture) => [mark(picture), { type: 'image', data_base64: base64(picture) }]));
+  return { state: shown(state, pictures), ...pictures.length ? { assets } : {}, questions, ...way };
 }
 
+/** Stands in a state for a picture. */
+const mark = ({ id }) => `<image:${id}>`;
+const base64 = ({ url }) => url.slice(url.indexOf(',') + 1);
+const shown = (state, pictures) => (pictures.length ? [...pictures.map(mark), state].join('\n').trim() : state);
+
 export class Asking {
-  /** decide(body, signal): the server's; look(): { cards, state, way }, as they are at that moment. */
+  /** decide(body, signal): the server's; look(): { cards, state, pictures, way }, as they are at that moment. */
   constructor(decide, look) { Object.assign(this, { decide, look }); }
 
   /** Shows on every card whether its answer still holds, and what is wrong with its question. */
@@ -47,15 +54,15 @@ export class Asking {
 
   /** What an answer depends on, and nothing else. */
   #key({ question }) {
-    const { state, way } = this.look();
-    return json([state, toWire(question), way]);
+    const { state, pictures, way } = this.look();
+    return json([shown(state, pictures), toWire(question), way]);
   }
 
   /** The usage; null where the server refused one of the questions. */
   async #request(cards, signal) {
     const keys = cards.map((card) => this.#key(card));
-    const { state, way } = this.look();
-    const body = bodyOf(state, cards, way);
+    const { state, pictures, way } = this.look();
+    const body = bodyOf(state, cards, way, pictures);
     const ids = [...body.questions.keys()];
     let reply;
     try {

@@ -3,6 +3,7 @@
 
 import { button, el } from '../dom.js';
 import { ServerError, capital } from '../errors.js';
+import { picturesIn, Tray } from '../pictures.js';
 import { loadDecision, saveDecision } from '../store.js';
 import { Asking, askable, bodyOf } from './asking.js';
 import { Card } from './card.js';
@@ -19,6 +20,7 @@ export class Decide {
   #examples = [];
   #before = null; // what stood here before an example came or a question was removed
   #isOpen = false;
+  #mostPictures = 0; // 0: the model reads none
   #isTouched = false; // whether it is the person's own, and no example
   #reads = new Reads((signal) => this.#read(signal));
 
@@ -31,13 +33,25 @@ export class Decide {
       problem: part('problem'), status: part('status'), unfit: part('unfit'), chips: part('examples'),
       ways: WAYS.map((name) => element.querySelector(`select[name="${name}"]`)), code: part('code'),
     });
+    this.tray = new Tray(part('tray'), () => this.#mostPictures, () => this.#changed());
+    this.attach = part('attach');
+    for (const input of this.attach.querySelectorAll('input')) {
+      input.addEventListener('change', () => { this.give([...input.files]); input.value = ''; });
+    }
+    this.state.addEventListener('paste', (event) => {
+      const files = this.#mostPictures ? picturesIn(event.clipboardData) : [];
+      if (!files.length) return;
+      event.preventDefault();
+      this.give(files);
+    });
     this.program = new ProgramDialog(document.querySelector('#program'));
     for (const field of [this.state, ...this.ways]) field.addEventListener('input', () => this.#changed());
     part('adders').append(...Object.entries(KINDS).map(([kind, name]) => button(name, () => this.#add(kind))));
     this.adders = [...part('adders').querySelectorAll('button')];
     this.code.addEventListener('click', () => {
-      const { state, cards, way } = this.#look();
-      this.program.open(new URL(PATH, document.baseURI).href, bodyOf(state, askable(cards), way), hasKey());
+      const { state, cards, way, pictures } = this.#look();
+      const named = pictures.map(({ name }, i) => ({ id: i + 1, url: `,the base64 of ${name}` }));
+      this.program.open(new URL(PATH, document.baseURI).href, bodyOf(state, askable(cards), way, named), hasKey());
     });
     part('again').addEventListener('click', () => this.#reads.now());
     const stored = loadDecision();
@@ -45,8 +59,13 @@ export class Decide {
     else this.#show({ state: '', questions: [] });
   }
 
-  /** What /props says of decisions: { note, examples: [{ title, state, questions }] }. */
-  meet(decisions) {
+  /** What /props says of decisions: { note, examples: [{ title, state, questions }] }; and how many pictures
+      a request may have, 0 where the model reads none. */
+  meet(decisions, mostPictures) {
+    this.#mostPictures = mostPictures;
+    this.attach.hidden = !mostPictures;
+    const images = mostPictures ? '' : '; this model reads no images';
+    this.state.placeholder = `the text that the questions are about${images}`;
     this.note.textContent = decisions?.note ?? '';
     this.note.hidden = !this.note.textContent;
     this.#examples = decisions?.examples ?? [];
@@ -54,6 +73,11 @@ export class Decide {
     if (first && !this.#isTouched && !this.#cards.length) this.#show(unpacked(first));
     this.#drawChips();
     if (this.#isOpen) this.#reads.now();
+  }
+
+  /** Adds pictures to the state. */
+  async give(files) {
+    if (this.#mostPictures) await this.tray.add(files);
   }
 
   /** Whether the view is seen; it asks nothing while it is not. */
@@ -65,13 +89,13 @@ export class Decide {
 
   // What stands in it
 
-  #restore({ state, questions, ways }) {
+  #restore({ state, questions, ways, pictures }) {
     this.#isTouched = true;
     this.ways.forEach((field) => {
       if ([...field.options].some(({ value }) => value === ways?.[field.name])) field.value = ways[field.name];
     });
     const list = Array.isArray(questions) ? questions.slice(0, MOST_QUESTIONS) : [];
-    this.#show({ state: String(state ?? ''), questions: list.map(fromStorage).filter(Boolean) });
+    this.#show({ state: String(state ?? ''), questions: list.map(fromStorage).filter(Boolean), pictures });
   }
 
   #content() {
@@ -81,8 +105,12 @@ export class Decide {
     };
   }
 
-  #show({ state, questions }) {
+  /** The same with its pictures, which are not kept over a visit. */
+  #whole() { return { ...this.#content(), pictures: this.tray.pictures }; }
+
+  #show({ state, questions, pictures = [] }) {
     this.state.value = state;
+    this.tray.pictures = pictures;
     this.#cards = questions.map((question) => this.#card(question));
     this.list.replaceChildren(...this.#cards.map(({ element }) => element));
     this.#count();
@@ -102,7 +130,7 @@ export class Decide {
   }
 
   #remove(card) {
-    this.#before = this.#content();
+    this.#before = this.#whole();
     const at = this.#cards.indexOf(card);
     this.#cards.splice(at, 1);
     card.element.remove();
@@ -132,7 +160,7 @@ export class Decide {
   }
 
   #try(example) {
-    this.#before = this.#content();
+    this.#before = this.#whole();
     this.#show(unpacked(example));
     this.#drawChips();
     this.#changed();
@@ -140,11 +168,13 @@ export class Decide {
 
   // Asking
 
-  /** What is to be asked. A way of reading that is the server's own choice is left out. */
+  /** What is to be asked. A way of reading that is the server's own choice is left out, and pictures come
+      before all questions. */
   #look() {
-    const chosen = this.ways.filter(({ value }) => !['state', '1'].includes(value));
+    const { pictures } = this.tray;
+    const chosen = this.ways.filter(({ value, disabled }) => !disabled && !['state', '1'].includes(value));
     const way = chosen.map(({ name, value }) => [`x_${name}`, Number(value) || value]);
-    return { cards: this.#cards, state: this.state.value, way: Object.fromEntries(way) };
+    return { cards: this.#cards, state: this.state.value, pictures, way: Object.fromEntries(way) };
   }
 
   #changed() {
@@ -155,6 +185,7 @@ export class Decide {
   }
 
   #mark() {
+    this.ways.find(({ name }) => name === 'order').disabled = Boolean(this.tray.pictures.length);
     this.asking.mark();
     this.code.disabled = !askable(this.#cards).length;
   }
