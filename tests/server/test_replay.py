@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
+from tests.support.pictures import file_of, picture
 
 from sfumato import Draft, Settled
 from sfumato.model.families import DIFFUSION_GEMMA
+from sfumato.refused import Refused
 from sfumato.server import replay
-from sfumato.server.replay import Recorder, document, template
+from sfumato.server.replay import Recorder, document, template, thumbnail
 
 MARKERS = DIFFUSION_GEMMA.markers
 NASTY = "</script><script>alert(1)</script><!--"
@@ -94,3 +99,21 @@ def test_the_server_hands_out_the_template_under_its_policy(server: Any) -> None
     assert answer.status_code == 200 and answer.text == template()
     assert "script-src 'self'" in answer.headers["content-security-policy"]
     assert replay.SLOT in answer.text and len(answer.content) < 200_000
+
+
+def test_pictures_are_small_and_within_the_file() -> None:
+    large, small = picture(900, 600, mode="RGBA"), picture(30, 40)
+    shown = [thumbnail(file_of(large, "PNG"), "a.png"), thumbnail(small)]
+    data = data_in(document(Recorder(str, MARKERS).data("m", "q", "t", [], pictures=shown)))
+    assert [each["name"] for each in data["pictures"]] == ["a.png", "picture"]
+    sizes = []
+    for each in data["pictures"]:
+        head, _, content = each["thumb"].partition(",")
+        opened = Image.open(io.BytesIO(base64.b64decode(content)))
+        assert (head, opened.format) == ("data:image/jpeg;base64", "JPEG")
+        sizes.append(opened.size)
+    assert sizes == [(320, 213), (30, 40)]
+    assert large.size == (900, 600) and small.size == (30, 40)  # the caller's stay as they are
+    assert data_in(document(Recorder(str, MARKERS).data("m", "q", "t", [])))["pictures"] == []
+    with pytest.raises(Refused, match=r"^image: "):
+        thumbnail(b"no picture")

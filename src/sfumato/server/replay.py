@@ -6,6 +6,8 @@ The page exports with the same template (page/share.js). Knows events and files,
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -14,7 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from sfumato.api import Draft, Settled
+from sfumato.media.picture import Source, read_picture
 from sfumato.text.markers import ChatMarkers
 
 PAGE = Path(__file__).parent / "page"
@@ -29,6 +34,8 @@ SLOT = '"REPLAY"'
 MOST_POSITIONS = 400_000
 """Positions of all drafts together at most, which is a file of some megabytes. Above it, steps are
 left out."""
+
+THUMBNAIL = 320  # pixels of the longer side at most, as page/pictures.js has it
 
 _IMPORT = re.compile(r"^import\s[^;]*;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=const|class|function|async)", re.MULTILINE)
@@ -49,6 +56,15 @@ def document(data: dict[str, Any]) -> str:
     that no text can end its element."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return template().replace(SLOT, text)
+
+
+def thumbnail(source: Source, name: str = "picture") -> dict[str, str]:
+    """A picture as replays show it: its name, and a JPEG as a data URL. Raises Refused."""
+    picture, stream = read_picture(source), io.BytesIO()
+    picture.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
+    picture.save(stream, "JPEG", quality=85)
+    data = base64.b64encode(stream.getvalue()).decode()
+    return {"name": name, "thumb": f"data:image/jpeg;base64,{data}"}
 
 
 class Recorder:
@@ -92,14 +108,17 @@ class Recorder:
         summary: Sequence[str],
         demonstration: str = "",
         remark: str = "",
+        pictures: Sequence[dict[str, str]] = (),
     ) -> dict[str, Any]:
         """The replay in the form of the page's share.js. demonstration: the note about a
-        demonstration model; remark: the line below the reply."""
+        demonstration model; remark: the line below the reply; pictures: thumbnails of the
+        question's."""
         self._thin()
         return {
             "version": 1,
             "model": model,
             "question": question,
+            "pictures": list(pictures),
             "text": text,
             "summary": list(summary),
             "demonstration": demonstration,
