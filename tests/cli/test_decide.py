@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.pictures import file_of, picture
 from tests.support.scripted_decider import MODEL, ScriptedDecider
+from tests.support.seeing import seeing_model
 
 import sfumato
 from sfumato.decisions import read_questions
@@ -130,7 +132,7 @@ def test_json_lines_keep_their_values(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (("decide", "-q", "q.toml"), "give a table, or a text with --state, and not both"),
+        (("decide", "-q", "q.toml"), "give a table, or a text with --state and"),
         (("decide", "t.csv", "-q", "q.toml"), "--out names the file"),
         (("decide", "t.csv", "-q", "q.toml", "-o", "t.csv"), "is the table itself"),
         (("decide", "t.csv", "-q", "q.toml", "-o", "no/o.csv"), "its folder does not exist"),
@@ -196,3 +198,37 @@ def test_a_table_has_the_answers_of_the_library(
             decision["urgent"].probabilities[True], abs=1e-5
         )
         assert row["team_answer"] == decision["team"].value
+
+
+def test_one_picture_is_decided_about(
+    cli: Any, files: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Any] = []
+    model = seeing_model(tmp_path / "model")
+    decide = model.decide
+
+    def seen(state: Any, *rest: Any, **how: Any) -> Any:
+        asked.append(state)
+        return decide(state, *rest, **how)
+
+    monkeypatch.setattr(model, "decide", seen)
+    monkeypatch.setattr("sfumato.cli.generation.load", lambda args: model)
+    for name, seed in (("a.png", 0), ("b.png", 1)):
+        Path(name).write_bytes(file_of(picture(40, 40, seed), "PNG"))
+    outs = []
+    for images in (("a.png",), ("a.png",), ("b.png",), ("a.png", "b.png")):
+        given = [word for name in images for word in ("--image", name)]
+        done = cli("decide", *given, "--state", "Look.", "-q", "q.toml", "--json")
+        assert (done.code, done.err) == (0, "")
+        outs.append(json.loads(done.out))
+        assert [part["type"] for part in asked[-1]] == [*["image"] * len(images), "text"]
+    assert outs[0] == outs[1] and outs[0] != outs[2] and outs[3] not in outs[:3]
+    assert cli("decide", "--image", "a.png", "-q", "q.toml").code == 0
+    for wrong, message in (
+        (("--image", "q.toml"), "--image q.toml: the bytes are no picture"),
+        (("--image", "no.png"), "--image no.png: no.png is no file"),
+        (("--image", "a.png", "--order", "schema"), "order, pictures: puts the state"),
+        (("t.csv", "-o", "out.csv", "--image", "a.png"), "give a table, or a text"),
+    ):
+        done = cli("decide", *wrong, "-q", "q.toml")
+        assert done.code == 2 and message in done.err

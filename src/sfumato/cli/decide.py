@@ -36,7 +36,7 @@ from sfumato.decisions.calibration import (
     fit,
     plot,
 )
-from sfumato.decisions.question_file import QuestionFile, json_text, read_questions
+from sfumato.decisions.question_file import QuestionFile, State, json_text, read_questions
 from sfumato.decisions.schema import Choice, Decision, TypedAnswer, YesNo, shown
 from sfumato.diffusion.constraints.decision_plan import DecisionSettings
 from sfumato.diffusion.constraints.questions import Question, ScoreQuestion, YesNoQuestion
@@ -44,6 +44,7 @@ from sfumato.engine import Engine, EngineConfig, own_engine
 from sfumato.engine.errors import EngineDead, NotReady
 from sfumato.engine.events import Decided, Handle, RequestFailed
 from sfumato.engine.request import DecisionRequest
+from sfumato.media.picture import read_picture
 from sfumato.refused import Refused
 
 T = TypeVar("T")
@@ -71,20 +72,28 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _decide(args: argparse.Namespace) -> int:
-    if (args.table is None) == (args.state is None):
-        raise ValueError("give a table, or a text with --state, and not both")
+    is_one = args.state is not None or bool(args.image)
+    if (args.table is None) != is_one:
+        raise ValueError(
+            "give a table, or a text with --state and pictures with --image, and not both"
+        )
     if (args.table is None) != (args.out is None):
         raise ValueError("--out names the file for the answers to a table; give both or none")
     file = read_questions(args.questions)
     calibration = find_calibration(file.path, args.calibration) if args.calibration else None
     mass = not args.no_label_mass
     asking = Asking(file, file.schema.questions, reading_of(args), args.seed, mass, calibration)
-    return _table(args, asking) if args.state is None else _one(args, asking)
+    return _one(args, asking) if is_one else _table(args, asking)
 
 
 def _one(args: argparse.Namespace, asking: Asking) -> int:
     """One state: bars, or an object of JSON."""
-    state = files.read_text("-") if args.state == "-" else args.state
+    # Before the model is loaded: a file may be no picture.
+    images = [read_picture(Path(name), field=f"--image {name}") for name in args.image]
+    state: State = files.read_text("-") if args.state == "-" else args.state or ""
+    if images:
+        parts = [{"type": "image", "image": image} for image in images]
+        state = [*parts, {"type": "text", "text": state}]
     model, questions = generation.load(args), asking.file.questions
     decision = model.decide(state, questions, calibration=asking.calibration, **asking.options)
     cells = cells_of(asking.columns(probabilities=True), decision, "")
