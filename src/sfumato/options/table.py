@@ -269,7 +269,7 @@ DECIDING = (
     Option("state", TEXT, DECIDE,
            "decide about this text, and not about a table; - is standard input", metavar="TEXT"),
     Option("image", Each(PATH), DECIDE,
-           "picture that the questions are about, with or without --state; may be given several times",
+           "picture to decide about, beside --state or alone; may be given several times",
            (), "FILE"),
     Option("out", PATH, DECIDE,
            "CSV, TSV or JSON Lines file for the answers; one that is not complete is taken up",
