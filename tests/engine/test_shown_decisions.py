@@ -63,9 +63,9 @@ def test_fills_are_the_plain_paths(model: Model) -> None:
 
 
 def test_what_cannot_be_shown_is_refused_at_once(model: Model) -> None:
-    serving = Engine(model, EngineConfig(slots=1, context=64))
+    serving = Engine(model, EngineConfig(slots=1, context=48, strict=True))
     for given, message in (
-        (state(1, 2, "Look."), r"state: 5 characters and its pictures are 5\d tokens or more"),
+        (state(1, 2, "Look."), r"state: 5 characters and its pictures are 51 tokens or more"),
         ([part(1), "text"], r"state\[1\]: must be "),
         ([{"type": "image", "bytes": b"x"}], r"state\[0\]\.bytes: "),
     ):
