@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.support.pictures import file_of, picture
 from tests.support.scripted_decider import MODEL, ScriptedDecider
-from tests.support.seeing import seeing_model
+from tests.support.seeing_model import seeing_model
 
 import sfumato
 from sfumato.decisions import read_questions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -212,3 +213,13 @@ def test_hostile_mmproj_files_are_one_clear_line(cli: Any, tmp_path: Path) -> No
     assert (done.code, "gemma4uv" in done.err, done.err.count("\n")) == (2, True, 1)
     done = cli("run", "Hi", "-m", str(path))
     assert "the file holds a vision tower and no model" in done.err
+
+
+def test_a_replay_shows_the_pictures(use: Any, cli: Any, png: str, tmp_path: Path) -> None:
+    use("yes")
+    path = tmp_path / "replay.html"
+    assert cli("run", "--image", png, Q, "--replay", str(path)).code == 0
+    match = re.search(r'id="replay">(.*?)</script>', path.read_text("utf-8"))
+    assert match
+    (shown,) = json.loads(match[1])["pictures"]
+    assert shown["name"] == "a.png" and shown["thumb"].startswith("data:image/jpeg;base64,")

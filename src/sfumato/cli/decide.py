@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from sfumato.api import Model
-from sfumato.cli import INTERRUPTED, files, generation, terminal
+from sfumato.cli import INTERRUPTED, files, generation, pictures, terminal
 from sfumato.cli.files import Row, Source, Target, cell_text
 from sfumato.cli.terminal import rows_progress, table
 from sfumato.decisions.calibration import (
@@ -44,7 +44,6 @@ from sfumato.engine import Engine, EngineConfig, own_engine
 from sfumato.engine.errors import EngineDead, NotReady
 from sfumato.engine.events import Decided, Handle, RequestFailed
 from sfumato.engine.request import DecisionRequest
-from sfumato.media.picture import read_picture
 from sfumato.refused import Refused
 
 T = TypeVar("T")
@@ -89,11 +88,9 @@ def _decide(args: argparse.Namespace) -> int:
 def _one(args: argparse.Namespace, asking: Asking) -> int:
     """One state: bars, or an object of JSON."""
     # Before the model is loaded: a file may be no picture.
-    images = [read_picture(Path(name), field=f"--image {name}") for name in args.image]
-    state: State = files.read_text("-") if args.state == "-" else args.state or ""
-    if images:
-        parts = [{"type": "image", "image": image} for image in images]
-        state = [*parts, {"type": "text", "text": state}]
+    images = [pictures.read(name, f"--image {name}") for name in args.image]
+    text: str = files.read_text("-") if args.state == "-" else args.state or ""
+    state: State = pictures.content(text, [{"type": "image", "image": each} for each in images])
     model, questions = generation.load(args), asking.file.questions
     decision = model.decide(state, questions, calibration=asking.calibration, **asking.options)
     cells = cells_of(asking.columns(probabilities=True), decision, "")

@@ -15,6 +15,10 @@ from sfumato.cli import files, terminal
 from sfumato.refused import Refused
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from PIL.Image import Image
+
     from sfumato.api import Model
     from sfumato.cli.display import Event
     from sfumato.cli.generation import Answer
@@ -50,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
     remark = None if answer.interrupted else generation.remark(answer, model)
     if recorder:
         embedded = generation.is_embedded(model)
-        data = _replay(args, recorder, question, answer, remark or "", embedded)
+        data = _replay(args, recorder, question, answer, remark or "", embedded, images)
         files.write(args.replay, data, args.force, "replay")
     if args.json:
         terminal.print_json(_report(answer))
@@ -140,11 +144,12 @@ def _replay(
     answer: Answer,
     hint: str,
     embedded: bool,
+    images: Sequence[tuple[str, Image]],
 ) -> str:
-    """The page; `hint` stands below the reply of the embedded model."""
+    """The page; `hint` stands below the reply of the embedded model. images: with their files."""
     from sfumato.cli.display import summary
     from sfumato.server.examples import page_texts, remark
-    from sfumato.server.replay import document
+    from sfumato.server.replay import document, thumbnail
 
     reply = answer.reply
     figures = summary(reply.stats) if reply else ["interrupted"]
@@ -153,4 +158,5 @@ def _replay(
     if badge and hint and not below:
         below = f"{hint.capitalize()}."
     name = Path(args.model).name if args.model else "sfumato-embedded"
-    return document(recorder.data(name, question, answer.text, figures, badge, below))
+    shown = [thumbnail(image, Path(file).name) for file, image in images]
+    return document(recorder.data(name, question, answer.text, figures, badge, below, shown))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sfumato.api import Model
+    from sfumato.decisions import State
     from sfumato.diffusion.canvas import GivenCanvas
     from sfumato.diffusion.constraints.call_grammar import Source
     from sfumato.diffusion.constraints.hole import Part
@@ -116,7 +117,7 @@ def _part(part: Part) -> str | dict[str, Any]:
 class DecisionRequest(AnyRequest):
     """Questions about one state; `DecisionSettings` says what the fields mean that it has too."""
 
-    state: str
+    state: State
     questions: Mapping[str, Question]  # by id, which never reaches the model
     samples: int | Literal["auto"] = 1
     orders: int = 1
