@@ -226,7 +226,7 @@ def test_one_picture_is_decided_about(
     assert cli("decide", "--image", "a.png", "-q", "q.toml").code == 0
     for wrong, message in (
         (("--image", "q.toml"), "--image q.toml: the bytes are no picture"),
-        (("--image", "no.png"), "--image no.png: no.png is no file"),
+        (("--image", "no.png"), "--image no.png: 'no.png' is no file"),
         (("--image", "a.png", "--order", "schema"), "order, pictures: puts the state"),
         (("t.csv", "-o", "out.csv", "--image", "a.png"), "give a table, or a text"),
     ):
