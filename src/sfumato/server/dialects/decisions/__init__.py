@@ -11,9 +11,10 @@ allow are accepted, but for the rules in openapi.py. Knows no form.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from fastapi import Request as HttpRequest
@@ -25,6 +26,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PrivateAttr,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
@@ -33,13 +35,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from sfumato.decisions.schema import DecisionUsage
+from sfumato.decisions import DecisionUsage, State
 from sfumato.diffusion.constraints import questions as ask
 from sfumato.diffusion.constraints.questions import MOST_QUESTIONS, Answer
 from sfumato.engine import Decided, DecisionRequest
+from sfumato.media.part import PictureSource
 from sfumato.options.limits import FIRST_SEED, LAST_SEED, MOST_READ_STEPS, MOST_READS, MOST_SECONDS
 from sfumato.refused import Refused
-from sfumato.server.http import inflight, request_body
+from sfumato.server.chat import pictures
+from sfumato.server.http import inflight, multipart, request_body
 from sfumato.server.http.errors import (
     ERROR_FORM,
     OPENAI_ERRORS,
@@ -58,12 +62,45 @@ Loc = tuple[int | str, ...]
 Typed = TypeVar("Typed")
 
 
+_MARK = re.compile("\ud800([0-9]+)\udfff")
+
+
+@dataclass
+class Pictures:
+    """The pictures of a state. In its text a mark stands for each, which no text of a body holds,
+    since none has a lone surrogate."""
+
+    service: Service
+    sources: list[PictureSource] = field(default_factory=list)
+
+    def mark(self, source: PictureSource) -> str:
+        """The mark of one more picture. Raises Refused."""
+        self.sources.append(source)
+        pictures.check(self.service, self.sources)
+        return f"\ud800{len(self.sources) - 1}\udfff"
+
+    def state(self, text: str, body: Body) -> State:
+        """The state whose text has the marks. Raises Unread."""
+        if not self.sources:
+            return text
+        known = pictures.read(body, list({each.field: each for each in self.sources}.values()))
+        parts = []
+        for number, piece in enumerate(_MARK.split(text)):
+            if number % 2:
+                where = self.sources[int(piece)].field
+                parts.append({"type": "image", "field": where, "patches": known[where]})
+            elif piece:
+                parts.append({"type": "text", "text": piece})
+        return parts
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecisionDialect(Generic[B, Typed]):
     """One form of a request for decisions, and of its answers and errors."""
 
     body_type: type[B]
-    state_of: Callable[[B], str]  # the state as the model reads it; raises Refused
+    # The state as the model reads it, with marks where its pictures are; raises Refused.
+    state_of: Callable[[B, Pictures], str]
     read: Callable[..., Typed]  # a question of a body; raises pydantic's ValidationError
     types: tuple[str, ...]  # of questions
     question_of: Callable[
@@ -163,6 +200,8 @@ class DecisionBody(Body):
 
     model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
 
+    _files: Mapping[str, bytes] = PrivateAttr(default_factory=dict)  # of a body of several parts
+
     model: str | None = Field(None, description="Ignored: one model is loaded.")
     x_joint: bool | None = Field(None, description="Read all questions on one canvas (false).")
     x_samples: Annotated[
@@ -219,13 +258,12 @@ _PLAIN = {
     "model_attributes_type": "must be an object",
 }
 """Pydantic's messages that speak of Python, in plain words."""
-_NO_IMAGES = "images are not supported yet; describe the image in words"
-_BOXES = "box questions are about images, which are not supported yet"
+_BOXES = "box questions are about images, and the places of things in them are not read here"
 
 
 def no_images(field: str) -> Refused:
-    """The answer to what would need a network that sees."""
-    return Refused(field, _NO_IMAGES, code="unsupported")
+    """The answer to a picture in a question."""
+    return Refused(field, "only a state has pictures, and no question", code="unsupported")
 
 
 def text_of(value: Any, loc: Loc) -> str:
@@ -300,9 +338,11 @@ def named(loc: Loc) -> str:
 def parse(
     dialect: DecisionDialect[B, Typed], service: Service, endpoint: str, body: B
 ) -> tuple[DecisionRequest, dict[str, Typed]]:
-    """The engine's request for a body, and its questions as they were read. Raises Refused."""
+    """The engine's request for a body, and its questions as they were read. Raises Refused, and
+    Unread for pictures of the state."""
     dialect.check(service, endpoint, body)
-    state = dialect.state_of(body)
+    shown = Pictures(service)
+    text = dialect.state_of(body, shown)
     typed, questions = _questions(dialect, dict(body)["questions"], service.settings.lenient)
     samples, orders = body.x_samples or 1, body.x_orders or 1
     try:
@@ -311,7 +351,7 @@ def parse(
         where = "questions, x_samples, x_orders"
         raise refusal(("x_samples",), error.reason, "too_many", where) from None
     request = DecisionRequest(
-        state=state,
+        state=shown.state(text, body),
         questions=questions,
         seed=(body.x_seed or 0) % 2**64,
         samples=samples,
@@ -341,11 +381,14 @@ def figures(answer: Answer) -> dict[str, Any]:
 
 async def reply(route: DecisionRoute, service: Service, http: HttpRequest) -> Response:
     """Raises ApiError, and Refused."""
-    await _refuse_multipart(http)
+    boundary = multipart.boundary_of(http.headers.get("content-type", ""))
     dialect = route.by_headers(http.headers)
 
     def decode(data: bytearray) -> DecisionBody:
         nonlocal dialect
+        files: Mapping[str, bytes] = {}
+        if boundary is not None:
+            data, files = multipart.split(data, boundary, "request")
         try:
             value = request_body.parse(data, service.settings.max_values, names_repeat=False)
         except Refused as error:
@@ -355,7 +398,9 @@ async def reply(route: DecisionRoute, service: Service, http: HttpRequest) -> Re
         http.scope[ERROR_FORM] = OPENAI_ERRORS  # of a body of no form, or of two
         dialect = route.by_body(http.headers, value)
         http.scope[ERROR_FORM] = dialect.errors
-        return request_body.validated(value, dialect.body_type, lenient=True)
+        body: DecisionBody = request_body.validated(value, dialect.body_type, lenient=True)
+        body._files = files
+        return body
 
     async with request_body.read_with(service, http, decode) as body:
         _check_decides(service)
@@ -414,16 +459,3 @@ def _in_the_words_of(dialect: DecisionDialect[Any, Any]) -> Iterator[None]:
             text = f"{name}: {reason}" if name and not name.isdecimal() else reason
             error.field = WrongField((root,), text, error.code or "value_error")
         raise
-
-
-async def _refuse_multipart(http: HttpRequest) -> None:
-    """System One's clients send images in bodies of several parts."""
-    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind.startswith("multipart/"):
-        await request_body.discard(http)
-        raise Refused(
-            None,
-            f"Content-Type: {kind[:40]} is how images are sent, which are not supported yet",
-            "send JSON without assets",
-            code="unsupported",
-        )

@@ -11,7 +11,9 @@ names of their functions."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi.datastructures import Headers
@@ -26,7 +28,9 @@ from sfumato.diffusion.constraints.questions import (
     ChoiceAnswer,
     ScoreAnswer,
 )
+from sfumato.media.part import PictureSource
 from sfumato.refused import Refused
+from sfumato.server.chat import pictures
 from sfumato.server.dialects.decisions import (
     LONGEST_NAME,
     STRING,
@@ -38,6 +42,7 @@ from sfumato.server.dialects.decisions import (
     Described,
     Loc,
     Part,
+    Pictures,
     Text,
     describe,
     figures,
@@ -155,6 +160,14 @@ _SYSTEM_ONE_QUESTIONS = _questions_schema(
     closed({}, {"true": DESCRIBED, "false": DESCRIBED}), DESCRIBED
 )
 
+_ASSET = closed({}, {"type": {"const": "image"}, "format": either(STRING, NULL)})
+_ASSETS = {
+    "type": "object",
+    "propertyNames": {"minLength": 1, "maxLength": LONGEST_NAME},
+    "additionalProperties": _ASSET
+    | {"properties": _ASSET["properties"] | dict.fromkeys(("data_base64", "part"), STRING)},
+}
+
 
 class SystemOneBody(DecisionBody):
     model: str | None = Field(
@@ -164,8 +177,8 @@ class SystemOneBody(DecisionBody):
     questions: Annotated[Any, WithJsonSchema(_SYSTEM_ONE_QUESTIONS)] = Field(
         description="Id → question. Ids come back as they are, and never reach the model."
     )
-    assets: Annotated[Any, WithJsonSchema(NULL)] = Field(
-        None, description="Refused unless null: images are not supported yet."
+    assets: Annotated[Any, WithJsonSchema(either(_ASSETS, NULL))] = Field(
+        None, description="Placeholder → picture, which stands where a text of the state has it."
     )
 
 
@@ -205,11 +218,64 @@ _SYSTEM_ONE_ERROR = {
 }
 
 
-def _state(body: SystemOneBody) -> str:
+def _state(body: SystemOneBody, shown: Pictures) -> str:
     """Raises Refused."""
-    if body.assets is not None:
-        raise no_images("assets")
-    return text_of(body.state, ("state",))
+    if body.assets is None:
+        return text_of(body.state, ("state",))
+    assets = _assets(body)
+    pictures.check(shown.service, list(assets.values()))
+    longest_first = sorted(assets, key=len, reverse=True)
+    names = re.compile("|".join(map(re.escape, longest_first)))
+    placed = set[str]()
+
+    def mark(match: re.Match[str]) -> str:
+        placed.add(match[0])
+        return shown.mark(assets[match[0]])
+
+    text = text_of(_changed(body.state, lambda text: names.sub(mark, text)), ("state",))
+    for name in assets:
+        if name not in placed:
+            raise refusal(("assets", name), "stands nowhere in the state", "value_error")
+    for name, question in body.questions.items() if isinstance(body.questions, dict) else ():
+
+        def check(text: str, where: Loc = ("questions", name)) -> str:
+            if names.search(text):
+                raise no_images(named(where))
+            return text
+
+        _changed(question, check)
+    return text
+
+
+def _assets(body: SystemOneBody) -> dict[str, PictureSource]:
+    """The pictures by their placeholders. Raises Refused."""
+    if not isinstance(body.assets, dict):
+        raise refusal(("assets",), "must be an object: placeholder → picture", "dict_type")
+    made = {}
+    for name, asset in body.assets.items():
+        loc: Loc = ("assets", name)
+        if not 1 <= len(name) <= LONGEST_NAME:
+            wrong = f"a placeholder has 1 to {LONGEST_NAME} characters, and not {len(name):,}"
+            raise refusal(loc, wrong, "string_length", "assets")
+        if not isinstance(asset, dict) or asset.get("type", "image") != "image":
+            raise refusal(loc, "must be an object of the type image", "value_error")
+        where, part = f"assets.{name}", asset.get("part")
+        if part is None:
+            made[name] = pictures.of_base64(asset.get("data_base64"), f"{where}.data_base64")
+        elif isinstance(part, str) and part in body._files:
+            made[name] = PictureSource(body._files[part], f"{where}.part")
+        else:
+            raise refusal((*loc, "part"), "names no part of this request", "value_error")
+    return made
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """JSON data with all texts changed, the keys of objects too."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(key): _changed(item, change) for key, item in value.items()}
+    return [_changed(item, change) for item in value] if isinstance(value, list) else value
 
 
 def _check_model(service: Service, endpoint: str, body: SystemOneBody) -> None:
@@ -278,7 +344,21 @@ SYSTEM_ONE = DecisionDialect(
 # Gemini.
 
 _GEMINI_TEXT = closed({"type": {"const": "text"}, "text": WORDS}, {"annotations": {}})
-_GEMINI_INPUT = either(STRING, _GEMINI_TEXT, {"type": "array", "items": _GEMINI_TEXT})
+_RESOLUTIONS = {"low": 70, "medium": 280, "high": 560, "ultra_high": 1120}
+_GEMINI_IMAGE = closed(
+    {"type": {"const": "image"}},
+    {
+        **{name: either(STRING, NULL) for name in ("data", "uri", "mime_type")},
+        "resolution": {"enum": [*_RESOLUTIONS, None]},
+    },
+)
+
+
+def _gemini_input(part: Schema) -> Schema:
+    return either(STRING, part, {"type": "array", "items": part})
+
+
+_GEMINI_INPUT = _gemini_input(_GEMINI_TEXT)
 _GEMINI_QUESTIONS = _questions_schema(
     closed({}, dict.fromkeys(("true_description", "false_description"), either(STRING, NULL))),
     either(*_GEMINI_INPUT["anyOf"], NULL),
@@ -286,8 +366,8 @@ _GEMINI_QUESTIONS = _questions_schema(
 
 
 class GeminiDecisionBody(DecisionBody):
-    input: Annotated[Any, WithJsonSchema(_GEMINI_INPUT)] = Field(
-        description="Text, or parts of text."
+    input: Annotated[Any, WithJsonSchema(_gemini_input(either(_GEMINI_TEXT, _GEMINI_IMAGE)))] = (
+        Field(description="Text, or parts: texts and pictures.")
     )
     questions: Annotated[Any, WithJsonSchema(_GEMINI_QUESTIONS)] = Field(
         description="Id → question."
@@ -305,7 +385,7 @@ class GeminiNoulQuestion(NoulQuestion):
 
 _read_gemini: Callable[..., Typed] = reader(GeminiNoulQuestion | ChoiceQuestion | ScoreQuestion)
 KEY_HEADER = "x-goog-api-key"
-_MEDIA = ("image", "document", "audio", "video")
+_MEDIA = ("document", "audio", "video")
 _STATUSES = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -321,21 +401,39 @@ _STATUSES = {
 }
 
 
-def _parts_text(given: Any, loc: Loc) -> str:
-    """A text, a part, or parts, as one text with a line each. Raises Refused."""
+def _parts_text(given: Any, loc: Loc, shown: Pictures | None = None) -> str:
+    """A text, a part, or parts, as one text with a line each. shown: None where no picture may be.
+    Raises Refused."""
     if isinstance(given, str | None):
         return given or ""
     if isinstance(given, list):
-        return "\n".join(_parts_text(part, (*loc, at)) for at, part in enumerate(given))
+        return "\n".join(_parts_text(part, (*loc, at), shown) for at, part in enumerate(given))
     if not isinstance(given, dict):
         wrong = f"must be text or parts, and not {describe(given)}"
         raise refusal(loc, wrong, "string_type")
+    if given.get("type") == "image":
+        if shown is None:
+            raise no_images(named(loc))
+        return shown.mark(_gemini_source(given, loc))
     if given.get("type") in _MEDIA:
-        raise no_images(named(loc))
+        raise refusal((*loc, "type"), "only texts and images are read", "value_error")
     text = given.get("text")
     if given.get("type") != "text" or not isinstance(text, str):
         raise refusal(loc, "must be a part with a type and a text", "literal_error")
     return text
+
+
+def _gemini_source(part: Mapping[str, Any], loc: Loc) -> PictureSource:
+    """Raises Refused."""
+    where, resolution = named(loc), part.get("resolution")
+    if not isinstance(resolution, str | None) or resolution not in (None, *_RESOLUTIONS):
+        wrong = f"must be one of {', '.join(_RESOLUTIONS)}"
+        raise refusal((*loc, "resolution"), wrong, "literal_error")
+    if isinstance(uri := part.get("uri"), str) and part.get("data") is None:
+        source = PictureSource(uri, f"{where}.uri")
+    else:
+        source = pictures.of_base64(part.get("data"), f"{where}.data")
+    return replace(source, tokens=resolution and _RESOLUTIONS[resolution])
 
 
 def _gemini_answer(typed: Typed, answer: Answer) -> dict[str, Any]:
@@ -366,7 +464,7 @@ _GEMINI_ERROR = {
 }
 GEMINI_DECISIONS = DecisionDialect(
     body_type=GeminiDecisionBody,
-    state_of=lambda body: _parts_text(body.input, ("input",)),
+    state_of=lambda body, shown: _parts_text(body.input, ("input",), shown),
     read=_read_gemini,
     types=TYPES,
     question_of=lambda typed, loc: _question(typed, loc, _parts_text),
@@ -403,13 +501,25 @@ _OPENAI_TEXT = either(
     WORDS,
     list_of(either(_open("input_text", {"text": WORDS}), _open("input_json", _JSON)), least=1),
 )
+_OPENAI_SHOWN = either(
+    WORDS,
+    list_of(
+        either(
+            _open("input_text", {"text": WORDS}),
+            _open("input_json", _JSON),
+            _open("input_image", {"image_url": STRING}),
+        ),
+        least=1,
+    ),
+)
 _OUTPUT = either(STRING, list_of(_open("output_text", {"text": STRING}), least=1))
 _CALL = {"call_id": STRING, "name": STRING, "arguments": STRING}
 OPENAI_INPUT = either(
     STRING,
     list_of(
         either(
-            _message({"enum": ["user", "system", "developer"]}, _OPENAI_TEXT),
+            _message({"const": "user"}, _OPENAI_SHOWN),
+            _message({"enum": ["system", "developer"]}, _OPENAI_TEXT),
             _message({"const": "assistant"}, _OUTPUT),
             _open("function_call", _CALL),
         ),
@@ -445,7 +555,7 @@ OPENAI_QUESTIONS = sized(
 @without_effect("prompt_cache_key prompt_cache_options safety_identifier")
 class OpenAIDecisionBody(DecisionBody):
     input: Annotated[Any, WithJsonSchema(OPENAI_INPUT)] = Field(
-        description="Text, or messages and calls of functions with their outputs."
+        description="Text, or messages and calls of functions with their outputs, and pictures."
     )
     questions: Annotated[Any, WithJsonSchema(OPENAI_QUESTIONS)] = Field(
         description="predicate, choice and score questions; answers come in the same order."
@@ -520,20 +630,20 @@ def option_names(values: Sequence[str | bool]) -> list[str]:
     return names
 
 
-def state_of(given: Any) -> str:
+def _input(given: Any, shown: Pictures) -> str:
     """The state's text. Raises Refused."""
     if isinstance(given, str):
         return given
     if not isinstance(given, list) or not given:
         raise refusal(("input",), "must be text or a list of messages", "list_type")
     calls: dict[str, str] = {}  # id → name
-    items = [_item(item, ("input", number), calls) for number, item in enumerate(given)]
+    items = [_item(item, ("input", number), calls, shown) for number, item in enumerate(given)]
     if len(items) == 1 and items[0].get("role") == "user":
         return str(items[0]["content"])
     return "\n".join(text_of(item, ("input", number)) for number, item in enumerate(items))
 
 
-def _item(item: Any, loc: Loc, calls: dict[str, str]) -> dict[str, Any]:
+def _item(item: Any, loc: Loc, calls: dict[str, str], shown: Pictures) -> dict[str, Any]:
     """One item of the input as the model reads it. Raises Refused."""
     if not isinstance(item, dict):
         raise refusal(loc, f"must be an object, and not {describe(item)}", "dict_type")
@@ -547,7 +657,7 @@ def _item(item: Any, loc: Loc, calls: dict[str, str]) -> dict[str, Any]:
         call = _string(item, "call_id", loc)
         if call not in calls:
             raise refusal((*loc, "call_id"), "answers no call before it", "value_error")
-        output = _content(item.get("output"), (*loc, "output"))
+        output = _content(item.get("output"), (*loc, "output"), shown)
         return {"type": kind, "name": calls[call], "output": output}
     if kind != "message":
         kinds = ("message", *_CALLS, *(f"{call}_output" for call in _CALLS))
@@ -555,7 +665,8 @@ def _item(item: Any, loc: Loc, calls: dict[str, str]) -> dict[str, Any]:
     role = item.get("role")
     if role not in _ROLES:
         raise refusal((*loc, "role"), f"must be one of {', '.join(_ROLES)}", "literal_error")
-    return {"role": role, "content": _content(item.get("content"), (*loc, "content"))}
+    seen = shown if role == "user" else None
+    return {"role": role, "content": _content(item.get("content"), (*loc, "content"), seen)}
 
 
 def _string(item: Mapping[str, Any], field: str, loc: Loc) -> str:
@@ -565,20 +676,23 @@ def _string(item: Mapping[str, Any], field: str, loc: Loc) -> str:
     return value
 
 
-def _content(content: Any, loc: Loc) -> str:
-    """A text, or parts as one text, with a line each. Raises Refused."""
+def _content(content: Any, loc: Loc, shown: Pictures | None = None) -> str:
+    """A text, or parts as one text, with a line each. shown: None where no picture may be. Raises
+    Refused."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
         text = f"must be text or a list of parts, and not {describe(content)}"
         raise refusal(loc, text, "string_type")
-    return "\n".join(_part(part, (*loc, number)) for number, part in enumerate(content))
+    return "\n".join(_part(part, (*loc, number), shown) for number, part in enumerate(content))
 
 
-def _part(part: Any, loc: Loc) -> str:
+def _part(part: Any, loc: Loc, shown: Pictures | None) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "input_image":
-        raise no_images(named(loc))
+        if shown is None:
+            raise no_images(named(loc))
+        return shown.mark(pictures.of_url(part, named(loc)))
     if kind == "input_json":
         if not isinstance(part.get("data"), dict | list):
             raise refusal((*loc, "data"), "must be an object or a list", "dict_type")
@@ -615,7 +729,7 @@ def _openai_answer(typed: OpenAITyped, answer: Answer) -> dict[str, Any]:
 
 OPENAI_DECISIONS = DecisionDialect(
     body_type=OpenAIDecisionBody,
-    state_of=lambda body: state_of(body.input),
+    state_of=lambda body, shown: _input(body.input, shown),
     read=read_openai,
     types=("predicate", "choice", "score"),
     question_of=_openai_question,
