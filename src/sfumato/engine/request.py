@@ -131,7 +131,8 @@ class DecisionRequest(AnyRequest):
     def texts(self) -> dict[str, Any]:
         """What it asks, as plain values, for the audit."""
         questions = {str(name): asdict(each) for name, each in self.questions.items()}
-        return {"state": self.state, "questions": questions}
+        state = self.state if isinstance(self.state, str) else without_pixels(list(self.state))
+        return {"state": state, "questions": questions}
 
 
 @dataclass(frozen=True, eq=False)

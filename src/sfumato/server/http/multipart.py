@@ -33,7 +33,8 @@ def boundary_of(content_type: str) -> bytes | None:
 
 
 def split(data: bytearray, boundary: bytes, main: str) -> tuple[bytearray, Mapping[str, bytes]]:
-    """The part of the name `main`, and the others by their names; empties `data`. Raises Refused."""
+    """The part of the name `main`, and the others by their names; empties `data`. Raises
+    Refused."""
     pieces = (b"\r\n" + data).split(b"\r\n--" + boundary, MOST_PARTS + 1)
     data.clear()
     if not pieces.pop().startswith(b"--"):

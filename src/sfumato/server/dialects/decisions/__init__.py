@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from fastapi import Request as HttpRequest
@@ -40,6 +41,7 @@ from sfumato.diffusion.constraints import questions as ask
 from sfumato.diffusion.constraints.questions import MOST_QUESTIONS, Answer
 from sfumato.engine import Decided, DecisionRequest
 from sfumato.media.part import PictureSource
+from sfumato.options import exclusions
 from sfumato.options.limits import FIRST_SEED, LAST_SEED, MOST_READ_STEPS, MOST_READS, MOST_SECONDS
 from sfumato.refused import Refused
 from sfumato.server.chat import pictures
@@ -53,7 +55,7 @@ from sfumato.server.http.errors import (
     refusal,
     without_paths,
 )
-from sfumato.server.http.route import json_response
+from sfumato.server.http.route import json_response, with_pictures
 from sfumato.server.schemas import UNKNOWN_FIELD, Body, Schema, closed, either
 from sfumato.server.service import Service
 
@@ -343,6 +345,9 @@ def parse(
     dialect.check(service, endpoint, body)
     shown = Pictures(service)
     text = dialect.state_of(body, shown)
+    given = {"order=schema": body.x_order == "schema", "pictures": shown.sources}
+    if (refused := exclusions.refusal(exclusions.DECISION, given)) is not None:
+        raise refused.renamed({"order": "x_order", "pictures": shown.sources[0].field})
     typed, questions = _questions(dialect, dict(body)["questions"], service.settings.lenient)
     samples, orders = body.x_samples or 1, body.x_orders or 1
     try:
@@ -404,7 +409,8 @@ async def reply(route: DecisionRoute, service: Service, http: HttpRequest) -> Re
 
     async with request_body.read_with(service, http, decode) as body:
         _check_decides(service)
-        request, typed = await run_in_threadpool(parse, dialect, service, route.path, body)
+        parsed = partial(parse, dialect, service, route.path, body)
+        request, typed = await with_pictures(service, body, parsed)
         del body
         with _in_the_words_of(dialect):
             # Within, since the questions are tokenized there.

@@ -160,13 +160,17 @@ _SYSTEM_ONE_QUESTIONS = _questions_schema(
     closed({}, {"true": DESCRIBED, "false": DESCRIBED}), DESCRIBED
 )
 
-_ASSET = closed({}, {"type": {"const": "image"}, "format": either(STRING, NULL)})
-_ASSETS = {
-    "type": "object",
-    "propertyNames": {"minLength": 1, "maxLength": LONGEST_NAME},
-    "additionalProperties": _ASSET
-    | {"properties": _ASSET["properties"] | dict.fromkeys(("data_base64", "part"), STRING)},
-}
+_ASSETS = sized(
+    {
+        "type": "object",
+        "propertyNames": {"minLength": 1, "maxLength": LONGEST_NAME},
+        "additionalProperties": closed(
+            {"data_base64": STRING},
+            {"type": {"const": "image"}, "format": either(STRING, NULL)},
+        ),
+    },
+    MOST_QUESTIONS,
+)
 
 
 class SystemOneBody(DecisionBody):
@@ -222,7 +226,8 @@ def _state(body: SystemOneBody, shown: Pictures) -> str:
     """Raises Refused."""
     if body.assets is None:
         return text_of(body.state, ("state",))
-    assets = _assets(body)
+    if not (assets := _assets(body)):
+        raise refusal(("assets",), "must have a picture", "too_short")
     pictures.check(shown.service, list(assets.values()))
     longest_first = sorted(assets, key=len, reverse=True)
     names = re.compile("|".join(map(re.escape, longest_first)))
@@ -345,12 +350,17 @@ SYSTEM_ONE = DecisionDialect(
 
 _GEMINI_TEXT = closed({"type": {"const": "text"}, "text": WORDS}, {"annotations": {}})
 _RESOLUTIONS = {"low": 70, "medium": 280, "high": 560, "ultra_high": 1120}
-_GEMINI_IMAGE = closed(
-    {"type": {"const": "image"}},
-    {
-        **{name: either(STRING, NULL) for name in ("data", "uri", "mime_type")},
-        "resolution": {"enum": [*_RESOLUTIONS, None]},
-    },
+_GEMINI_IMAGE = either(
+    *(
+        closed(
+            {"type": {"const": "image"}, given: STRING},
+            {
+                "mime_type": either(STRING, NULL),
+                "resolution": {"enum": [*_RESOLUTIONS, None]},
+            },
+        )
+        for given in ("data", "uri")
+    )
 )
 
 
