@@ -302,20 +302,25 @@ def test_unknown_fields_of_questions_pass_where_the_server_is_lenient() -> None:
     assert Client().questions(question).status_code == 422
 
 
-def test_images_are_refused_in_words(client: Client) -> None:
+def test_a_model_without_a_tower_says_so(client: Client) -> None:
     asset = {"type": "image", "format": "png", "data_base64": "AAAA"}
     image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
     picture = {"type": "image", "data": "AAAA", "mime_type": "image/png"}
+    parts = {
+        "request": (None, json.dumps(SYSTEM_ONE | {"assets": {"Zwei": {"part": "asset-0"}}})),
+        "asset-0": b"x",
+    }
     answers = [
-        client.questions(NOUL, assets={"<a>": asset}),
-        client.questions({"type": "box", "instructions": "Where?"}),
-        client.http.post(ONE, files={"request": (None, json.dumps(SYSTEM_ONE)), "asset-0": b"x"}),
+        client.questions(NOUL, assets={"s": asset}),
+        client.http.post(ONE, files=parts),
         client.post(ANY, OPENAI | {"input": [{"role": "user", "content": [image]}]}),
         client.post(ANY, GEMINI | {"input": [picture]}, **GOOGLE),
     ]
     for answer in answers:
-        assert answer.status_code == 400 and "not supported yet" in answer.text
-    assert all(a.json()["detail"]["error_type"] == "api_usage_error" for a in answers[:3])
+        assert answer.status_code == 400 and "this model reads no pictures" in answer.text
+    assert all(a.json()["detail"]["error_type"] == "api_usage_error" for a in answers[:2])
+    box = client.questions({"type": "box", "instructions": "Where?"})
+    assert box.status_code == 400 and "box questions are about images" in box.text
 
 
 @pytest.mark.parametrize(

@@ -443,7 +443,7 @@ def _gemini_source(part: Mapping[str, Any], loc: Loc) -> PictureSource:
         source = PictureSource(uri, f"{where}.uri")
     else:
         source = pictures.of_base64(part.get("data"), f"{where}.data")
-    return replace(source, tokens=resolution and _RESOLUTIONS[resolution])
+    return replace(source, tokens=_RESOLUTIONS.get(resolution or ""))
 
 
 def _gemini_answer(typed: Typed, answer: Answer) -> dict[str, Any]:
