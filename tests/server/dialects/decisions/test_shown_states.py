@@ -145,8 +145,8 @@ def test_assets_that_are_none_are_named(seeing: Served, body: Any, place: list[s
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"state": "s", "assets": {"s": asset("AAAA")}}, "assets.s.data_base64: "),
-        ({"state": "s", "assets": {"s": asset("?")}}, "base64 data are damaged"),
+        ({"state": "<a>", "assets": {"<a>": asset("AAAA")}}, "assets.<a>.data_base64: "),
+        ({"state": "<a>", "assets": {"<a>": asset("?")}}, "base64 data are damaged"),
         ({"state": "s", "assets": {"s": {"type": "image"}}}, "must be a picture in base64"),
         ({"state": "sss", "assets": {"s": asset()}}, "3 pictures, and this server takes 2"),
         ({"state": "a", "assets": dict.fromkeys("abc", asset())}, "3 pictures, and this"),
@@ -180,7 +180,7 @@ def test_a_picture_stands_in_no_question(seeing: Served) -> None:
 def test_no_text_of_a_body_is_a_mark(seeing: Served) -> None:
     sent = json.dumps({"state": "<a>\ud8000\udfff", "questions": NOUL, "assets": {"<a>": asset()}})
     answer = seeing.http.post(ONE, content=sent, headers={"Content-Type": "application/json"})
-    assert answer.status_code == 400 and "surrogate" in answer.text
+    assert answer.status_code == 422 and "the body is not JSON" in answer.text
 
 
 def test_system_ones_own_client_sends_pictures(seeing: Served, model: Model) -> None:
