@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -72,3 +73,10 @@ def test_what_cannot_be_shown_is_refused_at_once(model: Model) -> None:
             serving.decide(DecisionRequest(given, QUESTIONS))  # type: ignore[arg-type]
     with pytest.raises(Refused, match="order, pictures"):
         serving.decide(DecisionRequest(state(1), QUESTIONS, order="schema"))
+
+
+def test_the_audit_has_no_pixels(model: Model) -> None:
+    patches = model._patches(part(1), "state[0]")
+    request = DecisionRequest([{"type": "image", "patches": patches}], QUESTIONS)
+    assert json.dumps(request.texts())
+    assert request.texts()["state"] == [{"type": "image", "patches": patches.key}]
