@@ -203,12 +203,12 @@ def test_a_table_has_the_answers_of_the_library(
 def test_one_picture_is_decided_about(
     cli: Any, files: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[Any] = []
+    states: list[Any] = []
     model = seeing_model(tmp_path / "model")
     decide = model.decide
 
     def seen(state: Any, *rest: Any, **how: Any) -> Any:
-        asked.append(state)
+        states.append(state)
         return decide(state, *rest, **how)
 
     monkeypatch.setattr(model, "decide", seen)
@@ -221,7 +221,7 @@ def test_one_picture_is_decided_about(
         done = cli("decide", *given, "--state", "Look.", "-q", "q.toml", "--json")
         assert (done.code, done.err) == (0, "")
         outs.append(json.loads(done.out))
-        assert [part["type"] for part in asked[-1]] == [*["image"] * len(images), "text"]
+        assert [part["type"] for part in states[-1]] == [*["image"] * len(images), "text"]
     assert outs[0] == outs[1] and outs[0] != outs[2] and outs[3] not in outs[:3]
     assert cli("decide", "--image", "a.png", "-q", "q.toml").code == 0
     for wrong, message in (

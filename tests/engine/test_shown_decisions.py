@@ -53,10 +53,12 @@ def test_answers_are_the_plain_paths_whatever_runs_beside(model: Model, how: Any
 def test_fills_are_the_plain_paths(model: Model) -> None:
     parts = ["It is ", Hole(choices=["one", "two", "three"]), "."]
     serving = Engine(model, EngineConfig(slots=2, context=512))
-    asked = [shown(n, "Which digit is this?") for n in (1, 2)]
-    handles = [serving.submit(Request(messages=each, parts=parts, seed=3)) for each in asked]
+    conversations = [shown(n, "Which digit is this?") for n in (1, 2)]
+    handles = [
+        serving.submit(Request(messages=each, parts=parts, seed=3)) for each in conversations
+    ]
     run(serving)
-    for handle, messages in zip(handles, asked, strict=True):
+    for handle, messages in zip(handles, conversations, strict=True):
         filled, plain = handle.result().filled, model.fill(parts, messages=messages, seed=3)
         assert filled is not None and filled.text == plain.text
         assert filled.holes[0].probability == pytest.approx(plain.holes[0].probability, abs=1e-4)

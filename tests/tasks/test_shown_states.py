@@ -60,15 +60,15 @@ def test_a_state_with_pictures_is_a_prefix_with_their_places(seeing: sfumato.Mod
 
 
 def test_a_decision_depends_on_the_picture_and_repeats(seeing: sfumato.Model) -> None:
-    def asked(seed: int, **how: Any) -> dict[str, Any]:
+    def answers(seed: int, **how: Any) -> dict[str, Any]:
         state = [{"type": "image", "image": picture(40, 40, seed)}, text("Look.")]
         decision = seeing.decide(state, QUESTIONS, **how)
         assert decision.usage.input_tokens > 25
         return {name: answer.probabilities for name, answer in decision.items()}
 
-    assert asked(0) == asked(0)
-    assert asked(0) != asked(1)
-    assert asked(0, joint=True) == asked(0, joint=True) != asked(1, joint=True)
+    assert answers(0) == answers(0)
+    assert answers(0) != answers(1)
+    assert answers(0, joint=True) == answers(0, joint=True) != answers(1, joint=True)
 
 
 def test_equal_ids_of_different_pictures_have_noise_of_their_own(seeing: sfumato.Model) -> None:

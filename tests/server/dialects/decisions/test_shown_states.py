@@ -172,8 +172,8 @@ def test_a_picture_stands_in_no_question(seeing: Served) -> None:
     body = {"input": "s", "questions": {"q": NOUL["q"] | {"instructions": {"type": "image"}}}}
     gemini = seeing.http.post(ANY, json=body, headers=GOOGLE)
     assert gemini.status_code == 400 and "only a state has pictures" in gemini.text
-    said = [{"role": "assistant", "content": [image]}]
-    answer = seeing.post(ANY, input=said, questions=PREDICATE)
+    spoken = [{"role": "assistant", "content": [image]}]
+    answer = seeing.post(ANY, input=spoken, questions=PREDICATE)
     assert answer.status_code == 400 and "only a state" in answer.text
 
 
