@@ -281,6 +281,32 @@ def test_a_response_is_followed_with_its_pictures(seeing: Served) -> None:
     assert keys == [each.patches.key for each in before.pictures] and len(set(keys)) == 2
 
 
+def test_a_second_turn_has_its_picture_in_the_cache(seeing: Served) -> None:
+    asked = {"messages": user(image_url(seed_url(7)), TEXT)}
+    first = ask(seeing, CHAT, **SHORT, **asked)[0].json()
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] < 29
+    said = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
+    turns = [*asked["messages"], said, {"role": "user", "content": "And?"}]
+    answer, made = ask(seeing, CHAT, **SHORT, messages=turns)
+    (placed,) = made.pictures
+    assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= placed.end
+    turns[0] = user(image_url(seed_url(8)), TEXT)[0]  # the same ids, and another picture
+    answer, again = ask(seeing, CHAT, **SHORT, messages=turns)
+    assert again.ids == made.ids
+    assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] <= placed.start
+
+
+def seed_url(seed: int) -> str:
+    data = file_of(picture(40, 40, seed), "PNG")
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def test_holes_are_filled_about_a_picture(seeing: Served) -> None:
+    body = {"messages": user(image_url(), TEXT), "parts": ["It is ", {"tokens": 2}, "."]}
+    answer, made = ask(seeing, "/v1/fill", **body)
+    assert len(made.pictures) == 1 and answer.json()["text"].startswith("It is ")
+
+
 def test_details_are_numbers_of_soft_tokens(seeing: Served) -> None:
     for detail in ("low", "high", "original"):  # this tower reads no more than its default
         body = SHORT | {"messages": user(image_url(detail=detail), TEXT)}

@@ -254,6 +254,28 @@ def test_room_is_given_in_order_and_the_wait_is_bounded(monkeypatch: pytest.Monk
     run(work())
 
 
+def test_what_is_lent_is_others_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "WAIT_S", 0.2)
+    monkeypatch.setattr(admission, "CHECK_S", 0.05)
+
+    async def work() -> None:
+        threads = Budget(1)
+        async with threads.hold():
+            async with threads.lend():
+                async with threads.hold():
+                    pass
+            assert (await busy(threads, 1)).code == "bodies_busy"
+        other = threads.hold()
+        with pytest.raises(ApiError):  # it does not come back
+            async with threads.hold(), threads.lend():
+                await other.__aenter__()
+        await other.__aexit__(None, None, None)
+        async with threads.hold():  # there is one, as before
+            assert (await busy(threads, 1)).code == "bodies_busy"
+
+    run(work())
+
+
 def test_a_body_that_keeps_its_pace_is_not_hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "GRACE_S", 0.0)
     monkeypatch.setattr(admission, "LEAST_PACE", 1000)
