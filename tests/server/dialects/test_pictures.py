@@ -282,11 +282,11 @@ def test_a_response_is_followed_with_its_pictures(seeing: Served) -> None:
 
 
 def test_a_second_turn_has_its_picture_in_the_cache(seeing: Served) -> None:
-    asked = {"messages": user(image_url(seed_url(7)), TEXT)}
-    first = ask(seeing, CHAT, **SHORT, **asked)[0].json()
+    question = {"messages": user(image_url(seed_url(7)), TEXT)}
+    first = ask(seeing, CHAT, **SHORT, **question)[0].json()
     assert first["usage"]["prompt_tokens_details"]["cached_tokens"] < 29
-    said = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
-    turns = [*asked["messages"], said, {"role": "user", "content": "And?"}]
+    answered = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
+    turns = [*question["messages"], answered, {"role": "user", "content": "And?"}]
     answer, made = ask(seeing, CHAT, **SHORT, messages=turns)
     (placed,) = made.pictures
     assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= placed.end

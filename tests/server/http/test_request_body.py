@@ -261,9 +261,8 @@ def test_what_is_lent_is_others_meanwhile(monkeypatch: pytest.MonkeyPatch) -> No
     async def work() -> None:
         threads = Budget(1)
         async with threads.hold():
-            async with threads.lend():
-                async with threads.hold():
-                    pass
+            async with threads.lend(), threads.hold():
+                pass
             assert (await busy(threads, 1)).code == "bodies_busy"
         other = threads.hold()
         with pytest.raises(ApiError):  # it does not come back
