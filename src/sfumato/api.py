@@ -277,7 +277,7 @@ class Model:
             raise Refused(None, "this model reads no pictures", "load its mmproj file too")
         config = tower.config
         most = min(config.positions // config.pool, BUDGETS[-1])
-        return Cut(config.patch, config.pool, config.soft_tokens, most)
+        return Cut(config.patch, config.pool, min(config.soft_tokens, most), most)
 
     def _patches(self, part: Mapping[str, Any], field: str) -> Patches:
         """The picture of a part: its "patches", where a caller has read it already."""

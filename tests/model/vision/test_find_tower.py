@@ -126,6 +126,19 @@ def test_a_given_file_must_fit(model: Path, folder: Path, mmproj: Path, tmp_path
         sfumato.load(folder, image_mask="all")  # type: ignore[arg-type]
 
 
+def test_a_tower_of_few_positions_gets_no_wider_pictures(folder: Path, tmp_path: Path) -> None:
+    oracle = random_vision(HIDDEN, position_embedding_size=16)
+    oracle.write_mmproj(tmp_path / "few.gguf")
+    model = sfumato.load(folder, mmproj=tmp_path / "few.gguf")
+    wide = [{"type": "image", "image": picture(400, 4)}, {"type": "text", "text": "What?"}]
+    (placed,) = model.make_prompt(messages=[{"role": "user", "content": wide}]).pictures
+    pixels = torch.from_numpy(placed.patches.values())
+    assert len(model.network.soft_tokens(pixels, placed.patches.columns)) == 5
+    random_vision(HIDDEN, position_embedding_size=2).write_mmproj(tmp_path / "fewer.gguf")
+    with pytest.raises(ConfigError, match="2 positions, fewer than a soft token has patches"):
+        sfumato.load(folder, mmproj=tmp_path / "fewer.gguf")
+
+
 def test_a_given_file_takes_the_place_of_the_own_tower(folder: Path, tmp_path: Path) -> None:
     random_vision(HIDDEN, hidden_size=64).write_mmproj(tmp_path / "mmproj.gguf")
     model = sfumato.load(folder, mmproj=tmp_path / "mmproj.gguf", image_mask="transformers")

@@ -56,6 +56,10 @@ class VisionConfig:
                 f"num_attention_heads: {self.num_heads} query heads cannot share {self.kv_heads} "
                 "key-value heads evenly"
             )
+        if self.positions < self.pool:
+            raise ConfigError(
+                f"{self.positions} positions, fewer than a soft token has patches ({self.pool})"
+            )
         if self.head_dim < 4 or self.head_dim % 4:
             raise ConfigError(
                 f"head_dim: {self.head_dim} is no multiple of 4: half of it turns with each axis"
