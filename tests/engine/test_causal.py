@@ -155,12 +155,12 @@ def test_rows_start_over_after_a_failed_forward(
     network, calls = model.network, iter(range(1000))
     encode = network.encode_hidden
 
-    def failing(rows: Any, slots: Any) -> Any:
+    def failing(rows: Any, slots: Any, *given: Any) -> Any:
         if next(calls) in (1, 8):
             for slot in slots:
                 slot.reset()
             raise error
-        return encode(rows, slots)
+        return encode(rows, slots, *given)
 
     monkeypatch.setattr(network, "encode_hidden", failing)
     handles = [engine.submit(request) for request in wanted]

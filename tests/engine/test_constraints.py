@@ -101,12 +101,12 @@ def test_a_fault_in_writing_starts_over_and_ends_no_other_row(
     faults = iter([True, False, True])
     original = Network.encode_hidden
 
-    def failing(network: Any, rows: Any, slots: Any) -> list[Tensor]:
+    def failing(network: Any, rows: Any, slots: Any, *given: Any) -> list[Tensor]:
         if next(faults, False):
             for slot in slots:
                 slot.reset()
             raise torch.OutOfMemoryError("none left")
-        return original(network, rows, slots)
+        return original(network, rows, slots, *given)
 
     monkeypatch.setattr(Network, "encode_hidden", failing)
     engine = Engine(model, EngineConfig(slots=3, context=256))
@@ -127,7 +127,7 @@ def test_rows_that_write_together(
     counts: list[int] = []
     add, added = NextScores.add, list[int]()
 
-    def spied(network: Any, rows: Any, slots: Any) -> list[Tensor]:
+    def spied(network: Any, rows: Any, slots: Any, *given: Any) -> list[Tensor]:
         counts.append(len(slots))
         added.clear()
         if fault == "forward" and (len(slots) > 1 or slots[0] in bad or not bad):
@@ -135,7 +135,7 @@ def test_rows_that_write_together(
             for slot in slots:
                 slot.reset()
             raise RuntimeError("a fault")
-        return original(network, rows, slots)
+        return original(network, rows, slots, *given)
 
     def scored(want: NextScores, *given: Any) -> None:
         added.append(1)

@@ -80,7 +80,7 @@ def refused(answer: Any, status: int = 400) -> dict[str, Any]:
         ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "a"}]}, "messages[0].role"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content[0]",
+            "messages[0].content[0].image_url",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},

@@ -116,7 +116,8 @@ function room(memory) {
   const working = Math.max(prediction.step, prediction.prefill); // one after the other
   const parts = { ...prediction, working };
   const { unit, round } = scaleOf(prediction.total);
-  const rounded = Object.keys(PARTS).map((name) => [PARTS[name], round(parts[name])]);
+  const shown = Object.keys(PARTS).filter((name) => name !== 'pictures' || parts.pictures); // none, where none is read
+  const rounded = shown.map((name) => [PARTS[name], round(parts[name])]);
   const total = rounded.reduce((sum, [, value]) => sum + Number(value), 0);
   const rows = [...rounded, ['Total', round(total * unit.size)]];
   return el('section', { class: 'card wide' }, el('h3', {}, 'Memory'), ...share(memory),
