@@ -186,10 +186,26 @@ def test_llama_servers_data_stand_at_its_markers(seeing: Served) -> None:
 
 def test_embeddings_have_pictures(seeing: Served) -> None:
     one = {"prompt_string": f"a {MARKER}", "multimodal_data": [PNG]}
-    two = one | {"multimodal_data": [OTHER]}
-    answer = seeing.post("/embeddings", content=[one, two])
-    first, second = (each["embedding"] for each in answer.json())
-    assert first != second
+    two, plain = one | {"multimodal_data": [OTHER]}, {"prompt_string": f"a {MARKER}"}
+    (first, again, text), (second,) = (
+        [each["embedding"] for each in seeing.post("/embeddings", content=content).json()]
+        for content in ([one, one, plain], [two])
+    )
+    assert first == again and second != first != text != second
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_open_webuis_forms(seeing: Served, stream: bool) -> None:
+    """An uploaded picture, as its backend sends it on to OpenAI's API, and to Ollama's."""
+    content = [TEXT, image_url()]
+    _, made = ask(seeing, "/chat/completions", **SHORT, messages=user(*content), stream=stream)
+    parts = [{"role": "user", "content": QUESTION, "images": [image_url()["image_url"]["url"][22:]]}]
+    _, of_ollama = ask(
+        seeing, OLLAMA, model="sfumato:latest", messages=parts, stream=stream, options=OPTIONS
+    )
+    keys = [one.pictures[0].patches.key for one in (made, of_ollama)]
+    assert keys == [patches_of(picture(40, 40), training.CUT).key] * 2
+    assert sorted(made.ids) == sorted(of_ollama.ids)  # the one has its picture behind the text
 
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -279,6 +295,16 @@ def test_a_response_is_followed_with_its_pictures(seeing: Served) -> None:
     _, made = ask(seeing, RESPONSES, input="And?", **follows)
     keys = [each.patches.key for each in made.pictures]
     assert keys == [each.patches.key for each in before.pictures] and len(set(keys)) == 2
+
+
+def test_items_of_one_id_keep_their_own_pictures(seeing: Served) -> None:
+    """A client chooses the ids of its items."""
+    items = [user(input_image(url))[0] | {"id": "msg_1"} for url in (URL, OTHER_URL)]
+    first = ask(seeing, RESPONSES, input=items, max_output_tokens=4)[0].json()
+    follows = {"previous_response_id": first["id"], "max_output_tokens": 4}
+    _, made = ask(seeing, RESPONSES, input="And?", **follows)
+    first_key, second_key = (each.patches.key for each in made.pictures)
+    assert first_key != second_key
 
 
 def test_a_second_turn_has_its_picture_in_the_cache(seeing: Served) -> None:

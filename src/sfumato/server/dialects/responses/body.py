@@ -493,7 +493,7 @@ def conversation(instructions: str | None, items: Iterable[tuple[str, Item]]) ->
                 raise Refused(f"{where}.call_id", f"{name!r} is of no function_call before it")
             content = item["output"]
             if isinstance(content, list):
-                content = _of_chat(content, f"{_place(item, where)}.output")
+                content = _of_chat(content, f"{where}.output")
             output = {"role": "tool", "tool_call_id": name, "content": content}
             callers[name].outputs.append(Turn(output, where))
     if not turns:
@@ -504,7 +504,7 @@ def conversation(instructions: str | None, items: Iterable[tuple[str, Item]]) ->
 def _add_message(turns: list[Turn], item: Item, where: str, last: Turn | None) -> None:
     """last: the assistant's turn that is still open."""
     role = "system" if item["role"] == "developer" else item["role"]
-    parts = _of_chat(item["content"], f"{_place(item, where)}.content")
+    parts = _of_chat(item["content"], f"{where}.content")
     texts = [part["text"] for part in parts if "text" in part]
     if role == "assistant" and last is not None and last.message.get("tool_calls"):
         # Outputs follow the message with their calls, so text behind calls joins that message.
@@ -514,15 +514,6 @@ def _add_message(turns: list[Turn], item: Item, where: str, last: Turn | None) -
     if len(parts) > len(texts) or (len(texts) > 1 and role == "user"):
         content = parts
     turns.append(Turn({"role": role, "content": content}, where))
-
-
-_EARLIER = "previous_response_id"
-
-
-def _place(item: Item, where: str) -> str:
-    """Where an item stands; those of earlier responses by their ids, since a picture is known by
-    its place."""
-    return f"{where}[{item['id']}]" if where == _EARLIER else where
 
 
 def _of_chat(parts: Sequence[Item], where: str) -> list[dict[str, Any]]:
@@ -588,7 +579,8 @@ def request_and_input(
     of it. Raises Refused."""
     before, placed = _items(service, body)
     own = [item for _, item in placed]
-    earlier = [(_EARLIER, item) for item in before]
+    # A picture is known by its place, and clients choose the ids of items.
+    earlier = [(f"previous_response_id[{i}]", item) for i, item in enumerate(before)]
     turns = conversation(body.instructions, [*earlier, *placed])
     call = _call(service, body, [turn.message for turn in turns])
     if body.truncation == "auto":
