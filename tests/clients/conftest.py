@@ -21,6 +21,8 @@ os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = os.environ["LITELLM_LOCAL_MODEL_CO
 
 QUESTION = "How is the weather in Paris?"
 ANSWER = "It is sunny in Paris."
+ASKED = "Which digit is this?"  # about a picture
+SOFT = 25  # soft tokens of a picture
 QUOTE = '<|"|>'
 CALL = f"<|tool_call>call:weather{{city:{QUOTE}Paris{QUOTE}}}<tool_call|><turn|>"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from tests.clients.conftest import ANSWER, QUESTION, png, weather
+from tests.clients.conftest import ANSWER, ASKED, QUESTION, SOFT, png, weather
 
 pytestmark = pytest.mark.clients
 ELSEWHERE = "not in this environment: run by make test-clients"
@@ -38,15 +38,22 @@ def test_langchain(url: str) -> None:
 
 def test_langchains_pictures(seeing_url: str) -> None:
     langchain: Any = pytest.importorskip("langchain_openai", reason=ELSEWHERE)
+    openai: Any = pytest.importorskip("openai")
     for responses in (False, True):
         chat = langchain.ChatOpenAI(
             model="m", base_url=f"{seeing_url}/v1", max_retries=0, use_responses_api=responses
         )
-        data = base64.b64encode(png()).decode()
+        data = base64.b64encode(png(int(responses))).decode()
         shown = {"type": "image", "source_type": "base64", "mime_type": "image/png", "data": data}
-        content: list[Any] = [{"type": "text", "text": "What?"}, shown]
-        message = chat.invoke([{"role": "user", "content": content}])
-        assert message.usage_metadata["input_tokens"] > 25
+        content: list[Any] = [shown, {"type": "text", "text": ASKED}]
+        messages: list[Any] = [{"role": "user", "content": content}]
+        message = chat.invoke(messages)
+        assert message.usage_metadata["input_tokens"] > SOFT
+        again = chat.invoke([*messages, ("assistant", message.text), ("user", "And?")])
+        assert again.usage_metadata["input_token_details"]["cache_read"] > SOFT
+        shown["data"] = "aGk="
+        with pytest.raises(openai.BadRequestError, match=r"content\[0\]\.image_url: .* no picture"):
+            chat.invoke(messages)
 
 
 def test_instructor(url: str) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.clients.conftest import ANSWER, QUESTION, data_url, weather
+from tests.clients.conftest import ANSWER, ASKED, QUESTION, SOFT, data_url, weather
 
 pytestmark = pytest.mark.clients
 openai: Any = pytest.importorskip("openai", reason="run by make test-clients")
@@ -42,11 +42,10 @@ def test_responses(url: str) -> None:
 
 def test_pictures(seeing_url: str) -> None:
     client = openai.OpenAI(base_url=f"{seeing_url}/v1", max_retries=0)
-    ask: Any = "What is this?"
     for stream in (False, True):
         parts: list[Any] = [
             {"type": "image_url", "image_url": {"url": data_url(), "detail": "low"}},
-            {"type": "text", "text": ask},
+            {"type": "text", "text": ASKED},
         ]
         how: Any = {"model": "m", "messages": [{"role": "user", "content": parts}]}
         if stream:
@@ -54,18 +53,32 @@ def test_pictures(seeing_url: str) -> None:
             *_, made = client.chat.completions.create(stream=True, **how)
         else:
             made = client.chat.completions.create(**how)
-        assert made.usage.prompt_tokens > 25  # its soft tokens, and the text
+        assert made.usage.prompt_tokens > SOFT
     content: list[Any] = [
         {"type": "input_image", "image_url": data_url(), "detail": "auto"},
-        {"type": "input_text", "text": ask},
+        {"type": "input_text", "text": ASKED},
     ]
-    first = client.responses.create(model="m", input=[{"role": "user", "content": content}])
+    shown: list[Any] = [{"role": "user", "content": content}]
+    *_, end = client.responses.create(model="m", input=shown, stream=True)
+    first = end.response
     again = client.responses.create(model="m", input="And?", previous_response_id=first.id)
     assert again.usage.input_tokens > first.usage.input_tokens == made.usage.prompt_tokens
-    with pytest.raises(openai.BadRequestError, match="no picture") as error:
-        broken: Any = [{"type": "image_url", "image_url": {"url": "data:;base64,aGk="}}]
-        client.chat.completions.create(model="m", messages=[{"role": "user", "content": broken}])
-    assert error.value.param == "messages[0].content[0].image_url"
+    assert again.usage.input_tokens_details.cached_tokens > SOFT
+
+
+def test_refused_pictures(seeing_url: str) -> None:
+    client = openai.OpenAI(base_url=f"{seeing_url}/v1", max_retries=0)
+    for url, count, where, why in (
+        ("data:;base64,aGk=", 1, "messages[0].content[0].image_url", "no picture"),
+        (data_url(), 9, "messages[0].content[8].image_url", "9 pictures"),
+        ("https://example.org/a.png", 1, "messages[0].content[0].image_url", "not fetched"),
+    ):
+        content: list[Any] = [{"type": "image_url", "image_url": {"url": url}}] * count
+        with pytest.raises(openai.BadRequestError, match=why) as error:
+            client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": content}]
+            )
+        assert error.value.param == where
 
 
 def test_embeddings(embedded_url: str) -> None:

@@ -6,7 +6,7 @@ import base64
 from typing import Any
 
 import pytest
-from tests.clients.conftest import ANSWER, QUESTION, png, weather
+from tests.clients.conftest import ANSWER, ASKED, QUESTION, SOFT, png, weather
 
 pytestmark = pytest.mark.clients
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -29,14 +29,26 @@ def test_anthropic(url: str) -> None:
 def test_anthropics_pictures(seeing_url: str) -> None:
     anthropic: Any = pytest.importorskip("anthropic", reason="run by make test-clients")
     client = anthropic.Anthropic(base_url=seeing_url, max_retries=0)
-    data = base64.b64encode(png()).decode()
+    data = base64.b64encode(png(2)).decode()
     source = {"type": "base64", "media_type": "image/png", "data": data}
-    content: list[Any] = [{"type": "image", "source": source}, {"type": "text", "text": "What?"}]
+    content: list[Any] = [{"type": "image", "source": source}, {"type": "text", "text": ASKED}]
     how: Any = {"model": "m", "messages": [{"role": "user", "content": content}]}
     with client.messages.stream(max_tokens=16, **how) as stream:
         final = stream.get_final_message()
     count = final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0)
-    assert client.messages.count_tokens(**how).input_tokens == count > 25
+    assert client.messages.count_tokens(**how).input_tokens == count > SOFT
+    answered = {"role": "assistant", "content": final.content or "."}
+    how["messages"] += [answered, {"role": "user", "content": "And?"}]
+    assert client.messages.create(max_tokens=16, **how).usage.cache_read_input_tokens > SOFT
+    source["data"] = "aGk="
+    with pytest.raises(
+        anthropic.BadRequestError, match=r"content\[0\]\.source\.data: .* no picture"
+    ):
+        client.messages.create(max_tokens=16, **how)
+    content[0] = content[1]
+    content += [{"type": "image", "source": source}] * 9
+    with pytest.raises(anthropic.BadRequestError, match=r"content\[10\]\.source\.data: 9 pictures"):
+        client.messages.create(max_tokens=16, **how)
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -67,9 +79,14 @@ def test_ollama(url: str) -> None:
 def test_ollamas_pictures(seeing_url: str) -> None:
     ollama: Any = pytest.importorskip("ollama", reason="run by make test-clients")
     client = ollama.Client(host=seeing_url)
-    messages: list[Any] = [{"role": "user", "content": "What?", "images": [png()]}]
+    messages: list[Any] = [{"role": "user", "content": ASKED, "images": [png()]}]
     *_, last = client.chat(model="m", messages=messages, stream=True)
-    assert last.prompt_eval_count > 25
-    made = client.generate(model="m", prompt="What?", images=[png()])
+    assert last.prompt_eval_count > SOFT
+    made = client.generate(model="m", prompt=ASKED, images=[png()])
     assert made.prompt_eval_count == last.prompt_eval_count
     assert "vision" in client.show(client.list().models[0].model).capabilities
+    for images, why in (([b"no"], r"images\[0\]: .* no picture"), ([png()] * 9, "9 pictures")):
+        messages[0]["images"] = images
+        with pytest.raises(ollama.ResponseError, match=rf"messages\[0\]\..*{why}") as error:
+            client.chat(model="m", messages=messages)
+        assert error.value.status_code == 400

@@ -199,7 +199,9 @@ def test_open_webuis_forms(seeing: Served, stream: bool) -> None:
     """An uploaded picture, as its backend sends it on to OpenAI's API, and to Ollama's."""
     content = [TEXT, image_url()]
     _, made = ask(seeing, "/chat/completions", **SHORT, messages=user(*content), stream=stream)
-    parts = [{"role": "user", "content": QUESTION, "images": [image_url()["image_url"]["url"][22:]]}]
+    parts = [
+        {"role": "user", "content": QUESTION, "images": [image_url()["image_url"]["url"][22:]]}
+    ]
     _, of_ollama = ask(
         seeing, OLLAMA, model="sfumato:latest", messages=parts, stream=stream, options=OPTIONS
     )
