@@ -191,6 +191,10 @@ Sink = Callable[[Event], None]
 DecisionSink = Callable[[Decided | Failed], None]
 
 
+def _nowhere(event: Any) -> None:
+    """The sink of a request that has ended."""
+
+
 class Handle(Generic[Result]):
     """A client's end of one request. Delivers its events, and nothing after the terminal one."""
 
@@ -235,6 +239,9 @@ class Handle(Generic[Result]):
                 self.cancelled = True
             finally:
                 if self.terminal is not None:
+                    # Its owner may hold this handle: in a circle, a request's pictures would stay
+                    # until the next full collection.
+                    self._sink = _nowhere
                     self._ended.set()
             return True
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import threading
 import time
+import weakref
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -156,6 +158,26 @@ def test_every_dialect_makes_the_same_prompt(seeing: Served, kind: str, stream: 
     (placed,) = made.pictures
     assert (made.ids, placed.start) == training.prompt(QUESTION)
     assert placed.patches.key == patches_of(picture(40, 40), training.CUT).key
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_a_request_that_has_ended_holds_no_picture(seeing: Served, kind: str) -> None:
+    """Not even until the next collection of circular references, which may come much later."""
+    path, body = ASKED[kind]
+    gc.collect()
+    gc.disable()
+    try:
+        for stream in (False, True):
+            _, made = ask(seeing, path, **body, stream=stream)
+            held = weakref.ref(made.pictures[0].patches)
+            del made
+            ended.clear()
+            until = time.monotonic() + 20
+            while held() is not None:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+    finally:
+        gc.enable()
 
 
 def test_soft_tokens_are_tokens_of_the_prompt(seeing: Served) -> None:

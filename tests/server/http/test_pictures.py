@@ -25,6 +25,8 @@ from sfumato.media.part import PictureSource
 from sfumato.media.patches import Cut, Patches, patches_of
 from sfumato.media.picture import Limits
 from sfumato.refused import Refused
+from sfumato.server.http import pictures
+from sfumato.server.http.errors import ApiError
 from sfumato.server.http.pictures import PictureReader
 
 PNG = file_of(picture(20, 10), "PNG")
@@ -70,6 +72,59 @@ def test_what_cannot_be_read_is_refused_by_its_field(url: str, why: str) -> None
     with pytest.raises(Refused, match=why) as refused:
         key_of(PictureReader(), url, "messages[0].content[1].image_url")
     assert refused.value.field == "messages[0].content[1].image_url"
+
+
+def test_the_pictures_of_all_requests_have_a_bound() -> None:
+    """Whoever holds them; but one request alone may have more."""
+    one = patches_of(picture(20, 10), CUT).levels.nbytes
+
+    async def ask(count: int) -> list[Patches]:
+        sources = [PictureSource(data_url(PNG), f"image[{i}]") for i in range(count)]
+        return list((await reader.read(sources, CUT)).values())
+
+    reader = PictureReader(held=2 * one)
+    held = asyncio.run(ask(3))
+    with pytest.raises(ApiError, match="pictures of other requests take 0 MiB") as error:
+        asyncio.run(ask(1))
+    assert (error.value.status, error.value.code) == (503, "bodies_busy")
+    assert "Retry-After" in error.value.headers
+    del held[1:]
+    until = time.monotonic() + 20
+    while len(reader._patches_held) > 1:  # a thread that ends may hold the last one for a moment
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert len(asyncio.run(ask(1))) == 1
+
+
+def test_what_was_fetched_waits_for_its_decoder_in_few_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """32 MiB each: no more are fetched meanwhile."""
+    fetched, may_end = threading.Semaphore(0), threading.Event()
+
+    def content(*_: Any) -> bytes:
+        fetched.release()
+        return PNG
+
+    monkeypatch.setattr(pictures, "fetch", content)
+    monkeypatch.setattr(PictureReader, "_read", lambda *_: may_end.wait(20) and patches())
+    reader = PictureReader(["*"], threads=1)
+
+    def patches() -> Patches:
+        return patches_of(picture(20, 10), CUT)
+
+    async def ask() -> int:
+        source = PictureSource("http://example.org/a.png", "image")
+        asked = [asyncio.create_task(reader.read([source], CUT)) for _ in range(6)]
+        while fetched._value < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        count = fetched._value
+        may_end.set()
+        await asyncio.gather(*asked)
+        return count
+
+    assert asyncio.run(ask()) == 2
 
 
 def test_too_many_bytes_are_refused_before_they_are_decoded() -> None:

@@ -100,7 +100,7 @@ class Budget:
             self._free -= amount
             return
         if len(self._waiting) >= self._most_waiting:
-            raise _overloaded()
+            raise overloaded()
         loop = asyncio.get_running_loop()
         granted: asyncio.Future[None] = loop.create_future()
         self._waiting.append((amount, granted))
@@ -108,7 +108,7 @@ class Budget:
         try:
             while not granted.done():
                 if loop.time() > until:
-                    raise _overloaded()
+                    raise overloaded()
                 for arrival in self.arrivals:
                     arrival.end_if_slow(loop.time())
                 await asyncio.wait([granted], timeout=CHECK_S)
@@ -138,10 +138,11 @@ class Admission:
         self.large = Budget(1)
 
 
-def _overloaded() -> ApiError:
+def overloaded(why: str = "more bodies arrive than this server reads at a time") -> ApiError:
+    """The error for a body that may be taken later."""
     return ApiError(
         503,
-        "more bodies arrive than this server reads at a time; send it again later",
+        f"{why}; send it again later",
         code="bodies_busy",
         headers=RETRY_LATER | {"Connection": "close"},
     )

@@ -25,6 +25,7 @@ from fastapi.responses import Response, StreamingResponse
 from torch import Tensor
 
 from sfumato.engine import Account, Draft, Failed, Finished, Request, Settled
+from sfumato.media.part import PictureSource
 from sfumato.server.http import inflight, request_body
 from sfumato.server.http.errors import (
     OPENAI_ERRORS,
@@ -221,14 +222,28 @@ def _parsed(post: Post[B], service: Service, body: B) -> Frame | list[Request]:
 async def with_pictures(service: Service, body: Body, parsed: Callable[[], Parsed]) -> Parsed:
     """What `parsed` makes of the body, in a thread; again once its pictures are read, if it raises
     Unread."""
-    try:
-        return await run_in_threadpool(parsed)
-    except Unread as unread:
-        assert service.model.cut is not None
-        async with body.envelope.apart():
-            read = await service.pictures.read(unread.sources, service.model.cut)
-        body.envelope.pictures |= read
+
+    def attempted() -> Parsed | _Lacking:
+        # The error would keep the frames in its traceback, and these the pictures.
+        try:
+            return parsed()
+        except Unread as unread:
+            return _Lacking(unread.sources)
+
+    made = await run_in_threadpool(attempted)
+    if not isinstance(made, _Lacking):
+        return made
+    assert service.model.cut is not None
+    async with body.envelope.apart():
+        body.envelope.pictures |= await service.pictures.read(made.sources, service.model.cut)
     return await run_in_threadpool(parsed)
+
+
+@dataclass(frozen=True)
+class _Lacking:
+    """Pictures of a body that are not read yet."""
+
+    sources: Sequence[PictureSource]
 
 
 async def reply(post: Post[B], service: Service, http: HttpRequest) -> Response:
