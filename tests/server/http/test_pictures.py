@@ -75,7 +75,7 @@ def test_what_cannot_be_read_is_refused_by_its_field(url: str, why: str) -> None
 
 
 def test_the_pictures_of_all_requests_have_a_bound() -> None:
-    """Whoever holds them; but one request alone may have more."""
+    """Of waiting and running ones too; but one request alone may have more."""
     one = patches_of(picture(20, 10), CUT).levels.nbytes
 
     async def ask(count: int) -> list[Patches]:
