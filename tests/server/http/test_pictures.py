@@ -115,13 +115,13 @@ def test_what_was_fetched_waits_for_its_decoder_in_few_places(
 
     async def ask() -> int:
         source = PictureSource("http://example.org/a.png", "image")
-        asked = [asyncio.create_task(reader.read([source], CUT)) for _ in range(6)]
+        readings = [asyncio.create_task(reader.read([source], CUT)) for _ in range(6)]
         while fetched._value < 2:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.2)
         count = fetched._value
         may_end.set()
-        await asyncio.gather(*asked)
+        await asyncio.gather(*readings)
         return count
 
     assert asyncio.run(ask()) == 2
