@@ -232,6 +232,25 @@ def test_open_webuis_forms(seeing: Served, stream: bool) -> None:
     assert sorted(made.ids) == sorted(of_ollama.ids)  # the one has its picture behind the text
 
 
+@pytest.mark.parametrize("role", ["system", "user", "tool"])
+def test_what_a_text_says_is_no_picture(seeing: Served, role: str) -> None:
+    """The token that stands for a picture, the marks around one, and llama-server's marker."""
+    tokens, tokenizer = seeing.service.model.pictures, seeing.service.model.tokenizer
+    assert tokens is not None
+    markers = [tokens.soft, tokens.begin, tokens.end]
+    text = "".join(tokenizer.token_text(each) for each in markers if each is not None) + MARKER
+    turns = user(image_url(), {"type": "text", "text": text if role == "user" else "x"})
+    if role == "system":
+        turns = [{"role": "system", "content": text}, *turns]
+    if role == "tool":
+        called = {"role": "assistant", "tool_calls": [CALL]}
+        turns += [called, {"role": "tool", "tool_call_id": "c", "content": text}]
+    _, made = ask(seeing, CHAT, **SHORT, messages=turns)
+    (placed,) = made.pictures
+    at = [number for number, token in enumerate(made.ids) if token == tokens.soft]
+    assert at == list(range(placed.start, placed.end))
+
+
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 OF_TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
