@@ -246,22 +246,22 @@ def canvas_losses(
 
 
 def picture_losses(
-    network: Transformer, tower: VisionTower, batch: PictureBatch, generator: torch.Generator
+    network: Transformer,
+    soft: Tensor,
+    batch: PictureBatch,
+    generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    """Cross-entropies in nats: "canvas", the mean over all positions of the rows that the text
-    network reads, half of the batches with a first pass as in `loss`; "answer", that of what is no
-    filler; "letters", of which token's embedding each soft token is nearest to, where it shall
-    spell one: what teaches boards. Digits are learnt through the canvas alone."""
-    soft = soft_tokens(tower, batch.levels)
-    losses = {"letters": _letter_loss(network, soft, batch.letters)}
-    rows = batch.through_text.nonzero()[:, 0]
-    context, target, soft = batch.context[rows], batch.target[rows], soft[rows]
-    at = batch.places[rows, None] + torch.arange(soft.shape[1])
-    where = (at + context.shape[1] * torch.arange(len(at))[:, None]).flatten()
+    """What the text network makes of soft tokens [rows, n, hidden], those of the first rows of a
+    batch. Cross-entropies in nats: "canvas", the mean over all positions, half of the batches with
+    a first pass as in `loss`; "answer", that of what is no filler."""
+    rows = len(soft)
+    context, target = batch.context[:rows], batch.target[:rows]
+    at = batch.places[:rows, None] + torch.arange(soft.shape[1])
+    where = (at + context.shape[1] * torch.arange(rows)[:, None]).flatten()
     pictured = torch.zeros(context.numel(), dtype=torch.bool)
     pictured[where] = True
     pictured = pictured.view_as(context)
-    attend = PrefixAttention(network, batch.lengths[rows], context.shape[1], None, pictured)
+    attend = PrefixAttention(network, batch.lengths[:rows], context.shape[1], None, pictured)
     _encoded(network, context, attend, (where, soft.flatten(0, 1)))
     canvas, before = noised(target, network.config.vocab_size, generator), None
     if torch.rand((), generator=generator) < 0.5:
@@ -269,7 +269,7 @@ def picture_losses(
             before = _soft(_scores(network, canvas, None, attend), network)
     scores = _scores(network, canvas, before, attend)
     each = F.cross_entropy(scores.flatten(0, 1), target.flatten(), reduction="none")
-    return losses | {"canvas": each.mean(), "answer": each[target.flatten() != EOS].mean()}
+    return {"canvas": each.mean(), "answer": each[target.flatten() != EOS].mean()}
 
 
 def soft_tokens(tower: VisionTower, levels: Tensor) -> Tensor:
@@ -283,16 +283,13 @@ def soft_tokens(tower: VisionTower, levels: Tensor) -> Tensor:
     return tower.soft_tokens(x, side, side)
 
 
-def _letter_loss(network: Transformer, soft: Tensor, letters: Tensor) -> Tensor:
-    """What is nearest in the space of scaled embeddings; 0 where nothing is spelled."""
-    spelled = letters != PAD
-    if not spelled.any():
-        return soft.new_zeros(())
-    known = network.embed_tokens(torch.arange(network.config.vocab_size), soft.dtype)
-    squares = torch.cdist(soft[spelled], known) ** 2
+def letter_loss(known: Tensor, soft: Tensor, letters: Tensor) -> Tensor:
+    """Cross-entropy in nats of which of the vectors `known` [letters, hidden] each of the soft
+    tokens is nearest to."""
+    squares = torch.cdist(soft, known) ** 2
     # A spread at which neighbouring letters are told apart from the start.
     spread = known.var(0).sum() / LETTER_SHARPNESS
-    return F.cross_entropy(-squares / spread, letters[spelled])
+    return F.cross_entropy((-squares / spread).flatten(0, 1), letters.flatten())
 
 
 def _encoded(

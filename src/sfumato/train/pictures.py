@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,26 +24,26 @@ from sfumato.refused import Refused
 from sfumato.train import sudoku
 from sfumato.train.embedded_data import Example as Conversation
 from sfumato.train.embedded_data import canvases, pick, trained_sudoku
-from sfumato.train.vocabulary import BOS, END_OF_TURN, MASK, PAD, TURN, encode_text
+from sfumato.train.vocabulary import BOS, END_OF_TURN, MASK, PAD, TOKENS, TURN, encode_text
 
 PLACEHOLDER = MASK
 """The id whose place a soft token takes. No text has it."""
-CUT = Cut(patch=16, pool=3, tokens=29)
+CUT = Cut(patch=8, pool=3, tokens=29)
 """Five by five soft tokens of a picture that is about square; with a budget of 25, rounding would
 leave some sizes four by four."""
 SOFT_TOKENS = 25
+DIGITS = len(TOKENS)
+"""The first of ten letters that only pictures have: all soft tokens of a digit spell its own, whose
+vector the stage learns first."""
 HELD_OUT = 360
 _SPLIT_SEED = 8
 
-DIGIT_SHARE = 0.5
+DIGIT_SHARE = 0.4
 PRINTED_SHARE = 0.2
 """Share of digits of a font among the pictures of digits."""
 AS_IT_IS_SHARE = 0.3
 """Share of handwritten digits that are neither turned nor moved."""
 NEGATIVE_SHARE = 0.4  # bright on dark
-THROUGH_TEXT_SHARE = 0.25
-"""Share of the boards that the text network reads in training. Their letters, which cost a third of
-the time, teach nearly all."""
 _BLANKS = (4, 5, 6, 7, *2 * (8, 9, 10, 11, 12))
 
 DIGIT_WORDINGS = (
@@ -73,6 +73,7 @@ BOARD_WORDINGS = (
 )
 
 Levels = NDArray[np.uint8]
+NOTHING = Image.new("RGB", (1, 1))
 
 
 class PictureRow(NamedTuple):
@@ -81,9 +82,8 @@ class PictureRow(NamedTuple):
     prefix: list[int]
     place: int  # of the first soft token in it
     levels: Levels  # [patches, 3 · patch²]
-    letters: list[int] | None  # what the soft tokens spell; None: nothing
+    letters: list[int]  # what the soft tokens spell; those from DIGITS on are digits'
     target: list[int]
-    through_text: bool = True  # whether the text network reads the question
 
 
 class PictureBatch(NamedTuple):
@@ -91,8 +91,7 @@ class PictureBatch(NamedTuple):
 
     `context` [B, S]: the prompts, padded on the right; `lengths` [B]; `places` [B]: where the soft
     tokens of each row begin; `levels` uint8 [B, patches, 3 · patch²]; `letters` [B, soft tokens]:
-    what they spell, PAD where they spell nothing; `target` [B, canvas]; `through_text` bool [B]:
-    the rows whose questions the text network reads.
+    what they spell; `target` [B, canvas].
     """
 
     context: torch.Tensor
@@ -101,7 +100,6 @@ class PictureBatch(NamedTuple):
     levels: torch.Tensor
     letters: torch.Tensor
     target: torch.Tensor
-    through_text: torch.Tensor
 
 
 class Digits(NamedTuple):
@@ -151,7 +149,7 @@ def prompt(text: str) -> tuple[list[int], int]:
 
 
 def digit_row(text: str, picture: Image.Image, digit: int, canvas: int) -> PictureRow:
-    return _row(text, picture, str(digit), None, canvas)
+    return _row(text, picture, str(digit), [DIGITS + digit] * SOFT_TOKENS, canvas)
 
 
 def board_row(
@@ -161,7 +159,7 @@ def board_row(
 
 
 def _row(
-    text: str, picture: Image.Image, answer: str, letters: list[int] | None, canvas: int
+    text: str, picture: Image.Image, answer: str, letters: list[int], canvas: int
 ) -> PictureRow:
     prefix, place = prompt(text)
     ((_, target),) = canvases(Conversation(prefix, [*encode_text(answer), END_OF_TURN]), canvas)
@@ -174,32 +172,37 @@ def draw(rng: np.random.Generator, canvas: int) -> PictureRow:
         picture, digit = draw_digit(rng)
         return digit_row(pick(DIGIT_WORDINGS, rng), picture, digit, canvas)
     cells, solved = trained_sudoku(_BLANKS, rng)
-    row = board_row(pick(BOARD_WORDINGS, rng), draw_board(cells, rng), cells, solved, canvas)
-    return row._replace(through_text=rng.random() < THROUGH_TEXT_SHARE)
+    return board_row(pick(BOARD_WORDINGS, rng), draw_board(cells, rng), cells, solved, canvas)
 
 
 def collate(rows: list[PictureRow]) -> PictureBatch:
-    """Stack rows, with prompts padded to the longest. The text network reads
-    the first one where it would read none."""
-    through_text = torch.tensor([row.through_text for row in rows])
-    through_text[0] |= not through_text.any()
+    """Stack rows, with prompts padded to the longest."""
     lengths = [len(row.prefix) for row in rows]
     context = torch.full((len(rows), max(lengths)), PAD)
     for row, ids in zip(context, rows, strict=True):
         row[: len(ids.prefix)] = torch.tensor(ids.prefix)
-    nothing = [PAD] * SOFT_TOKENS
     return PictureBatch(
         context,
         torch.tensor(lengths),
         torch.tensor([row.place for row in rows]),
         torch.from_numpy(np.stack([row.levels for row in rows])),
-        torch.tensor([row.letters or nothing for row in rows]),
+        torch.tensor([row.letters for row in rows]),
         torch.tensor([row.target for row in rows]),
-        through_text,
     )
 
 
-def batches(rng: np.random.Generator, count: int, canvas: int) -> Iterator[PictureBatch]:
+def draw_asked(rng: np.random.Generator, canvas: int) -> PictureRow:
+    """A question about a digit whose picture is left out."""
+    digit = int(rng.random() * 10)
+    return digit_row(pick(DIGIT_WORDINGS, rng), NOTHING, digit, canvas)
+
+
+def batches(
+    rng: np.random.Generator,
+    count: int,
+    canvas: int,
+    draw: Callable[[np.random.Generator, int], PictureRow] = draw,
+) -> Iterator[PictureBatch]:
     """Training batches of `count` rows without end; the same for the same generator's state."""
     while True:
         yield collate([draw(rng, canvas) for _ in range(count)])
@@ -226,15 +229,15 @@ def draw_digit(rng: np.random.Generator) -> tuple[Image.Image, int]:
 
 def draw_board(cells: sudoku.Cells, rng: np.random.Generator) -> Image.Image:
     """A board in some font, size, tone and place."""
-    side = int(rng.integers(130, 321))
-    size = side * (1 - 0.12 * rng.random())
+    side = int(rng.integers(100, 201))
+    size = side * (1 - 0.06 * rng.random())
     left, top = rng.random(2) * (side - size)
     picture = Image.new("L", (side, side), 255)
     pen = ImageDraw.Draw(picture)
     _lines(pen, left, top, size, rng)
     cell = size / 4
-    height, weight = cell * (0.45 + 0.35 * rng.random()), int(rng.random() * 1.3)
-    font, moved = _font(pick(_fonts(), rng), round(height)), cell * 0.06
+    height, weight = cell * (0.5 + 0.3 * rng.random()), int(rng.random() * 1.3)
+    font, moved = _font(pick(_fonts(), rng), round(height)), cell * 0.03
     for number, digit in enumerate(cells):
         row, column = divmod(number, 4)
         x, y = rng.normal(size=2) * moved
@@ -243,7 +246,7 @@ def draw_board(cells: sudoku.Cells, rng: np.random.Generator) -> Image.Image:
             pen.text((x, y), str(digit), 0, font, anchor="mm", stroke_width=weight)
     picture = picture.convert("RGB")
     picture = picture.point(lambda level: 255 - level)  # what comes from beyond the edge is 0
-    return _toned(_moved(picture, rng, turn=2, shear=0.02, shift=0.01), rng)
+    return _toned(_moved(picture, rng, turn=1, shear=0.01, shift=0.01), rng)
 
 
 def _lines(
@@ -307,7 +310,7 @@ def _toned(picture: Image.Image, rng: np.random.Generator, clean: bool = False) 
     shares = np.asarray(picture, np.float32) / 255
     values = dark + shares * (bright - dark)
     if picture.width > 8 and rng.random() < 0.5:
-        values = values + rng.normal(size=values.shape) * 0.06 * rng.random()
+        values = values + rng.normal(size=(*values.shape[:2], 1)) * 0.06 * rng.random()
     return Image.fromarray((values.clip(0, 1) * 255).astype(np.uint8))
 
 
