@@ -24,6 +24,7 @@ transformers = pytest.importorskip("transformers")
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipe, "SEE_ROWS", 2)
+    monkeypatch.setattr(recipe, "DIGITS_ROWS", 2)
     images = np.random.default_rng(3).integers(0, 17, (3, 8, 8)).astype(np.uint8)
     made = pictures.Digits(images, np.array([4, 0, 9]))
     monkeypatch.setattr(pictures, "digits", lambda: (made, made))
@@ -64,6 +65,27 @@ def test_training_lowers_the_losses(
     for name in ("answer", "letters"):
         losses = [float(line.split(f"{name} ")[1].split(",")[0]) for line in lines]
         assert losses[-1] < losses[0], (name, losses)
+
+
+def test_vectors_that_stand_for_digits_are_learnt_without_a_tower(
+    third: recipe.Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe, "WARM_UP", 1)
+    before = {name: value.clone() for name, value in third.state_dict().items()}
+    lines: list[str] = []
+    vectors = recipe.train_digits(third, 12, 0, Watch(lines.append, every=1))
+    assert vectors.shape == (10, recipe.EMBEDDED.hidden_size) and vectors.isfinite().all()
+    losses = [float(line.split("answer ")[1].split(",")[0]) for line in lines]
+    assert losses[-1] < losses[0] - 0.5
+    assert all(torch.equal(before[name], value) for name, value in third.state_dict().items())
+
+
+def test_letters_are_learnt_by_what_is_near() -> None:
+    known = torch.eye(3)
+    letters = torch.tensor([[0, 2]])
+    near = recipe.letter_loss(known, 0.9 * known[letters], letters)
+    far = recipe.letter_loss(known, known[torch.tensor([[1, 1]])], letters)
+    assert near < 0.1 < far
 
 
 def test_what_is_trained_is_what_is_run() -> None:
