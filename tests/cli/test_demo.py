@@ -31,7 +31,9 @@ def test_without_a_terminal_it_prints_plain_lines(solver: Any, cli: Any) -> None
     assert "\nThe model's solution, row by row:\n\n" + solver.canvases[0] in done.out
     assert f"{demo.STATE} Is it red? Which colour is it?\n\ndecided {demo.STATE} [" in done.out
     questions = [request["messages"][-1]["content"] for request in solver.requests]
-    assert questions == [sudoku.prompt(demo._puzzle(0)), *demo.QUESTIONS]
+    assert questions[:-2] == [sudoku.prompt(demo._puzzle(0)), *demo.QUESTIONS]
+    assert [[part["type"] for part in about] for about in questions[-2:]] == [["image", "text"]] * 2
+    assert "› Which digit is this?\n" in done.out and "› Solve this Sudoku.\n" in done.out
 
 
 def test_in_a_terminal_it_is_slow_and_explains_its_colours(
@@ -46,7 +48,7 @@ def test_in_a_terminal_it_is_slow_and_explains_its_colours(
     assert done.code == 0
     assert "step  0/48" in done.out
     assert "The model's solution" not in done.out
-    assert sum(0.35 < wait <= 0.4 for wait in waits) == 3 * 5  # noise, two steps; five replies
+    assert sum(0.35 < wait <= 0.4 for wait in waits) == 3 * 7  # noise, two steps; seven replies
     assert done.out.count("┌─────┬─────┐") >= 5  # the puzzle, and its canvas
     assert "Colours: cyan: a given digit; yellow" in " ".join(done.out.split())
 

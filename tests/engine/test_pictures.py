@@ -296,7 +296,10 @@ def test_vectors_and_scores_see_pictures(model: Model) -> None:
 
 
 def test_a_model_without_a_tower_refuses_pictures(model: Model) -> None:
-    prompt, serving = model.make_prompt(messages=shown(1)), engine(load(device="cpu"))
+    prompt, serving = (
+        model.make_prompt(messages=shown(1)),
+        engine(load(device="cpu", mmproj="none")),
+    )
     with pytest.raises(Refused, match="only 'text' is supported"):
         serving.submit(Request(**wanted(1, "Which?")))
     with pytest.raises(Refused, match="this model reads no pictures"):

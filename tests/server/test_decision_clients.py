@@ -44,7 +44,7 @@ def test_system_ones_own_client(server: Any) -> None:
         with pytest.raises(sdk.TypeSafeAPIError) as failed:  # compressed, since it is long
             client.system_one(state="x" * 20_000, questions=questions)
         assert failed.value.status == 413 and failed.value.request_id
-        with pytest.raises(sdk.TypeSafeAPIError, match="reads no pictures") as failed:
+        with pytest.raises(sdk.TypeSafeAPIError, match="PNG is truncated or damaged") as failed:
             image = sdk.Image(b"\x89PNG\r\n\x1a\n")
             client.system_one(state=["look", image], questions=questions)
         assert failed.value.status == 400

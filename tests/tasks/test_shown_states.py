@@ -129,7 +129,7 @@ def test_lists_that_are_data_stay_json() -> None:
 
 
 def test_a_model_without_a_tower_says_so() -> None:
-    model = sfumato.load()
+    model = sfumato.load(mmproj="none")
     with pytest.raises(Refused, match=r"state\[1\]: this model reads no pictures"):
         model.decide([text("Look."), IMAGE], {"q": bool})
     with pytest.raises(Refused, match=r"type: only 'text' is supported"):

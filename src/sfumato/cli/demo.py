@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from PIL import Image
 from rich.console import Console
 from rich.text import Text
 
 import sfumato
-from sfumato.cli import INTERRUPTED, generation
+from sfumato.cli import INTERRUPTED, generation, pictures
 from sfumato.cli.display import GLOW, HAZE, SETTLED, CanvasDrawing, is_visual
 from sfumato.cli.terminal import wrapped
 from sfumato.engine import Request
+from sfumato.media.part import data_of
+from sfumato.media.picture import Limits, read_picture
+from sfumato.server.examples import page_texts
 from sfumato.train import sudoku
 
 GIVEN, LINE = "bold cyan", "dim"
@@ -124,6 +129,13 @@ def main(args: argparse.Namespace) -> int:
         print(f"› {question}\n")
         if ask(_request(question, args.seed)) is None:
             return INTERRUPTED
+    print("It reads pictures of digits and of Sudoku.\n")
+    for words, image in _shown():
+        print(f"› {words}\n")
+        pictures.show(image)
+        about = pictures.content(words, [{"type": "image", "image": image}])
+        if ask(_request(about, args.seed)) is None:
+            return INTERRUPTED
     print("It decides too: the probability of each answer, read in one step without writing.\n")
     wording = " ".join(kind.instructions for kind in DECISIONS.values())
     print(f"› {STATE} {wording}\n\n{model.decide(STATE, DECISIONS)}\n")
@@ -134,8 +146,16 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _request(text: str, seed: int) -> Request:
-    return Request(messages=[{"role": "user", "content": text}], seed=seed, drafts=True)
+def _shown() -> Iterator[tuple[str, Image.Image]]:
+    """Questions of the page's examples about a picture, and the picture."""
+    for example in page_texts(embedded=True)["examples"]:
+        match example["messages"][0]["content"]:
+            case [{"image_url": {"url": url}}, {"text": words}]:
+                yield words, read_picture(data_of(url, Limits().nbytes, "image"))
+
+
+def _request(content: str | list[dict[str, Any]], seed: int) -> Request:
+    return Request(messages=[{"role": "user", "content": content}], seed=seed, drafts=True)
 
 
 def _puzzle(seed: int) -> sudoku.Cells:

@@ -20,7 +20,7 @@ from sfumato.embedded_questions import all_questions
 from sfumato.text_side import edit_message
 
 _FILE = Path(__file__).parent / "page" / "examples.json"
-_SUDOKU = re.compile(r"[1-4.]{4}(\n[1-4.]{4}){3}")
+_READ = re.compile(r"[0-9]|[1-4.]{4}(\n[1-4.]{4}){3}")
 CANNOT = "this demonstration model cannot answer that"
 
 
@@ -50,8 +50,8 @@ def warnings(embedded: bool, reply: Reply) -> list[str]:
 
 def is_answered(reply: Reply) -> bool:
     """Whether a reply of the embedded model is one that the model was trained to write: four rows
-    of a Sudoku, a JSON object, or one of its answers, or a part of one where the reply begins or
-    ends inside it.
+    of a Sudoku, a digit, a JSON object, or one of its answers, or a part of one where the reply
+    begins or ends inside it.
     A canvas of anything else may settle too, and its entropy is as low as that of a right answer.
     A canvas that ran out of steps is no answer: more steps would not help."""
     if "step_cap" in reply.stats.convergence:
@@ -59,7 +59,7 @@ def is_answered(reply: Reply) -> bool:
     text = reply.text
     if reply.stop_reason != "eos":
         return any(text in answer for answer in _answers()) or not set(text) - set("1234\n")
-    if _SUDOKU.fullmatch(text):
+    if _READ.fullmatch(text):
         return True
     return _is_object(text) or (bool(text) and any(answer.endswith(text) for answer in _answers()))
 

@@ -21,6 +21,7 @@ from tests.server.conftest import Served, serving
 from tests.support.pictures import file_of, picture
 from tests.support.seeing_model import seeing_model
 
+import sfumato
 from sfumato.engine import Prompt, Request, Terminal
 from sfumato.media.patches import patches_of
 from sfumato.server.app import ServerSettings
@@ -84,6 +85,13 @@ def seeing(
     settings = ServerSettings(limit_images=2, image_folder=folder, image_hosts=(slow_host,))
     model = seeing_model(tmp_path_factory.mktemp("sees") / "model")
     with serving(model, settings, on_finish=note) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def blind() -> Iterator[Served]:
+    """A server of a model without a tower."""
+    with serving(sfumato.load(mmproj="none")) as served:
         yield served
 
 
@@ -500,15 +508,15 @@ def test_what_is_refused_is_named(
 
 
 @pytest.mark.parametrize("kind", ASKED)
-def test_a_model_without_a_tower_says_so(server: Served, kind: str) -> None:
+def test_a_model_without_a_tower_says_so(blind: Served, kind: str) -> None:
     path, body = ASKED[kind]
-    message = refused(server.post(path, **body))
+    message = refused(blind.post(path, **body))
     assert message.endswith("this model reads no pictures; send text")
     assert message.startswith(("messages[0].", "input[0].content[0].", "images[0]"))
 
 
-def test_the_server_says_what_it_reads(seeing: Served, server: Served) -> None:
-    for served, sees in ((seeing, True), (server, False)):
+def test_the_server_says_what_it_reads(seeing: Served, blind: Served) -> None:
+    for served, sees in ((seeing, True), (blind, False)):
         props = served.http.get("/props").json()
         assert props["modalities"]["vision"] is sees
         assert props["limits"]["images"] == (2 if sees else 0)
@@ -521,13 +529,13 @@ def test_the_server_says_what_it_reads(seeing: Served, server: Served) -> None:
         assert ("vision" in shown["capabilities"]) is sees
 
 
-def test_a_rendered_prompt_shows_where_a_picture_is(seeing: Served, server: Served) -> None:
+def test_a_rendered_prompt_shows_where_a_picture_is(seeing: Served, blind: Served) -> None:
     messages = user(image_url(), TEXT)
     prompt = seeing.post("/apply-template", messages=messages).json()["prompt"]
     tokens = seeing.service.model.pictures
     assert tokens is not None
     assert seeing.service.model.tokenizer.token_text(tokens.soft) in prompt
-    assert "reads no pictures" in refused(server.post("/apply-template", messages=messages))
+    assert "reads no pictures" in refused(blind.post("/apply-template", messages=messages))
 
 
 def test_pictures_are_counted(seeing: Served) -> None:
