@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -120,8 +121,12 @@ def test_a_given_file_must_fit(model: Path, folder: Path, mmproj: Path, tmp_path
             sfumato.load(model, mmproj=given)
     with pytest.raises(CheckpointError, match=r"holds a vision tower and no model.*--mmproj"):
         sfumato.load(mmproj)
+    blind = shutil.copytree(Path(sfumato.__file__).parent / "embedded", tmp_path / "blind")
+    config = json.loads((blind / "config.json").read_text())
+    del config["image_token_id"]
+    (blind / "config.json").write_text(json.dumps(config))
     with pytest.raises(Refused, match="mmproj: the model's tokenizer has no token for a picture"):
-        sfumato.load(mmproj=mmproj)
+        sfumato.load(blind, mmproj=mmproj)
     with pytest.raises(Refused, match="image_mask: 'all' is none of model, transformers"):
         sfumato.load(folder, image_mask="all")  # type: ignore[arg-type]
 
