@@ -30,7 +30,7 @@ def test_convert_and_back(cli: Any, tmp_path: Path) -> None:
     assert done.code == 0
     assert done.out.startswith(f"{tmp_path / 'x.gguf'}: q8_0, 1.86 MB (73 F32, 42 Q8_0, 5 F16)")
     assert done.err == (
-        "sfumato: note: the 16 tensors of the vision tower are left out; `sfumato convert "
+        "sfumato: note: the 42 tensors of the vision tower are left out; `sfumato convert "
         f"{EMBEDDED} mmproj-NAME.gguf` writes them\n"
     )
     done = cli("convert", str(tmp_path / "x.gguf"), str(tmp_path / "back"))

@@ -106,8 +106,9 @@ PATTERNS = (
     r"the body must have one of three forms",
     # /v1/systemone has models of the names that it says.
     r"model: .* is not served here",
-    # Pictures need a model that reads them, of a known kind, and no raw prompt; states.
+    # Pictures need a model that reads them, of a known kind, whole, and no raw prompt; states.
     r".*this model reads no pictures|.*only a state has pictures|.*are about images"
+    r"|.*the picture's base64|.*stands nowhere in the state|.*the bytes are no picture"
     r"|images: goes with neither",
     # Questions times samples times orders are at most 4,096.
     r".*[\d,]+ questions x [\d,]+ samples",

@@ -149,7 +149,7 @@ def test_what_cannot_be_seen_is_refused(seeing: sfumato.Model) -> None:
     with pytest.raises(Refused, match=r"messages\[0\]\.content\[0\]\.path: .*is no file"):
         seeing.generate(messages=message({"type": "image", "path": "/nowhere/x.png"}))
     with pytest.raises(Refused, match=r"messages\[0\]\.content\[0\]\.type: only 'text'"):
-        sfumato.load().generate(messages=message(IMAGE))
+        sfumato.load(mmproj="none").generate(messages=message(IMAGE))
     with pytest.raises(Refused, match=r"messages\[0\]\.content\[0\]\.type: only 'text'"):
         seeing.make_prompt(messages=[{"role": "system", "content": [IMAGE]}, *message(TEXT)])
 

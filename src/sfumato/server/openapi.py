@@ -74,7 +74,7 @@ RULES = (
     "A body of /v1/decisions has state or input, and not both; Gemini's has x-goog-api-key.",
     "/v1/systemone has models of the names that it says.",
     "Pictures need a model that reads them (modalities in /props), of a known kind, within "
-    "limits.images, and no raw prompt beside them; a decision has them in its state.",
+    "limits.images, whole, and no raw prompt beside them; a decision has each in its state.",
     "Questions times samples times orders are at most 4,096.",
     "Numbers in a state or a description are finite.",
     "State and question fit the context, and so do all of them.",

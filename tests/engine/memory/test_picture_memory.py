@@ -62,7 +62,7 @@ def test_the_buffers_of_a_layer_are_those_that_it_takes(
     """Of a picture of the largest size."""
     config = replace(recipe.TOWER, positions=120)
     tower = recipe.new_tower(config, torch.Generator().manual_seed(1)).requires_grad_(False)
-    encoding = Encoding(tower.to(dtype), torch.rand(84 * 120, 768), 120)
+    encoding = Encoding(tower.to(dtype), torch.rand(84 * 120, 3 * config.patch**2), 120)
     assert BUDGETS[-1] * config.pool**2 == 84 * 120
     with torch.no_grad(), LiveBytes(*tower.parameters()) as live:
         encoding.advance(1)

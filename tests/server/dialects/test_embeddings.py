@@ -101,7 +101,10 @@ def test_a_long_text(server: Any) -> None:
             r"input\.content\[0\]\.image_url: must be",
         ),
         ({"input": {"prompt_string": "a", "multimodal_data": ["x"]}}, "has 1 pictures, and"),
-        ({"input": {"prompt_string": "<__media__>", "multimodal_data": ["x"]}}, "reads no picture"),
+        (
+            {"input": {"prompt_string": "<__media__>", "multimodal_data": ["x"]}},
+            r"input\.multimodal_data\[0\]: the picture's base64 data are damaged",
+        ),
         ({"input": {"a": 1}}, r"input\.a: unknown"),
         ({"input": ["a"] * 2049}, "input: at most 2,048 prompts"),
         ({"input": "a", "dimensions": 10_000}, "dimensions: must be at most"),

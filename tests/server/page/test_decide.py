@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.server.page.browsing import expect
-from tests.server.page.test_pictures import DATA_URL, GIVE, PNG, file
+from tests.server.page.test_pictures import DATA_URL, GIVE, PNG, file, says_vision
 
 ROUTE = "**/v1/systemone"
 FAILED = "Failed to load resource"
@@ -266,17 +266,10 @@ def test_a_model_that_cannot_decide_has_no_such_view(decide: Callable[..., Any])
 def test_a_state_has_pictures_where_the_model_sees(decide: Callable[..., Any]) -> None:
     page = decide(all_of)
     attach = page.locator("#decide-attach")
+    says_vision(page, False)
     expect(attach).to_be_hidden()
     assert "no images" in page.get_attribute("#state", "placeholder")
-
-    def with_vision(route: Any) -> None:
-        about = route.fetch().json()
-        about["modalities"]["vision"] = True
-        about["limits"]["images"] = 2
-        route.fulfill(json=about)
-
-    page.route("**/props", with_vision)
-    page.reload()
+    says_vision(page, True, 2)
     expect(attach).to_be_visible()
     assert "images" not in page.get_attribute("#state", "placeholder")
     page.locator("select[name=order]").select_option("schema")

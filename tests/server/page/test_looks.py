@@ -108,7 +108,7 @@ def test_the_dashboard_asks_only_while_it_is_seen(open_page: Callable[..., Any])
     assert memory.locator(".meter .bar").bounding_box()["width"] > 0
     *parts, total = memory.locator("dd").all_inner_texts()
     units = {text.split()[1] for text in (*parts, total)}
-    assert len(parts) == 5 and len(units) == 1
+    assert len(parts) == 6 and len(units) == 1
     assert sum(float(text.split()[0]) for text in parts) == pytest.approx(float(total.split()[0]))
     lefts = {box["x"] for name in memory.locator("dt").all() if (box := name.bounding_box())}
     assert len(lefts) == 1  # one column

@@ -27,17 +27,23 @@ GIVE = """([kind, name, data, type]) => {
 
 
 def seeing(page: Any, images: int = 2) -> None:
-    """Lets the server say that its model reads pictures."""
+    """Lets the server say that its model reads pictures, so many at a time."""
+    says_vision(page, True, images)
+    page.wait_for_selector("#attach:not([hidden])")
 
-    def with_vision(route: Any) -> None:
+
+def says_vision(page: Any, vision: bool, images: int = 0) -> None:
+    """Lets the server say whether its model reads pictures; the page is loaded anew."""
+
+    def changed(route: Any) -> None:
         about = route.fetch().json()
-        about["modalities"]["vision"] = True
+        about["modalities"]["vision"] = vision
         about["limits"]["images"] = images
         route.fulfill(json=about)
 
-    page.route("**/props", with_vision)
+    page.unroute("**/props")
+    page.route("**/props", changed)
     page.reload()
-    page.wait_for_selector("#attach:not([hidden])")
 
 
 def answered(page: Any) -> list[dict[str, Any]]:
@@ -62,6 +68,7 @@ def file(name: str, data: bytes = PNG, kind: str = "image/png") -> dict[str, Any
 
 def test_a_text_model_is_offered_no_pictures(open_page: Callable[..., Any]) -> None:
     page = open_page()
+    says_vision(page, False)
     expect(page.locator("#attach")).to_be_hidden()
     page.evaluate(GIVE, ["paste", "a.png", base64.b64encode(PNG).decode(), "image/png"])
     expect(page.locator("#tray img")).to_have_count(0)
