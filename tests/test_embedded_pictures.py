@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -14,7 +14,8 @@ from safetensors import safe_open
 
 import sfumato
 from sfumato.cli import demo
-from sfumato.train import pictures, sudoku
+from sfumato.train import evaluate, sudoku
+from sfumato.train.embedded_data import evaluation_sets
 
 TEXT_WEIGHTS = "d427161c746de422b6fd768e6706a4ed951ef65f59effac4efc4039179c96f99"
 """SHA-256 of the text network's tensors by name: the stage of pictures leaves them as they are."""
@@ -42,26 +43,28 @@ def test_its_text_weights_are_those_of_the_third_stage(model: sfumato.Model) -> 
     assert path.stat().st_size < MOST_BYTES
 
 
-def test_it_reads_digits_that_were_held_out(model: sfumato.Model) -> None:
-    pytest.importorskip("sklearn")
-    held_out, count = pictures.digits()[1], 60
-    replies = [
-        answer(model, "Which digit is this?", pictures.plain_digit(image))
-        for image in held_out.images[:count]
-    ]
-    right = [reply == str(label) for reply, label in zip(replies, held_out.labels, strict=False)]
-    assert sum(right) >= 0.9 * count
-
-
-def test_it_solves_pictures_of_boards_that_were_held_out(model: sfumato.Model) -> None:
-    pytest.importorskip("matplotlib")
-    rng, count, solved = np.random.default_rng(5), 30, 0
-    for _ in range(count):
-        grid = int(rng.choice(sudoku.split()[1]))
-        cells = sudoku.puzzle(grid, int(rng.integers(4, 13)), rng)
-        reply = answer(model, "Solve this Sudoku.", pictures.draw_board(cells, rng))
-        solved += reply == sudoku.to_text(sudoku.all_grids()[grid])
-    assert solved >= 0.8 * count
+@pytest.mark.parametrize(
+    ("count", "digits", "boards"),
+    [
+        pytest.param(60, 0.95, 0.85, id="some"),
+        pytest.param(360, 0.95, 0.9, id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_it_reads_what_was_held_out(
+    model: sfumato.Model,
+    count: int,
+    digits: float,
+    boards: float,
+    note: Callable[[str], None],
+) -> None:
+    for package in ("sklearn", "matplotlib"):
+        pytest.importorskip(package)
+    puzzles = evaluation_sets(count=count // 2)["sudoku"]
+    sets = evaluate.picture_sets(puzzles, 0, count)
+    for (name, tasks), floor in zip(sets.items(), (digits, boards), strict=True):
+        score = evaluate.evaluate(model, tasks)
+        note(f"embedded model, {name}: {score.exact:.1%} of {score.tasks} exact")
+        assert score.exact >= floor
 
 
 def test_it_answers_the_examples_of_the_page_and_of_the_demo(model: sfumato.Model) -> None:

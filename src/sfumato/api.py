@@ -630,7 +630,8 @@ def _opened_tower(
 
 
 def _sight(opened: Tower | None, image_mask: ImageMask) -> str:
-    """What answers about pictures depend on beside the model; "" where it reads none."""
+    """The name of the tower and mask that answers about pictures depend on, beside the model; ""
+    where it reads none."""
     return "" if opened is None else f"{fingerprint(opened[1])}, mask {image_mask}"
 
 

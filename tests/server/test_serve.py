@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.support.pictures import file_of, picture
 from tests.support.preloaded import preloaded
 
 from sfumato.cli.arguments import CommandLine
@@ -300,6 +301,36 @@ def test_wrong_starts_are_one_clear_line(command: list[str], tmp_path: Path) -> 
     assert "is no size" in refuse(command, "--max-body", "lots")
     assert "--max-body" in refuse(command, "--max-body", "0")
     assert "whole number" in refuse(command, "--slots", "0")
+
+
+def test_options_of_pictures(
+    start: Callable[..., Program], command: list[str], tmp_path: Path
+) -> None:
+    """The bound, the folder and the hosts, as a program that was started with them answers."""
+    (tmp_path / "in").mkdir()
+    for name in ("in/a.png", "b.png"):
+        (tmp_path / name).write_bytes(file_of(picture(40, 30), "PNG"))
+    folder = "--allow-image-files", str(tmp_path / "in")
+    program = start("--limit-mm-per-prompt", "image=2", *folder, "--allow-image-urls", "a.example")
+    assert httpx.get(f"{program.url}/props").json()["limits"]["images"] == 2
+
+    def asked(*urls: str) -> tuple[int, str]:
+        content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8}
+        answer = httpx.post(f"{program.url}/v1/chat/completions", json=body, timeout=60)
+        return answer.status_code, answer.text
+
+    inside = f"file://{tmp_path}/in/a.png"
+    assert asked(inside, inside)[0] == 200
+    for urls, words in (
+        ((inside,) * 3, "2"),
+        ((f"file://{tmp_path}/b.png",), "not in the folder"),
+        (("http://b.example/a.png",), "not fetched from b.example"),
+    ):
+        status, text = asked(*urls)
+        assert status == 400 and words in text
+    assert "8 or image=8" in refuse(command, "--limit-mm-per-prompt", "video=3")
+    assert "is no folder" in refuse(command, "--allow-image-files", str(tmp_path / "nowhere"))
 
 
 def test_defaults_are_those_of_the_settings() -> None:

@@ -238,7 +238,7 @@ def _typed() -> str:
 
 
 Content = str | list[dict[str, Any]]
-"""What a user says: a text, or pictures and a text."""
+"""The content of a user's message: a text, or pictures and a text."""
 
 FORCE = "--force"  # of /save
 MOST_FILES = 200  # that Tab offers

@@ -36,5 +36,5 @@ def part(name: str, image: Image.Image, model: Model) -> dict[str, Any]:
 
 
 def content(text: str, parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """What a user says, behind the pictures that it is about."""
+    """The content of a user's message: the pictures, and the text about them."""
     return [*parts, {"type": "text", "text": text}] if parts else text

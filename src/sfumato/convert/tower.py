@@ -28,7 +28,7 @@ from sfumato.weights.files.tensorfile import TensorStream, recoded
 from sfumato.weights.formats import FORMATS, Weight
 
 MMPROJ_TARGETS = {"bf16": 32, "f16": 1, "f32": 0, "q8_0": 7}
-"""What mmproj files can be, and GGUF's `general.file_type` of each."""
+"""The formats of mmproj files, and GGUF's `general.file_type` of each."""
 
 Layout = Callable[[str, Weight], Weight]
 

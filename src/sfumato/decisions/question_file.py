@@ -41,7 +41,7 @@ def state_text(state: Any) -> str:
 
 
 State = str | Sequence[Mapping[str, Any]]
-"""What questions are about: a text, or parts of texts and pictures."""
+"""The subject of questions: a text, or parts of texts and pictures."""
 
 _GIVEN = ("path", "url", "bytes", "image", "patches")  # the keys of a picture
 

@@ -30,7 +30,7 @@ _LOOK_UPS = ThreadPoolExecutor(8, "look-up")
 
 
 def fetch(given: str, hosts: Collection[str], most: int, field: str) -> bytes:
-    """What stands at a URL, `most` bytes at most. For callers that wait, also where an event loop
+    """The content at a URL, `most` bytes at most. For callers that wait, also where an event loop
     runs in their thread: the answer of a stranger is parsed in a thread and a loop of its own.
 
     hosts: names of web servers, each with a port where it is not the scheme's own; "*" stands for

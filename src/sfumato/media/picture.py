@@ -116,7 +116,7 @@ def _decoded(image: Image.Image, field: str, kind: str) -> Image.Image:
 
 
 def _refused(error: Exception, field: str, kind: str) -> Refused:
-    """What a decoder's error says to a user: decoders raise any kind of it for damaged data."""
+    """The refusal that a decoder's error becomes. Decoders raise any error for damaged data."""
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         return Refused(field, "the picture has too many pixels", "send a smaller one")
     return broken(field, kind)

@@ -8,7 +8,7 @@ network.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -68,7 +68,7 @@ class Example(NamedTuple):
 class Evaluation(NamedTuple):
     """A conversation that ends with the user, and the one right reply."""
 
-    messages: list[Message]
+    messages: list[dict[str, Any]]
     expected: str
 
 
@@ -201,6 +201,9 @@ def evaluation_sets(seed: int = 0, count: int = 200) -> dict[str, list[Evaluatio
     for i in range(50):
         earlier = pick(questions if rng.random() < 0.5 else puzzles, rng)
         last = pick((puzzles, questions)[i % 2], rng)
-        history = [*earlier.messages, {"role": "assistant", "content": earlier.expected}]
+        history: list[dict[str, Any]] = [
+            *earlier.messages,
+            {"role": "assistant", "content": earlier.expected},
+        ]
         chat.append(Evaluation(history + last.messages, last.expected))
     return {"sudoku": puzzles, "sudoku_hard": hard, "questions": questions, "chat": chat}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from PIL import Image
 
 from sfumato.api import Model, load
 from sfumato.diffusion.constraints.decision_plan import DecisionSettings
@@ -29,11 +31,14 @@ from sfumato.diffusion.prediction import PredictedText
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import Account, Engine, EngineConfig, Finished, Request
 from sfumato.options.limits import MOST_STEPS
-from sfumato.train import canvas_data, sudoku
+from sfumato.refused import Refused
+from sfumato.train import canvas_data, pictures, sudoku
 from sfumato.train.canvas_data import FillTask, JsonTask
 from sfumato.train.decision_states import Case, in_order
 from sfumato.train.decisions_data import held_out
 from sfumato.train.embedded_data import Evaluation, ask, evaluation_sets, pick
+
+_log = logging.getLogger(__name__)
 
 Figures = dict[str, dict[str, Any]]
 Answered = Callable[[], None]
@@ -216,9 +221,13 @@ def wrong_solutions(tasks: Sequence[Evaluation], seed: int) -> list[str]:
 
 
 def _grid_task(task: Evaluation) -> FillTask:
+    return canvas_data.sudoku_task(_grid_cells(task), task.expected)
+
+
+def _grid_cells(task: Evaluation) -> sudoku.Cells:
     cells = sudoku.from_text(task.messages[-1]["content"])
     assert cells is not None
-    return canvas_data.sudoku_task(cells, task.expected)
+    return cells
 
 
 def is_same_object(text: str, expected: str) -> bool:
@@ -231,6 +240,31 @@ def is_same_object(text: str, expected: str) -> bool:
 
 
 Run = Callable[[Answered], Score]
+
+
+def picture_sets(tasks: Sequence[Evaluation], seed: int, count: int) -> dict[str, list[Evaluation]]:
+    """Questions about pictures that were not trained on, by name: digits as they are stored, and
+    Sudokus, drawn as those of the training are. tasks: the Sudokus; count: of digits. Raises
+    Refused where a package that holds digits or fonts is missing."""
+    rng, digits = np.random.default_rng((seed, 6)), pictures.digits()[1]
+    shown = zip(digits.images[:count], digits.labels, strict=False)
+    boards = [(_grid_cells(task), task.expected) for task in tasks]
+    return {
+        "picture of a digit": [
+            _about("Which digit is this?", pictures.plain_digit(image), str(label))
+            for image, label in shown
+        ],
+        "picture of a sudoku": [
+            _about("Solve this Sudoku.", pictures.draw_board(cells, rng), solved)
+            for cells, solved in boards
+        ],
+    }
+
+
+def _about(question: str, picture: Image.Image, expected: str) -> Evaluation:
+    content: list[dict[str, Any]] = [{"type": "image", "image": picture}]
+    content.append({"type": "text", "text": question})
+    return Evaluation([{"role": "user", "content": content}], expected)
 
 
 def canvas_runs(
@@ -371,7 +405,8 @@ def run(
     quantize: str | None = None,
 ) -> Figures:
     """The scores of every set, and of the hard grids under two handicaps, by name; and under
-    DECISIONS those of held-out decisions (`DecisionScore`).
+    DECISIONS those of held-out decisions (`DecisionScore`). Sets of pictures are left out where the
+    model reads none, and, with a line in the log, where what they are made of is not installed.
 
     path: a checkpoint of this vocabulary; None is the embedded model; count: of tasks in each set,
     at most, and a third of the decisions; seed: draws the held-out tasks, and the noise that they
@@ -381,6 +416,11 @@ def run(
     model, config = load(path, cache_type=cache_type, quantize=quantize), config or SamplerConfig()
     sets = {name: tasks[:count] for name, tasks in evaluation_sets(seed, count).items()}
     hard = sets["sudoku_hard"]
+    if model.reads_pictures:
+        try:
+            sets |= picture_sets(sets["sudoku"], seed, count)
+        except Refused as error:
+            _log.warning("pictures are left out: %s", error)
     trials = {name: (tasks, config) for name, tasks in sets.items()} | {
         "sudoku_hard, one step": (hard, replace(config, max_steps=1)),
         "sudoku_hard, no self-conditioning": (hard, replace(config, self_conditioning=False)),

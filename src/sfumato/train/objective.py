@@ -287,9 +287,9 @@ def letter_loss(known: Tensor, soft: Tensor, letters: Tensor) -> Tensor:
     """Cross-entropy in nats of which of the vectors `known` [letters, hidden] each of the soft
     tokens is nearest to."""
     squares = torch.cdist(soft, known) ** 2
-    # A spread at which neighbouring letters are told apart from the start.
-    spread = known.var(0).sum() / LETTER_SHARPNESS
-    return F.cross_entropy((-squares / spread).flatten(0, 1), letters.flatten())
+    # A scale at which neighbouring letters are told apart from the start.
+    scale = known.var(0).sum() / LETTER_SHARPNESS
+    return F.cross_entropy((-squares / scale).flatten(0, 1), letters.flatten())
 
 
 def _encoded(

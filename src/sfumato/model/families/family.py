@@ -75,6 +75,16 @@ class FieldReader:
             raise self._refusal(key, ids, "one token id")
         return ids[0] if ids else None
 
+    def only(self, key: str, *supported: Any) -> None:
+        """Raises ConfigError where a field is none of these, of which the first stands for an
+        absent one."""
+        value = self.values.get(self.prefix + key, supported[0])
+        if value not in supported:
+            known = " or ".join(map(shown, supported))
+            raise ConfigError(
+                f"{self.where}: {self.prefix}{key} is {shown(value)}; only {known} is supported"
+            )
+
     def child(self, key: str, default: Mapping[str, Any] | None = None) -> FieldReader:
         """The object under a key."""
         value = self._get(key, default)

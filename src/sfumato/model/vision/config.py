@@ -73,17 +73,11 @@ def vision_from_hf(config: Mapping[str, Any], text_size: int) -> VisionConfig | 
         return None
     read = FieldReader("config.json", config).child("vision_config")
     rope = read.child("rope_parameters", {})
-    for where, key, supported in (
-        (read, "model_type", ("gemma4_vision",)),
-        (read, "hidden_activation", ("gelu_pytorch_tanh",)),
-        (read, "attention_bias", (False, None)),
-        # Older checkpoints say "default" of the same axial rotation.
-        (rope, "rope_type", ("axial", "default")),
-    ):
-        value = where.values.get(key, supported[0])
-        if value not in supported:
-            wanted = " or ".join(map(shown, supported))
-            raise ConfigError(f"{where.where}: {key} is {shown(value)}; only {wanted} is supported")
+    read.only("model_type", "gemma4_vision")
+    read.only("hidden_activation", "gelu_pytorch_tanh")
+    read.only("attention_bias", False, None)
+    # Older checkpoints say "default" of the same axial rotation.
+    rope.only("rope_type", "axial", "default")
     return VisionConfig(
         hidden_size=read.integer("hidden_size"),
         intermediate_size=read.integer("intermediate_size"),

@@ -34,7 +34,7 @@ from sfumato.weights.formats import Stored, Weight
 Tower = tuple[VisionConfig, Checkpoint]
 """A vision tower that is not loaded yet: its shape, and its tensors by canonical name."""
 NO_TOWER = "none"
-"""What is given in place of an mmproj file where a model is to be loaded without its tower."""
+"""The word for an mmproj file where a model is to be loaded without its tower."""
 
 _TRIAL = 8  # soft tokens across and down of a trial's picture
 _log = logging.getLogger(__name__)

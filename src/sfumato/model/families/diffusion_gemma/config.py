@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.model.families.family import MOST_LAYERS, FieldReader, shortest_float, shown
+from sfumato.model.families.family import MOST_LAYERS, FieldReader, shortest_float
 from sfumato.model.model_config import ConfigError, LayerConfig, ModelConfig
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import quoted
@@ -74,18 +74,12 @@ def config_from_hf(
 
 
 def _refuse_unsupported(config: Mapping[str, Any], text: Mapping[str, Any]) -> None:
-    supported: tuple[tuple[Mapping[str, Any], str, tuple[Any, ...]], ...] = (
-        (config, "tie_word_embeddings", (True,)),
-        (text, "tie_word_embeddings", (True,)),
-        (text, "use_bidirectional_attention", (None, "vision")),
-        (text, "attention_bias", (False,)),
-        (text, "hidden_activation", ("gelu_pytorch_tanh",)),
-    )
-    for where, key, values in supported:
-        value = where.get(key, values[0])
-        if value not in values:
-            only = " or ".join(map(shown, values))
-            raise ConfigError(f"config.json: {key} is {shown(value)}; only {only} is supported")
+    outer, inner = (FieldReader("config.json", each) for each in (config, text))
+    outer.only("tie_word_embeddings", True)
+    inner.only("tie_word_embeddings", True)
+    inner.only("use_bidirectional_attention", None, "vision")
+    inner.only("attention_bias", False)
+    inner.only("hidden_activation", "gelu_pytorch_tanh")
 
 
 def _hf_layers(text: FieldReader) -> tuple[LayerConfig, ...]:
