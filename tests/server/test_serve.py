@@ -314,21 +314,22 @@ def test_options_of_pictures(
     program = start("--limit-mm-per-prompt", "image=2", *folder, "--allow-image-urls", "a.example")
     assert httpx.get(f"{program.url}/props").json()["limits"]["images"] == 2
 
-    def asked(*urls: str) -> tuple[int, str]:
+    def answer_to(*urls: str) -> tuple[int, str]:
         content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8}
-        answer = httpx.post(f"{program.url}/v1/chat/completions", json=body, timeout=60)
-        return answer.status_code, answer.text
+        reply = httpx.post(f"{program.url}/v1/chat/completions", json=body, timeout=60)
+        return reply.status_code, reply.text
 
     inside = f"file://{tmp_path}/in/a.png"
-    assert asked(inside, inside)[0] == 200
+    assert answer_to(inside, inside)[0] == 200
     for urls, words in (
         ((inside,) * 3, "2"),
         ((f"file://{tmp_path}/b.png",), "not in the folder"),
         (("http://b.example/a.png",), "not fetched from b.example"),
     ):
-        status, text = asked(*urls)
+        status, text = answer_to(*urls)
         assert status == 400 and words in text
+    command = [*command, ""]
     assert "8 or image=8" in refuse(command, "--limit-mm-per-prompt", "video=3")
     assert "is no folder" in refuse(command, "--allow-image-files", str(tmp_path / "nowhere"))
 

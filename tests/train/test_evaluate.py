@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -115,7 +116,8 @@ def test_the_seed_draws_the_tasks_and_the_noise(monkeypatch):
 
         return {"fill": (2, of_two)}
 
-    monkeypatch.setattr(evaluate, "load", lambda path, **options: None)
+    model = SimpleNamespace(reads_pictures=False)
+    monkeypatch.setattr(evaluate, "load", lambda path, **options: model)
     monkeypatch.setattr(evaluate, "canvas_runs", fills)
     monkeypatch.setattr(evaluate, "evaluate", score)
     monkeypatch.setattr(evaluate, "evaluate_decisions", decisions)
