@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.model.vision.test_prefix import HIDDEN, inputs_of, masks_of, oracle_with, prompt_of
+from tests.model.vision.test_prefix import HIDDEN, encoded_by, oracle_with, prompt_of
 from tests.support.oracle import network_of, relative
 from tests.support.pictures import picture
 from tests.support.seeing_model import seeing_model
 from tests.support.vision_oracle import random_vision
-from transformers import DynamicCache
 
 import sfumato
 from sfumato.media.patches import Cut, patches_of
@@ -70,15 +69,8 @@ def test_a_prompt_with_pictures_has_the_states_of_transformers(
     cut = Cut(vision.config.patch_size, vision.config.pooling_kernel_size, 9)
     patches = [patches_of(picture(*size), cut) for size in ((30, 30), (50, 20))]
     ids, spans = prompt_of(patches)
-    model, cache = oracle_with(vision), None
-    cache = DynamicCache(config=model.config.text_config)
-    with torch.no_grad():
-        theirs = model.model.encoder(
-            input_ids=ids[None],
-            **inputs_of(patches),
-            attention_mask=masks_of(model, ids, spans, rule),
-            past_key_values=cache,
-        ).last_hidden_state[0]
+    model = oracle_with(vision)
+    theirs, _ = encoded_by(model, patches, rule)
     vision.write_mmproj(tmp_path / "mmproj.gguf")
     network = network_of(model)
     opened = open_mmproj(tmp_path / "mmproj.gguf", HIDDEN)

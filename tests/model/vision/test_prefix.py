@@ -83,6 +83,18 @@ def masks_of(
     return made
 
 
+@torch.no_grad()
+def encoded_by(
+    model: DiffusionGemmaForBlockDiffusion, pictures: list[Patches], rule: ImageMask
+) -> tuple[Tensor, DynamicCache]:
+    """The oracle's states [n, hidden] of the prompt of these pictures, and its cache."""
+    ids, spans = prompt_of(pictures)
+    cache = DynamicCache(config=model.config.text_config)
+    masks = masks_of(model, ids, spans, rule)
+    given = {"input_ids": ids[None], "attention_mask": masks, "past_key_values": cache}
+    return model.model.encoder(**given, **inputs_of(pictures)).last_hidden_state[0], cache
+
+
 @pytest.mark.skipif(
     not transformers.__version__.startswith("5.23."), reason="of this version's generate"
 )
@@ -95,14 +107,7 @@ def test_logits_of_both_phases(rule: ImageMask, name: str, tmp_path: Path) -> No
     ids, spans = prompt_of(pictures)
     assert all((end - start > WINDOW) == (tokens > WINDOW) for start, end in spans)
     model = oracle_with(vision)
-    cache = DynamicCache(config=model.config.text_config)
-    with torch.no_grad():
-        theirs = model.model.encoder(
-            input_ids=ids[None],
-            **inputs_of(pictures),
-            attention_mask=masks_of(model, ids, spans, rule),
-            past_key_values=cache,
-        ).last_hidden_state[0]
+    theirs, cache = encoded_by(model, pictures, rule)
 
     vision.write_mmproj(tmp_path / "mmproj.gguf")
     opened = open_mmproj(tmp_path / "mmproj.gguf", HIDDEN)
