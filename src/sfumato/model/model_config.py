@@ -48,6 +48,7 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
     pad_id: int | None = None
     filler_id: int | None = None  # fills canvases that are read, where it is not the family's
+    mask_id: int | None = None  # stands where no token is yet; None: that is noise
 
     def __post_init__(self) -> None:
         for field in fields(self):

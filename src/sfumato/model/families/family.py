@@ -124,10 +124,11 @@ class CanvasProcess:
     """How canvases of the family are denoised.
 
     noise: what a canvas begins with and what rejected positions become; "uniform" draws from the
-    whole vocabulary. self_conditioning: each step reads the soft embedding of the step before it.
+    whole vocabulary, "mask" is the token `ModelConfig.mask_id`, and a position that is accepted
+    keeps its token. self_conditioning: each step reads the soft embedding of the step before it.
     """
 
-    noise: Literal["uniform"]
+    noise: Literal["uniform", "mask"]
     self_conditioning: bool
 
 
