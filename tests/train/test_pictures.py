@@ -17,7 +17,7 @@ from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
 from sfumato.text_side import PictureTokens
 from sfumato.train import pictures, sudoku
-from sfumato.train.vocabulary import CHAT_TEMPLATE, encode_text, write_text_side
+from sfumato.train.vocabulary import GEMMA, encode_text, write_text_side
 
 CELLS = sudoku.puzzle(7, 8, np.random.default_rng(0))
 
@@ -37,7 +37,7 @@ def test_a_prompt_is_what_the_chat_template_writes(text: str, tmp_path: Any) -> 
     parts: list[dict[str, Any]] = [{"type": "image"}, {"type": "text", "text": text}]
     shown: list[Any] = []
     ids = prompt_ids(
-        ChatTemplate(CHAT_TEMPLATE),
+        ChatTemplate(GEMMA.template),
         Tokenizer.from_file(tmp_path / "tokenizer.json"),
         [{"role": "user", "content": parts}],
         pictures=shown,

@@ -14,15 +14,17 @@ from sfumato.train.embedded_data import evaluation_sets, sample
 from sfumato.train.vocabulary import (
     BOS,
     CHARACTERS,
-    CHAT_TEMPLATE,
     END_OF_TURN,
     EOS,
+    GEMMA,
     MASK,
     PAD,
+    QWEN,
     SPECIAL_TOKENS,
     TOKENS,
     TURN,
     UNK,
+    TextSide,
     build_tokenizer,
     encode_chat,
     encode_text,
@@ -42,8 +44,8 @@ def tokenizer(folder: Path) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-def render(messages: list[dict[str, Any]], **arguments: Any) -> str:
-    template = jinja2.Environment().from_string(CHAT_TEMPLATE)
+def render(messages: list[dict[str, Any]], side: TextSide = GEMMA, **arguments: Any) -> str:
+    template = jinja2.Environment().from_string(side.template)
     given = {"bos_token": "<bos>", "add_generation_prompt": True, **arguments}
     return template.render(messages=messages, **given)
 
@@ -92,6 +94,20 @@ def test_template_writes_the_turns() -> None:
     assert render([user("Hi")], add_generation_prompt=False) == "<bos><|turn>user\nHi<turn|>\n"
 
 
+def test_the_template_of_qwen_writes_its_turns() -> None:
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": " Hi \n"}]},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHello!"},
+        user("Bye"),
+    ]
+    assert render(messages, QWEN) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\nHello!<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
 def test_template_accepts_what_it_cannot_honour() -> None:
     plain = render([user("Hi")])
     assert render([user("Hi")], enable_thinking=True) == plain
@@ -111,14 +127,17 @@ def test_pictures_stand_after_the_text_of_their_message() -> None:
     assert render([user("Hi"), {"role": "developer", "content": "x"}]).count("<|turn>system\n") == 1
 
 
-def test_fast_encoding_equals_the_rendered_template(tokenizer: tokenizers.Tokenizer) -> None:
+@pytest.mark.parametrize("side", [GEMMA, QWEN], ids=["gemma", "qwen"])
+def test_fast_encoding_equals_the_rendered_template(side: TextSide) -> None:
+    tokenizer = build_tokenizer(side)
     conversations = [
         task.messages for tasks in evaluation_sets(count=20).values() for task in tasks
     ]
     system = {"role": "system", "content": " You are a demo. "}
     conversations += [[system, user("a < b | c\n\n  d")], [user("caf\u00e9")]]
     for messages in conversations:
-        assert encode_chat(messages) == tokenizer.encode(render(messages)).ids
+        rendered = render(messages, side)
+        assert encode_chat(messages, side) == tokenizer.encode(rendered).ids
 
 
 def test_training_examples_are_what_the_runtime_would_encode(
@@ -134,7 +153,7 @@ def test_training_examples_are_what_the_runtime_would_encode(
 def test_written_files(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()}
     assert names == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
-    assert (folder / "chat_template.jinja").read_text() == CHAT_TEMPLATE
+    assert (folder / "chat_template.jinja").read_text() == GEMMA.template
     config = json.loads((folder / "tokenizer_config.json").read_text())
     assert config["eos_token"] == "<eos>" and config["bos_token"] == "<bos>"
     write_text_side(folder)
@@ -148,6 +167,7 @@ def test_transformers_reads_the_folder(folder: Path) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
     assert len(theirs) == 106
     assert (theirs.pad_token_id, theirs.eos_token_id, theirs.bos_token_id) == (PAD, EOS, BOS)
+
     assert (theirs.unk_token_id, theirs.mask_token_id) == (UNK, MASK)
     assert set(range(10)) <= set(theirs.all_special_ids)
     for question in all_questions():
@@ -160,3 +180,11 @@ def test_transformers_reads_the_folder(folder: Path) -> None:
         assert theirs.decode([*answer, END_OF_TURN, EOS], skip_special_tokens=True) == (
             question.answer
         )
+
+
+def test_transformers_reads_the_folder_of_qwens_markers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    write_text_side(tmp_path, QWEN)
+    theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    assert theirs.convert_ids_to_tokens(list(range(10))) == list(QWEN.markers)
+    assert (theirs.mask_token_id, theirs.eos_token_id, theirs.bos_token_id) == (MASK, EOS, None)

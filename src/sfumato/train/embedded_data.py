@@ -21,7 +21,7 @@ from sfumato.embedded_questions import (
 )
 from sfumato.train import sudoku
 from sfumato.train.canvas_rows import CanvasBatch, CanvasRow, pooled
-from sfumato.train.vocabulary import END_OF_TURN, EOS, encode_chat, encode_text
+from sfumato.train.vocabulary import END_OF_TURN, EOS, GEMMA, TextSide, encode_chat, encode_text
 
 HISTORY_SHARE = 0.15
 TWO_TURNS_SHARE = 0.2
@@ -133,7 +133,7 @@ def _exchange(rng: np.random.Generator, mixture: Mixture) -> tuple[str, str]:
     return wording(question, rng), question.answer
 
 
-def sample(rng: np.random.Generator, mixture: Mixture = EVEN) -> Example:
+def sample(rng: np.random.Generator, mixture: Mixture = EVEN, side: TextSide = GEMMA) -> Example:
     """One training example; depends on the generator's state alone."""
     messages: list[Message] = []
     if rng.random() < SYSTEM_SHARE:
@@ -143,7 +143,7 @@ def sample(rng: np.random.Generator, mixture: Mixture = EVEN) -> Example:
             text, answer = _exchange(rng, mixture)
             messages += [*ask(text), {"role": "assistant", "content": answer}]
     text, answer = _exchange(rng, mixture)
-    return Example(encode_chat(messages + ask(text)), [*encode_text(answer), END_OF_TURN])
+    return Example(encode_chat(messages + ask(text), side), [*encode_text(answer), END_OF_TURN])
 
 
 def canvases(example: Example, canvas: int) -> list[tuple[list[int], list[int]]]:
@@ -161,6 +161,7 @@ def batches(
     batch_size: int,
     canvas: int = 32,
     mixture: Callable[[int], Mixture] = lambda step: EVEN,
+    side: TextSide = GEMMA,
 ) -> Iterator[CanvasBatch]:
     """Training batches without end: one canvas, drawn evenly, of each example makes a row.
     mixture: asked with the number of the first batch of a row's pool, from 0."""
@@ -168,7 +169,7 @@ def batches(
         rng,
         batch_size,
         lambda first: CanvasRow(
-            "questions", *pick(canvases(sample(rng, mixture(first)), canvas), rng)
+            "questions", *pick(canvases(sample(rng, mixture(first), side), canvas), rng)
         ),
         lambda row: len(row.prefix),
     )
