@@ -15,7 +15,7 @@ from sfumato.cli import chat
 from sfumato.cli.arguments import COMMANDS
 from sfumato.options import SETTINGS, Setting
 from sfumato.options.exclusions import EXCLUSIONS, Exclusion
-from sfumato.options.table import OPTIONS, Option
+from sfumato.options.table import OPTIONS, Option, options_of
 from sfumato.values import Flag
 from sfumato.weights.formats import BLOCKS, FLOAT, FORMATS, SCALED, Format
 
@@ -169,7 +169,7 @@ def _option(option: Option) -> str:
     name = f"`-{option.short}`, `{option.flag}`" if option.short else f"`{option.flag}`"
     values = "" if isinstance(option.kind, Flag) else option.kind.describe()
     default = f"`{option.shown_default}`" if option.shown_default else ""
-    all_of_them = len(option.commands) == sum(c.name != "completion" for c in COMMANDS)
+    all_of_them = len(option.commands) == sum(bool(options_of(c.name)) for c in COMMANDS)
     commands = "all" if all_of_them else ", ".join(option.commands)
     needed = " (required)" if option.required else ""
     return _cells(name, values, default, commands, option.help + needed)

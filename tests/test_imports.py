@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src" / "sfumato"
 
 # What each part may import, besides itself. "" is the package's own __init__: the public names.
-_NETWORK = {"threads", "options", "model", "ops", "weights", "catalog"}
+_NETWORK = {"threads", "options", "model", "ops", "weights"}
 _ENGINE = {"engine", "api", "decisions", "tasks", "diffusion", "text", "text_side", "media"}
 _ENGINE |= _NETWORK
 MAY_IMPORT: dict[str, set[str]] = {
@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "options": {"values"},
     "catalog": set(),
     "embedded_questions": set(),
-    "weights": {"catalog"},
+    "weights": set(),
     "ops": {"weights.formats"},
     "text": {"weights"},
     "media": set(),
@@ -48,7 +48,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # embedded_questions: a reply of the embedded model says where it is not one that it learned.
     "server": {"", "values", "embedded_questions"} | _ENGINE,
     "bench": {""} | _ENGINE,
-    "cli": {"", "options", "values", "server", "bench", "train", "convert", "device_trial"}
+    "cli": {"", "catalog", "options", "values", "server", "bench", "train", "convert"}
+    | {"device_trial"}
     | _ENGINE,
     "__main__": {"cli"},
 }

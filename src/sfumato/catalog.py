@@ -1,6 +1,6 @@
 """What is published of DiffusionGemma 26B-A4B: where, how large, what it needs, how fast it is.
 
-One table of data, which the "does not exist" error, `pull`, `doctor` and the README share. Knows
+One table of data, which `pull`, `doctor` and the docs share. Knows
 neither files nor machines, and imports nothing heavy. The repositories are those that their
 publishers name; sizes are the files'. Memory is `engine.memory.estimate`'s prediction for one
 request of 4,096 tokens on a CPU with compiled operations. Seconds a step: docs/performance.md

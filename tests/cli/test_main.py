@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,11 +16,12 @@ from tests.cli.conftest import Terminal
 from sfumato import __version__
 from sfumato.api import EMBEDDED
 from sfumato.cli import generation, main
-from sfumato.cli.arguments import CommandLine
+from sfumato.cli.arguments import COMMANDS, Command, CommandLine
 
 
-def test_version(cli: Any) -> None:
-    done = cli("--version")
+@pytest.mark.parametrize("word", ["--version", "version"])
+def test_version(cli: Any, word: str) -> None:
+    done = cli(word)
     assert (done.code, done.out) == (0, f"sfumato {__version__}\n")
 
 
@@ -29,18 +31,27 @@ def test_it_is_a_module_too() -> None:
     assert (done.returncode, done.stdout) == (0, f"sfumato {__version__}\n")
 
 
-@pytest.mark.parametrize(
-    "command", ["run", "chat", "serve", "demo", "inspect", "doctor", "train", "eval", "completion"]
-)
-def test_every_command_has_help(cli: Any, command: str) -> None:
-    done = cli(command, "--help")
-    assert done.code == 0
-    assert done.out.startswith(f"usage: sfumato {command}")
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_command_has_help(cli: Any, command: Command) -> None:
+    """One line of usage; examples, each of which the parser takes; the hardware comes last."""
+    done = cli(command.name, "--help")
+    assert (done.code, cli("help", command.name).out) == (0, done.out)
+    usage, blank = done.out.splitlines()[:2]
+    assert usage.startswith(f"usage: sfumato {command.name}") and not blank
+    _, heading, rest = done.out.partition("\nhardware and memory:\n")
+    assert not heading or rest.split("\n\n")[1].startswith(("examples:", "Options can also"))
+    for example in command.examples:
+        assert f"  {example}\n" in done.out
+        words = shlex.split(example, comments=True)
+        words = words[: next((i for i, word in enumerate(words) if word in ("<", ">", "|")), None)]
+        if words[0] == "sfumato":
+            assert CommandLine().parse_args(words[1:], {}).command == command.name
 
 
 def test_without_a_command_it_shows_help(cli: Any) -> None:
     done = cli()
     assert (done.code, done.err, done.out) == (0, "", cli("--help").out)
+    assert cli("help").out == done.out
     assert "serve       serve a model over HTTP" in done.out
 
 
@@ -48,7 +59,7 @@ def test_without_a_command_it_shows_help(cli: Any) -> None:
     "argv",
     [
         ("frobnicate",),
-        ("inspect",),
+        ("convert",),
         ("train",),
         ("--frob",),
         ("-", "run"),
@@ -61,6 +72,26 @@ def test_wrong_usage_is_one_line(cli: Any, argv: tuple[str, ...]) -> None:
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("sfumato: error: ")
     assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "meant"),
+    [
+        (("rnu", "Hi"), "there is no command 'rnu'; did you mean run?"),
+        (("help", "serv"), "there is no command 'serv'; did you mean serve?"),
+        (("zzz",), "there is no command 'zzz'; there are run, chat, "),
+        (("run", "--max-token", "5", "Hi"), "--max-token; did you mean --max-tokens?"),
+        (("run", "Hi", "--max-tok=5"), "--max-tok=5; did you mean --max-tokens?"),
+        (("chat", "--t"), "--t; did you mean --thinking or --temperature or --top-k or --top-p or"),
+        (("inspect", "--tensor"), "--tensor; did you mean --tensors?"),
+        (("run", "--port", "3", "Hi"), "--port; --port is an option of serve"),
+    ],
+)
+def test_a_name_that_there_is_not_is_told_the_nearest(cli: Any, argv: Any, meant: str) -> None:
+    """No beginning of an option's name stands for the option."""
+    done = cli(*argv)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert meant in done.err
 
 
 @pytest.mark.parametrize("words", [("-m", "x"), ("--model=x",), ("--max-tokens", "5", "run")])
@@ -259,6 +290,7 @@ def test_the_embedded_model_has_a_name(
     monkeypatch.setattr(generation, "load", lambda args: given.append(args.model) or load(args))
     assert cli("run", "-m", "embedded", "Hi").code == 0
     assert str(EMBEDDED) in cli("inspect", "embedded").out
+    assert cli("inspect").out == cli("inspect", "embedded").out
     (tmp_path / "embedded").mkdir()
     assert cli("run", "-m", "embedded", "Hi").code == 0
     assert given == [None, "embedded"]

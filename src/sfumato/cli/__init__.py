@@ -21,7 +21,6 @@ from sfumato.cli.terminal import handling, loading, print_message, stand_in
 from sfumato.refused import Refused
 
 EMBEDDED = "embedded"
-LISTING = ("run", "chat", "serve")  # list what to download where nothing is at a path
 ENDS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 2, 130, 141  # the last two as a shell reports the signals
 
@@ -76,8 +75,6 @@ def _run(argv: Sequence[str] | None) -> int:
     except ValueError as error:
         if isinstance(error, Refused):
             raise in_options(args, error) from error
-        if getattr(error, "__notes__", None) and args.command not in LISTING:
-            raise ValueError(f"{error}; `sfumato pull` lists models to download") from error
         raise
     return code
 
@@ -117,13 +114,11 @@ def _is_bad_input(error: Exception) -> bool:
 
 
 def complain(error: BaseException | str) -> None:
-    """The error on standard error, after its notes: one line, wrapped at a terminal."""
+    """The error on standard error: one line, wrapped at a terminal."""
     if isinstance(error, OSError) and error.strerror:
         text = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
     else:
         text = " ".join(str(error).split()) or type(error).__name__
-    for note in getattr(error, "__notes__", ()):
-        print(f"{note}\n", file=sys.stderr)
     print_message("error", text)
 
 

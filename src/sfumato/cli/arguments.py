@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -54,6 +54,7 @@ class Command:
     help: str
     arguments: tuple[Argument, ...] = ()
     module: str = ""  # the command's name where it is not given
+    examples: tuple[str, ...] = ()  # each with what it does behind two spaces and #
 
 
 COMMANDS = (
@@ -67,12 +68,28 @@ COMMANDS = (
                 count="*",
             ),
         ),
+        examples=(
+            'sfumato run "What is the capital of France?"',
+            'sfumato run -m model.gguf --max-tokens 64 "Why is the sky blue?"',
+            "sfumato run --json - < question.txt | jq -r .text",
+        ),
     ),
-    Command("chat", "hold a conversation"),
+    Command(
+        "chat",
+        "hold a conversation",
+        examples=(
+            "sfumato chat -m model.gguf --seed 7",
+            'sfumato chat --system "Answer in one sentence."',
+        ),
+    ),
     Command(
         "fill",
         "fill the holes of a text: {{6}} has 6 tokens, {{<=8}} up to 8, {{a|b}} is a or b",
         (Argument("text", "the text, or a file; - is standard input"),),
+        examples=(
+            'sfumato fill "The capital of France is {{<=4}}."',
+            "sfumato fill main.py --at 12:5 --at-most 40 -m model.gguf",
+        ),
     ),
     Command(
         "edit",
@@ -82,26 +99,53 @@ COMMANDS = (
             Argument("instruction", "what to change, in quotes or not", count="+"),
         ),
         module="fill",
+        examples=(
+            'sfumato edit letter.txt "Make it shorter." -m model.gguf',
+            'sfumato edit letter.txt "Make it shorter." -m model.gguf --write',
+        ),
     ),
     Command(
         "decide",
         "answer questions about each row of a table with probabilities, without writing text",
         (Argument("table", "a CSV, TSV or JSON Lines file; or use --state", Path(), count="?"),),
+        examples=(
+            'sfumato decide -q questions.toml --state "Charged twice!"',
+            "sfumato decide mails.csv -q questions.toml > answers.csv",
+            "sfumato decide mails.csv -q questions.toml -o answers.csv  # goes on where it stopped",
+        ),
     ),
-    Command("calibrate", "fit the probabilities of decisions to labelled rows", module="decide"),
+    Command(
+        "calibrate",
+        "fit the probabilities of decisions to labelled rows",
+        module="decide",
+        examples=("sfumato calibrate -q questions.toml --labelled labelled.csv -m model.gguf",),
+    ),
     Command(
         "perplexity",
         "measure how well the causal mode predicts a text",
         (Argument("file", "a file of UTF-8 text; - is standard input", Path()),),
         module="train",
+        examples=("sfumato perplexity book.txt -m model.gguf --context 4096",),
     ),
-    Command("serve", "serve a model over HTTP, to OpenAI's clients and as a web page"),
-    Command("demo", "watch the embedded model solve a Sudoku and answer questions"),
+    Command(
+        "serve",
+        "serve a model over HTTP, to OpenAI's clients and as a web page",
+        examples=(
+            "sfumato serve --open",
+            "sfumato serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt",
+        ),
+    ),
+    Command(
+        "demo",
+        "watch the embedded model solve a Sudoku and answer questions",
+        examples=("sfumato demo --seed 3",),
+    ),
     Command(
         "inspect",
         "list what is in a checkpoint, without loading it",
-        (Argument("path", _CHECKPOINT, Path()),),
+        (Argument("path", f"{_CHECKPOINT}; default: embedded", Path(), count="?"),),
         module="checkpoint",
+        examples=("sfumato inspect model.gguf --tensors",),
     ),
     Command(
         "convert",
@@ -111,31 +155,64 @@ COMMANDS = (
             Argument("out", "a file that ends in .gguf, or else a folder of safetensors"),
         ),
         module="checkpoint",
+        examples=("sfumato convert folder model.gguf --to q4_k_m",),
     ),
-    Command("doctor", "estimate whether DiffusionGemma fits this machine, and how fast it is"),
+    Command(
+        "doctor",
+        "estimate whether DiffusionGemma fits this machine, and how fast it is",
+        examples=("sfumato doctor --json",),
+    ),
     Command(
         "pull",
         "download a model; without a name, list what is published",
         (Argument("name", "hf:owner/name, or hf:owner/name:file", count="?"),),
+        examples=("sfumato pull hf:unsloth/diffusiongemma-26B-A4B-it-GGUF:Q4_K_M",),
     ),
-    Command("train", "train a model by a recipe"),
-    Command("eval", "measure a model on its recipe's held-out tasks", module="train"),
-    Command("bench", "measure how fast a model, or a server, is"),
+    Command("train", "train a model by a recipe", examples=("sfumato train --out folder",)),
+    Command(
+        "eval",
+        "measure a model on its recipe's held-out tasks",
+        module="train",
+        examples=("sfumato eval --count 50",),
+    ),
+    Command(
+        "bench",
+        "measure how fast a model, or a server, is",
+        examples=(
+            "sfumato bench -m model.gguf --where",
+            "sfumato bench --url http://127.0.0.1:8080/v1 --concurrency 1,4",
+        ),
+    ),
     Command(
         "completion",
         "print what makes a shell complete commands and options",
         (Argument("shell", "bash, zsh or fish", Choice(SHELLS)),),
         module="arguments",
+        examples=('eval "$(sfumato completion bash)"',),
+    ),
+    Command("version", "print the version", module="arguments"),
+    Command(
+        "help",
+        "print this help, or that of a command",
+        (Argument("about", "the command", count="?"),),
+        module="arguments",
     ),
 )
 
 
-class _Commands(argparse.HelpFormatter):
-    """Widens the column of command names, which argparse computes without their indent."""
+class _Help(argparse.HelpFormatter):
+    """Wraps texts but keeps the lines of examples, and widens the column of command names, which
+    argparse computes without their indent."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog)
-        self._action_max_length = 4 + max(len(command.name) for command in COMMANDS)
+        if prog == "sfumato":
+            self._action_max_length = 4 + max(len(command.name) for command in COMMANDS)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = text.splitlines()
+        wrap = super()._fill_text
+        return "\n".join(each if each[:1] == " " else wrap(each, width, indent) for each in lines)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -156,7 +233,8 @@ class CommandLine:
         self.parser = _Parser(
             prog="sfumato",
             description="Run, inspect and tune block-diffusion language models.",
-            formatter_class=_Commands,
+            formatter_class=_Help,
+            allow_abbrev=False,
             epilog="sfumato COMMAND --help says more about a command. " + _EPILOG,
         )
         self.parser.add_argument("--version", action="version", version=f"sfumato {__version__}")
@@ -168,7 +246,10 @@ class CommandLine:
                 command.name,
                 help=command.help,
                 description=command.help[0].upper() + command.help[1:] + ".",
-                epilog=_EPILOG if options_of(command.name) else None,
+                usage=_usage(command),
+                epilog=_epilog(command),
+                formatter_class=_Help,
+                allow_abbrev=False,
             )
             parser.set_defaults(module=command.module or command.name)
             self.actions += _add(parser, command)
@@ -183,7 +264,7 @@ class CommandLine:
         after --help and after an error, OSError where a file of options cannot be read.
         """
         words = sys.argv[1:] if argv is None else argv
-        self._refuse_option_first(words)
+        self._check_first(words)
         args, rest = self.parser.parse_known_args(words)
         if args.command is None:
             if rest:
@@ -197,30 +278,86 @@ class CommandLine:
             parser.error(str(error))
         return argparse.Namespace(**vars(args) | values, origins=origins)
 
-    def _refuse_option_first(self, words: Sequence[str]) -> None:
-        """An option of a command before the command, or without any: says where it belongs."""
+    def _check_first(self, words: Sequence[str]) -> None:
+        """The first word: an unknown command gets the nearest ones, and an option of a command, in
+        front of the command or without any, where it belongs."""
         first = words[0].partition("=")[0] if words else ""
-        commands = [
-            name
-            for option in OPTIONS
-            if first in (option.flag, option.off, option.short and f"-{option.short}")
-            for name in option.commands
-        ]
-        if first and commands:
-            owner = next(command.name for command in COMMANDS if command.name in commands)
-            self.parser.error(f"{first} belongs to a command: sfumato {owner} {first} …")
+        if first and not first.startswith("-") and first not in self.commands:
+            self.parser.error(f"there is no command {first!r}; {_meant(first, self.commands)}")
+        if owners := _owners(first):
+            self.parser.error(f"{first} belongs to a command: sfumato {owners[0]} {first} …")
+        if first.startswith("-") and first not in ("-h", "--help", "--version"):
+            self.parser.error(f"unrecognized arguments: {first}")
 
 
 def main(args: argparse.Namespace) -> int:
-    """`sfumato completion`: print a script for bash, zsh or fish, made from the parser by shtab."""
-    import shtab
-
+    """`sfumato version`, `sfumato help`, and `sfumato completion`: a script for bash, zsh or fish,
+    made from the parser by shtab."""
     line = CommandLine()
-    for action, kind in line.actions:
-        if isinstance(kind, Path):
-            action.complete = shtab.FILE  # type: ignore[attr-defined]
-    print(shtab.complete(line.parser, args.shell))
+    if args.command == "version":
+        print(f"sfumato {__version__}")
+    elif args.command == "help":
+        if args.about is not None:
+            line.parse_args([args.about, "--help"])
+        line.parser.print_help()
+    else:
+        import shtab
+
+        for action, kind in line.actions:
+            if isinstance(kind, Path):
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+        print(shtab.complete(line.parser, args.shell))
     return 0
+
+
+def _usage(command: Command) -> str:
+    """The first line of help: what a command needs, and not each of its options."""
+    arguments = [
+        {"": one.name, "?": f"[{one.name}]", "*": f"[{one.name} ...]"}.get(
+            one.count, f"{one.name} ..."
+        )
+        for one in command.arguments
+    ]
+    options = options_of(command.name)
+    needed = [f"{option.flag} {option.metavar}" for option in options if option.required]
+    return " ".join(["sfumato", command.name, *needed, *["[options]"] * bool(options), *arguments])
+
+
+def _epilog(command: Command) -> str | None:
+    """Below the options: examples, and where else options can be set."""
+    examples = "\n".join(["examples:", *(f"  {each}" for each in command.examples)])
+    parts = [examples] * bool(command.examples) + [_EPILOG] * bool(options_of(command.name))
+    return "\n\n".join(parts) or None
+
+
+def _owners(flag: str) -> list[str]:
+    """The commands that have an option, in the order of help."""
+    named = {
+        name
+        for option in OPTIONS
+        if flag in (option.flag, option.off, option.short and f"-{option.short}")
+        for name in option.commands
+    }
+    return [command.name for command in COMMANDS if flag and command.name in named]
+
+
+def _meant(word: str, names: Iterable[str]) -> str:
+    """The name that a word may stand for, as a question; all names where none is near."""
+    from difflib import get_close_matches
+
+    names = list(names)
+    near = [name for name in names if name.startswith(word)] or get_close_matches(word, names, 1)
+    return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
+
+
+def _unknown(words: Sequence[str], command: str) -> str:
+    """What is said of words that a command does not take."""
+    message = f"unrecognized arguments: {' '.join(words)}"
+    first = next((word for word in words if word.startswith("--")), "").partition("=")[0]
+    if owners := _owners(first):
+        return f"{message}; {first} is an option of {', '.join(owners)}"
+    meant = _meant(first, [option.flag for option in options_of(command)]) if first else ""
+    return f"{message}; {meant}" if meant.startswith("did") else message
 
 
 def origin_of(args: argparse.Namespace, key: str) -> Origin:
@@ -244,7 +381,7 @@ def _take_words(args: argparse.Namespace, rest: list[str], parser: argparse.Argu
     command = next(each for each in COMMANDS if each.name == args.command)
     many = [one.name for one in command.arguments if one.count == "*"]
     if rest and (not many or any(word.startswith("-") for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        parser.error(_unknown(rest, args.command))
     for name in many:
         setattr(args, name, [*getattr(args, name), *rest])
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from sfumato.api import EMBEDDED
 from sfumato.cli.terminal import print_message, print_report, progress, size, table
 from sfumato.convert import convert
 from sfumato.engine.memory.estimate import ModelFootprint, Tower
@@ -38,12 +39,13 @@ def main(args: argparse.Namespace) -> int:
 
 def _inspect(args: argparse.Namespace) -> int:
     summary: dict[str, Any]
+    path = args.path or EMBEDDED
     try:
-        checkpoint = open_checkpoint(args.path)
+        checkpoint = open_checkpoint(path)
     except CheckpointError:
-        if not holds_tower(args.path):
+        if not holds_tower(path):
             raise
-        config, checkpoint = open_mmproj(args.path, None)
+        config, checkpoint = open_mmproj(path, None)
         tower = tower_facts(config, checkpoint)
         summary = {"path": tower["file"], "kind": "mmproj", "architecture": "clip", "vision": tower}
         lines = [f"{checkpoint.path}: a vision tower (mmproj)", *tower_report(tower)]

@@ -122,6 +122,7 @@ EVERY = (
 
 # The headings of --help.
 MODEL, REPLY, ENGINE, HTTP, AUDIT = "model", "generation", "engine", "HTTP", "audit"
+HARDWARE = "hardware and memory"
 READS = "how questions are read"
 SUBJECT, WORK, SAMPLING, REPORT = "what is measured", "work", "sampling", "report"
 GROUP_NOTES = {
@@ -183,25 +184,7 @@ GENERAL = (
     # The model.
     Option("model", PATH, (*LOAD, "eval"), FILE, None, "PATH", MODEL, short="m"),
     Option("mmproj", PATH, LOAD, MMPROJ, None, "FILE", MODEL),
-    Option("device", TEXT, LOAD, DEVICES, "auto", "NAME", MODEL),
-    Option("dtype", Choice(DTYPES), LOAD, ", ".join(DTYPES), "auto", "NAME", MODEL),
-    Option("activations", Choice(ACTIVATIONS), LOAD, _FAST, "int8", "", MODEL),
-    Option("quantize", Choice(ON_LOAD), LOAD, QUANTIZE_HELP, None, "", MODEL),
-    Option("cache-type", Choice(CACHE_TYPES), (*LOAD, "inspect", "eval"),
-           "how keys and values are stored; default: as --dtype says", None, "", MODEL),
     Option("quantize", Choice(ON_LOAD), ("inspect", "eval"), QUANTIZE_HELP),
-    Option("experts-on-cpu", Whole(0, MOST_LAYERS), LOAD,
-           "layers whose experts stay with the CPU, for a card that is too small", 0, "N", MODEL),
-    Option("gpu-layers", WholeOr(Whole(0, MOST_LAYERS), "auto"), LOAD,
-           "last layers that are on the card; auto: as many as fit; default: all",
-           None, "N", MODEL),
-    Option("other-layers", Choice(OTHER_LAYERS), LOAD,
-           "layers that --gpu-layers leaves: cpu runs them, stream copies their weights to the "
-           "card at each step, auto is the one that a trial finds faster", "auto", "", MODEL),
-    Option("split", Listed(Whole(1, MOST_LAYERS)), LOAD,
-           "layers of each of several cards, --device and those after it; default: all on one",
-           None, "N,N", MODEL),
-    Option("threads", THREADS, LOAD, "CPU threads; default: cores", None, "N", MODEL),
     # Generation.
     Option("system", TEXT, WRITE, "system message", None, "TEXT", REPLY),
     decoding("thinking", TALK, "", REPLY, False),
@@ -432,9 +415,31 @@ SERVING = (
 )
 
 
+ON_HARDWARE = (
+    # Name, kind, commands, help, default, metavar, group. The last of --help.
+    Option("device", TEXT, LOAD, DEVICES, "auto", "NAME", HARDWARE),
+    Option("dtype", Choice(DTYPES), LOAD, ", ".join(DTYPES), "auto", "NAME", HARDWARE),
+    Option("activations", Choice(ACTIVATIONS), LOAD, _FAST, "int8", "", HARDWARE),
+    Option("quantize", Choice(ON_LOAD), LOAD, QUANTIZE_HELP, None, "", HARDWARE),
+    Option("cache-type", Choice(CACHE_TYPES), (*LOAD, "inspect", "eval"),
+           "how keys and values are stored; default: as --dtype says", None, "", HARDWARE),
+    Option("experts-on-cpu", Whole(0, MOST_LAYERS), LOAD,
+           "layers whose experts stay with the CPU, for a card that is too small", 0, "N",
+           HARDWARE),
+    Option("gpu-layers", WholeOr(Whole(0, MOST_LAYERS), "auto"), LOAD,
+           "last layers that are on the card; auto: as many as fit; default: all",
+           None, "N", HARDWARE),
+    Option("other-layers", Choice(OTHER_LAYERS), LOAD,
+           "layers that --gpu-layers leaves: cpu runs them, stream copies their weights to the "
+           "card at each step, auto is the one that a trial finds faster", "auto", "", HARDWARE),
+    Option("split", Listed(Whole(1, MOST_LAYERS)), LOAD,
+           "layers of each of several cards, --device and those after it; default: all on one",
+           None, "N,N", HARDWARE),
+    Option("threads", THREADS, LOAD, "CPU threads; default: cores", None, "N", HARDWARE),
+)
 # fmt: on
 
-OPTIONS = (*GENERAL, *FILLING, *DECIDING, *MEASURING, *SERVING, *VISIBLE)
+OPTIONS = (*GENERAL, *FILLING, *DECIDING, *MEASURING, *SERVING, *VISIBLE, *ON_HARDWARE)
 
 
 def options_of(command: str) -> list[Option]:

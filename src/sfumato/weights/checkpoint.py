@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from sfumato import catalog
 from sfumato.weights.errors import CheckpointError, first_of, listed, quoted
 from sfumato.weights.files.gguf import check_parts, part_files, part_names, read_gguf
 from sfumato.weights.files.jsonfile import read_object
@@ -98,15 +97,16 @@ def locate(path: str | Path) -> tuple[Kind, list[Path]]:
 
 
 def _absent(path: Path) -> CheckpointError:
-    """The error of a path where nothing is; a note of it says how to get a model."""
+    """The error of a path where nothing is."""
     if str(path).startswith("hf:"):
         return CheckpointError(
             f"{path}: names a repository, which the command line downloads; `sfumato pull {path}` "
             "does so and prints the path to give here"
         )
-    error = CheckpointError(f"{path}: does not exist; give a weight file or a folder")
-    error.add_note(catalog.advice())
-    return error
+    return CheckpointError(
+        f"{path}: does not exist; give a weight file or a folder (`sfumato pull` lists models to "
+        "download)"
+    )
 
 
 def _of_file(path: Path) -> tuple[Kind, list[Path]]:
