@@ -72,7 +72,9 @@ def create_app(
         _add_replay(app)
         app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
     errors.add_handlers(app)
-    app.add_middleware(Gate, settings=service.settings, form_of=by_path(posts, DECISIONS))
+    files = _page_paths() if service.settings.page else frozenset()
+    form_of = by_path(posts, DECISIONS)
+    app.add_middleware(Gate, settings=service.settings, form_of=form_of, files=files)
     if service.settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -149,6 +151,12 @@ def _add_metrics(app: FastAPI, service: Service, metrics: Metrics) -> None:
         """Prometheus' text format."""
         started = {"Process-Start-Time-Unix": str(service.started)}  # as llama-server has it
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST, headers=started)
+
+
+def _page_paths() -> frozenset[str]:
+    """The paths of the page and of all its files: what every installation of the package has."""
+    names = (path.relative_to(PAGE).as_posix() for path in PAGE.rglob("*") if path.is_file())
+    return frozenset(("/", *(f"/{name}" for name in names)))
 
 
 def _add_replay(app: FastAPI) -> None:

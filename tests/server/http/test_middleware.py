@@ -44,7 +44,6 @@ def ask(engine: Engine) -> Callable[..., httpx.Response]:
 
 
 GETS = (
-    "/",
     "/v1/models",
     "/props",
     "/slots",
@@ -89,14 +88,27 @@ def test_the_openai_client_with_the_right_and_a_wrong_key(
         served.client("wrong").models.list()
 
 
-def test_a_browser_is_asked_for_a_password_on_the_page_alone(ask: Any) -> None:
+def test_a_browser_is_asked_for_a_password_on_the_reference_alone(ask: Any) -> None:
     settings = ServerSettings(api_keys=(KEY,))
-    assert ask(settings, "GET", "/").headers["www-authenticate"].startswith("Basic")
+    assert ask(settings, "GET", "/docs").headers["www-authenticate"].startswith("Basic")
     assert ask(settings, "GET", "/v1/models").headers["www-authenticate"] == "Bearer"
     login = base64.b64encode(f"me:{KEY}".encode()).decode()
-    assert ask(settings, "GET", "/", headers={"Authorization": f"Basic {login}"}).is_success
-    broken = ask(settings, "GET", "/", headers={"Authorization": "Basic =="})
+    assert ask(settings, "GET", "/docs", headers={"Authorization": f"Basic {login}"}).is_success
+    broken = ask(settings, "GET", "/docs", headers={"Authorization": "Basic =="})
     assert broken.status_code == 401
+
+
+def test_the_files_of_the_page_ask_for_no_key_and_nothing_beside_them_is_open(ask: Any) -> None:
+    settings = ServerSettings(api_keys=(KEY,))
+    for path in ("/", "/index.html", "/main.js", "/decide/view.js", "/replay.html"):
+        assert ask(settings, "GET", path).is_success, path
+        assert ask(settings, "POST", path).status_code == 401, path
+    beside = ("/app.py", "/../app.py", "/%2e%2e/app.py", "/page/../app.py", "/decide")
+    for path in (*beside, "/none.js", "/main.js/x", "/main.js%00"):
+        assert ask(settings, "GET", path).status_code == 401, path
+    without_page = ServerSettings(api_keys=(KEY,), page=False)
+    for path in ("/", "/main.js"):
+        assert ask(without_page, "GET", path).status_code == 401, path
 
 
 def test_keys_are_compared_in_constant_time(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:

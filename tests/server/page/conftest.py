@@ -101,7 +101,9 @@ def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
     problems: list[str] = []
     contexts = []
 
-    def open_(expected: str = r"\Z.", at: str = url, **options: Any) -> Any:
+    def open_(
+        expected: str = r"\Z.", at: str = url, awaits: str = ".example", **options: Any
+    ) -> Any:
         def note(text: str) -> None:
             if not re.search(expected, text):
                 problems.append(text)
@@ -116,7 +118,7 @@ def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
         page.on("pageerror", lambda error: note(f"error: {error}"))
         page.on("request", lambda sent: note(sent.url) if not sent.url.startswith(at) else None)
         page.goto(at)
-        page.wait_for_selector(".example")
+        page.wait_for_selector(awaits)
         return page
 
     yield open_

@@ -303,21 +303,47 @@ def test_an_old_reply_loses_its_drafts_before_anything_is_lost(
     assert kept[-1][1] == 20000 and kept[0][1] == 0
 
 
-def test_a_key_opens_the_page_and_is_sent(
+def test_a_key_is_asked_for_on_the_page_and_corrected_there(
     open_page: Callable[..., Any], serve: Callable[..., Any], slow: Model
 ) -> None:
     at = f"{serve(slow, ServerSettings(api_keys=('open sesame',)), slots=1, context=512).url}/"
-    password = {"username": "", "password": "open sesame"}
-    page = open_page(at=at, http_credentials=password)
+    page = open_page(at=at, expected="401", awaits="#locked form")
+    loads: list[str] = []
+    page.on("framenavigated", lambda frame: loads.append(frame.url))
+    field = page.get_by_label("API key", exact=True).first
+    expect(field).to_be_focused()
+    expect(page.locator("#locked .problem")).to_be_hidden()
+    for wrong, words in (
+        (" ", "Enter the key."),
+        ("schlüssel", "ASCII"),
+        ("open barley", "refuses this key"),
+    ):
+        field.fill(wrong)
+        page.keyboard.press("Enter")
+        expect(page.locator("#locked .problem")).to_contain_text(words)
+        expect(page.locator("#chat, #composer")).to_have_count(2)
+        expect(page.locator("#chat")).to_be_hidden()
+    field.fill("open sesame")
+    page.get_by_role("button", name="Open").click()
+    page.wait_for_selector(".example")
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.headers.get("authorization", "")))
     ask(page, SUDOKU)
     wait(page)
     assert text_of(page) == SOLUTION
-    sent: list[str] = []
-    page.on("request", lambda request: sent.append(request.headers.get("authorization", "")))
+    assert sent[0] == "Bearer open sesame"
+    # A wrong one in the settings, too, is told and corrected; what stood on the page stays.
     page.get_by_role("button", name="Settings").click()
-    page.get_by_label("API key").fill("open sesame")
+    page.locator("#settings").get_by_label("API key").fill("barley")
     page.get_by_label("Close the settings").click()
-    ask(page, SUDOKU)
-    wait(page)
-    assert sent[-1] == "Bearer open sesame"
+    expect(page.locator("#locked .problem")).to_contain_text("refuses this key")
+    field.fill("open sesame")
+    page.keyboard.press("Enter")
+    expect(page.locator("#locked")).to_be_hidden()
+    assert text_of(page) == SOLUTION
+    assert loads == []
+    page.reload()  # the same tab still has it
+    page.wait_for_selector(".reply")
+    expect(page.locator("#locked")).to_be_hidden()
     assert "sesame" not in page.evaluate("JSON.stringify(localStorage)")
+    assert "sesame" in page.evaluate("JSON.stringify(sessionStorage)")

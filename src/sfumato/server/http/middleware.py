@@ -130,10 +130,13 @@ class Gate:
         app: ASGIApp,
         settings: ServerSettings,
         form_of: FormOf = lambda path, headers: OPENAI_ERRORS,
+        files: frozenset[str] = frozenset(),
     ) -> None:
+        """files: paths of the page's files, which hold nothing secret and ask for no key."""
         self.app, self.settings, self._form_of = app, settings, form_of
         self._keys = [key.encode() for key in settings.api_keys]
         self._open = OPEN_PATHS | (MODEL_PATHS if settings.public_models else frozenset())
+        self._files = files
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -161,7 +164,9 @@ class Gate:
         host = headers.get("host", "")
         self._check_host(host)
         self._check_origin(headers.get("origin"), host)
-        if self._keys and scope["path"] not in self._open:
+        is_open = scope["path"] in self._open
+        is_file = scope["path"] in self._files and scope["method"] in ("GET", "HEAD")
+        if self._keys and not is_open and not is_file:
             # Says that two requests have the same key, and not which.
             key = self._check_key(headers, scope["path"])
             scope[OWNER] = hashlib.sha256(key).hexdigest()
@@ -205,9 +210,10 @@ class Gate:
         equal = [own for key in given for own in self._keys if hmac.compare_digest(key, own)]
         if equal:
             return equal[0]
-        # A browser asks for a password where Basic is offered; so the page can be opened.
-        page = path in ("/", "/docs") or ("." in path and not path.startswith("/v1/"))
-        offer = 'Basic realm="Sfumato: the API key is the password"' if page else "Bearer"
+        # A browser asks for a password where Basic is offered: the page has a field for the key,
+        # and the reference has none.
+        is_reference = path == "/docs"
+        offer = 'Basic realm="Sfumato: the API key is the password"' if is_reference else "Bearer"
         raise KeyRefused(missing=not any(given), offer=offer)
 
 

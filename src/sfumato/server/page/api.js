@@ -4,9 +4,13 @@ import { ServerError, errorOf } from './errors.js';
 import { frames } from './stream.js';
 
 let key = '';
+let onRefused = () => {};
 
 /** The key for servers that want one; empty: none. */
 export function useKey(value) { key = value; }
+
+/** listener() is called whenever the server refuses the key. */
+export function whenKeyIsRefused(listener) { onRefused = listener; }
 
 async function request(path, body, signal) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
@@ -20,6 +24,7 @@ async function request(path, body, signal) {
     if (signal?.aborted) throw error;
     throw new ServerError(0, 'The server does not answer.');
   }
+  if (response.status === 401) onRefused();
   if (!response.ok) {
     throw errorOf(response.status, await response.json().catch(() => ({})));
   }

@@ -97,7 +97,7 @@ export class Chat {
       await this.#follow(complete({ messages, ...fields }, running.signal), view, running.signal);
     } catch (error) {
       if (running.signal.aborted) record.stopped = true;
-      else if (error instanceof ServerError) record.error = explain(error);
+      else if (error instanceof ServerError) record.error = error.message;
       else { record.error = 'The connection broke off.'; console.warn(error); }
     }
     this.#running = null;
@@ -163,9 +163,4 @@ function history(turns) {
     if (role === 'assistant' ? content : !answer || answer.content) messages.push({ role, content: contentOf(content, pictures) });
   });
   return messages;
-}
-
-function explain(error) {
-  if (error.status === 401 || error.status === 403) return `${error.message} The key is entered in the settings.`;
-  return error.message;
 }

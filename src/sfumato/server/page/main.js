@@ -1,7 +1,7 @@
 // Wires the page together: views, keyboard, composer, example prompts. The parts know each other
 // only through here.
 
-import { decide, memory, props, slots, useKey } from './api.js';
+import { decide, memory, props, slots, useKey, whenKeyIsRefused } from './api.js';
 import { grid, isBoard, puzzleIn } from './board.js';
 import { Chat } from './chat.js';
 import { Dashboard } from './dashboard.js';
@@ -11,6 +11,7 @@ import { Edit } from './forming/edit.js';
 import { Fill } from './forming/fill.js';
 import { Json } from './forming/json.js';
 import { Inspector } from './inspector.js';
+import { Lock } from './lock.js';
 import { partsOf, picturesIn, Tray } from './pictures.js';
 import { thumbnails } from './question.js';
 import { Settings } from './settings.js';
@@ -26,16 +27,19 @@ const settings = new Settings($('settings'), (values) => useKey(values.key ?? ''
 const chat = new Chat($('turns'), { settings, inspector, onState: showState });
 const tray = new Tray($('tray'), () => chat.about.limits?.images ?? 1);
 const dashboard = new Dashboard($('dashboard'), { slots, memory });
-const decisions = new Decide($('decide'), { decide, hasKey: () => Boolean(settings.values.key) });
+const decisions = new Decide($('decide'), { decide, hasKey: () => Boolean(settings.key) });
 const modes = {
   fill: new Fill($('fill'), settings), json: new Json($('json'), settings), edit: new Edit($('edit'), settings),
 };
+
+const lock = new Lock($('locked'), { onKey: (key) => { settings.key = key; meetServer(); } });
+whenKeyIsRefused(() => { lock.close(Boolean(settings.key)); showView(viewOfAddress()); });
 
 function showState() {
   $('send').hidden = chat.isRunning;
   $('stop').hidden = !chat.isRunning;
   $('welcome').hidden = !chat.isEmpty;
-  $('new').disabled = chat.isEmpty;
+  $('new').disabled = chat.isEmpty || $('chat').hidden;
   $('undo').firstElementChild.hidden = !chat.canUndo;
 }
 
@@ -70,14 +74,15 @@ const VIEWS = ['chat', ...Object.keys(modes), 'decide', 'engine'];
 const viewOfAddress = () => VIEWS.find((name) => location.hash === `#${name}`) ?? 'chat';
 
 function showView(name) {
-  for (const view of VIEWS) $(view).hidden = view !== name;
-  $('composer').hidden = $('new').hidden = $('undo').hidden = name !== 'chat';
+  for (const view of VIEWS) $(view).hidden = lock.isClosed || view !== name;
+  $('composer').hidden = $('undo').hidden = lock.isClosed || name !== 'chat';
+  $('new').disabled = name !== 'chat' || chat.isEmpty;
   for (const tab of document.querySelectorAll('.tab[data-view]')) {
     tab.setAttribute('aria-pressed', String(tab.dataset.view === name));
   }
   if (name !== 'chat') inspector.close();
-  dashboard.watch(name === 'engine');
-  decisions.watch(name === 'decide');
+  dashboard.watch(name === 'engine' && !lock.isClosed);
+  decisions.watch(name === 'decide' && !lock.isClosed);
 }
 
 async function meetServer() {
@@ -85,8 +90,13 @@ async function meetServer() {
   try {
     about = await props();
   } catch (error) {
-    $('model').textContent = error.status === 401 ? 'enter the API key in the settings' : 'server not reached';
+    $('model').textContent = error.status === 401 ? '' : 'server not reached';
     return;
+  }
+  if (lock.isClosed) {
+    lock.open();
+    showView(viewOfAddress());
+    if (viewOfAddress() === 'chat') prompt.focus();
   }
   chat.about = about;
   $('attach').hidden = !seesPictures();

@@ -78,6 +78,15 @@ export class Settings {
   /** The system prompt; '' where there is none. */
   get system() { return (this.values.system ?? '').trim(); }
 
+  /** The API key; kept until the tab is closed. */
+  get key() { return this.values.key ?? ''; }
+
+  set key(key) {
+    this.#form.elements.key.value = key;
+    this.#keep({ ...this.values, key });
+    this.#firm = this.values;
+  }
+
   /** How long drafts stay: { frame, canvas, replay }, see PACES. */
   get pace() { return PACES[this.values.pace] ?? PACES.gentle; }
 

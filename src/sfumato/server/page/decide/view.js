@@ -216,7 +216,6 @@ export class Decide {
   }
 
   #fail(error) {
-    const hint = [401, 403].includes(error.status) ? ' The key is entered in the settings.' : '';
     this.problem.querySelector('span').textContent = `${capital(error.message)}${hint} `;
     this.problem.hidden = false;
   }

@@ -146,8 +146,7 @@ export class Mode {
     else if (error instanceof ServerError) {
       const field = this.blame[error.place?.[0]] ?? '';
       const words = field ? error.message.replace(/^[\w.[\]-]+: /, '') : error.message;
-      const hint = [401, 403].includes(error.status) ? ' The key is entered in the settings.' : '';
-      this.complain(field, capital(words) + hint);
+      this.complain(field, capital(words));
     } else {
       this.complain('', 'The connection broke off.');
       console.warn(error);
