@@ -86,6 +86,10 @@ def test_statistics_equal_those_of_whole_logits(shape: dict[str, Any], positions
     again = head.soft_embedding(stats.logits, torch.float32)
     torch.testing.assert_close(again.double(), soft, rtol=1e-5, atol=size)
     assert nearest_edge(stats.logits, stats.drawn, uniform).max() < 1e-6
+    drawn_probs = probs.gather(1, stats.drawn[:, None])[:, 0]
+    torch.testing.assert_close(stats.drawn_probs.double(), drawn_probs, rtol=1e-4, atol=1e-6)
+    sure = stats.drawn == stats.argmax
+    assert torch.equal(stats.drawn_probs[sure], stats.top_probs[sure, 0])
 
 
 @settings(max_examples=30)
@@ -232,6 +236,8 @@ def test_adjust_sees_softcapped_scores_and_first_ids() -> None:
     torch.testing.assert_close(stats.logits.double(), expected, rtol=1e-5, atol=1e-4)
     assert torch.equal(stats.argmax, expected.argmax(dim=1))
     assert nearest_edge(expected, stats.drawn, uniform).max() < 1e-6
+    probs = expected.softmax(dim=1).gather(1, stats.drawn[:, None])[:, 0]
+    torch.testing.assert_close(stats.drawn_probs.double(), probs, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 100])
@@ -301,7 +307,8 @@ def test_a_rows_sums_do_not_depend_on_other_rows(size: int) -> None:
         fade = (torch.cat(peaks, 1) - state.max[:, None]).exp()
         places = locate(torch.cat(sums, 1) * fade, uniform[which])
         soft = torch.ones(count, 4)
-        return final_statistics(state, state.argmax, soft, torch.float32, None, 3 * size), places
+        drawn = state.argmax, state.max
+        return final_statistics(state, *drawn, soft, torch.float32, [], 3 * size), places
 
     together, places = statistics(slice(None))
     for row in range(9):

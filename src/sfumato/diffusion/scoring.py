@@ -445,7 +445,7 @@ def _score_masked(
             max([TOP, *(extra[e.row].top_ids.shape[1] for e in members if e.row in extra)]),
             hidden.dtype,
         )
-        for name in ("argmax", "drawn", "entropy", "soft"):
+        for name in ("argmax", "drawn", "entropy", "soft", "drawn_probs"):
             getattr(stats, name).index_copy_(0, at, getattr(own, name))
         for name in ("top_ids", "top_probs"):
             wide = getattr(own, name)
@@ -541,10 +541,9 @@ def _statistics(
     drawn = (sums <= target).sum(dim=1)
     last = (sums < sums[:, -1:]).sum(dim=1)
     top_probs, top_ids = probs.topk(min(top, head.vocab_size), dim=1)
-    soft = head.soft_embedding(over, dtype)
-    return HeadStats(
-        over.argmax(dim=1), torch.minimum(drawn, last), entropy, top_ids, top_probs, soft
-    )
+    soft, drawn = head.soft_embedding(over, dtype), torch.minimum(drawn, last)
+    drawn_probs = probs.gather(1, drawn[:, None])[:, 0]
+    return HeadStats(over.argmax(dim=1), drawn, entropy, top_ids, top_probs, soft, drawn_probs)
 
 
 def _replaced(stats: HeadStats, place: int, own: HeadStats) -> HeadStats:

@@ -33,7 +33,7 @@ from sfumato.model.most_probable import (
     draw_and_embed,
     inverse_cdf,
 )
-from sfumato.ops.online_softmax import BANNED, BLOCK, TOP, Bans, SoftmaxState
+from sfumato.ops.online_softmax import BANNED, BLOCK, TOP, Bans, SoftmaxState, probs_of
 from sfumato.ops.reference import ROWS
 from sfumato.ops.registry import operation
 from sfumato.weights.formats import QuantizedTensor, Weight
@@ -292,6 +292,7 @@ class HeadStats:
     top_ids: Tensor  # int64 [..., TOP], most probable first; wider where more were asked for
     top_probs: Tensor  # float32, like top_ids
     soft: Tensor  # [..., hidden]: Σ p · embedding · sqrt(hidden), in the hidden states' dtype
+    drawn_probs: Tensor  # float32 [...]: the probabilities of the drawn tokens
     logits: Tensor | None = None  # float32 [..., vocab], processed; only where asked for
     named: Tensor | None = None  # float32 [..., n]: log probabilities of n tokens that were named
     # bool [...]: where the TOP most probable tokens hold what `Skip` asks for; None: not known
@@ -310,27 +311,30 @@ class HeadStats:
         return HeadStats(*(None if v is None else v[index] for v in values))  # type: ignore[arg-type]
 
 
-PLAIN = "argmax", "drawn", "entropy", "top_ids", "top_probs", "soft"
+PLAIN = "argmax", "drawn", "entropy", "top_ids", "top_probs", "soft", "drawn_probs"
 """Names of the statistics that every position has."""
 
 
 def statistics(
     state: SoftmaxState,
     drawn: Tensor,
+    scores: Tensor,
     soft: Tensor,
     dtype: torch.dtype,
     kept: list[Tensor],
     vocab: int,
 ) -> HeadStats:
-    """The statistics of a pass that has ended: drawn int64 [positions]; soft float32 [positions,
-    hidden]: Σ mass · embedding, relative to the peak; dtype: that of the soft embedding; kept: the
-    chunks of the logits."""
+    """The statistics of a pass that has ended: drawn int64 and their scores float32 [positions];
+    soft float32 [positions, hidden]: Σ mass · embedding, relative to the peak; dtype: that of the
+    soft embedding; kept: the chunks of the logits."""
     logits = torch.cat(kept, 1) if kept else None
     entropy = (state.sum_exp.log() - state.sum_shifted / state.sum_exp).clamp(min=0)
     soft = (soft / state.sum_exp[:, None] * soft.shape[1] ** 0.5).to(dtype)
     named = min(TOP, vocab)
     probs = (state.top[:, :named] - state.max[:, None]).exp() / state.sum_exp[:, None]
-    return HeadStats(state.argmax, drawn, entropy, state.top_ids[:, :named], probs, soft, logits)
+    top_ids = state.top_ids[:, :named]
+    drawn_probs = probs_of(drawn, scores, state.max, state.sum_exp, top_ids, probs)
+    return HeadStats(state.argmax, drawn, entropy, top_ids, probs, soft, drawn_probs, logits)
 
 
 Adjust = Callable[[Tensor, int], Tensor]
@@ -402,10 +406,10 @@ class VocabularyPass:
             masses.put(index, sums, state.max)
         suffices = self._skip(state, soft, spare)
         drawn = self._draw(*masses.locate(state.max, self.settings.uniform))
-        stats = statistics(state, drawn, soft.sum, hidden.dtype, logits, output.vocab_size)
+        stats = statistics(state, *drawn, soft.sum, hidden.dtype, logits, output.vocab_size)
         stats = replace(stats, top_suffices=suffices)
         if self.best is not None:
-            self._narrow(stats, self.best)
+            self._narrow(stats, state, self.best)
         return stats if self.more is None else self._name_more(stats, state, self.more)
 
     def _raw(self, start: int, rows: Tensor | None) -> Tensor:
@@ -486,9 +490,9 @@ class VocabularyPass:
             mass = (scores - peak).exp().to(self.dtype)
             soft.sum.index_add_(0, which, ops.linear(mass, columns, ROWS).float())
 
-    def _draw(self, block: Tensor, inside: Tensor) -> Tensor:
-        """The token in whose stretch of its block's mass the share `inside` of it falls; of the
-        positions in `best`, which `_narrow` draws, any."""
+    def _draw(self, block: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+        """The token in whose stretch of its block's mass the share `inside` of it falls, and its
+        score; of the positions in `best`, which `_narrow` draws, any."""
         ids, exists = block_ids(block, self.output.chunk, self.output.vocab_size)
         if self.settings.bans is not None:
             exists &= ~self.settings.bans.window(ids[:, 0], BLOCK)
@@ -501,7 +505,8 @@ class VocabularyPass:
             scores = torch.zeros(ids.shape, device=ids.device)
             scores[others] = self.output.own_scores(self.hidden[others], ids[others])
         scores = (scores / self.settings.temperature[:, None]).clamp(min=BANNED)
-        return ids[:, 0] + inverse_cdf(scores.masked_fill(~exists, float("-inf")), inside)
+        place = inverse_cdf(scores.masked_fill(~exists, float("-inf")), inside)
+        return ids[:, 0] + place, scores.gather(1, place[:, None])[:, 0]
 
     def _adjusted_scores(self, ids: Tensor, others: Tensor | None) -> Tensor:
         """The adjusted scores float32 [positions, BLOCK] of each position's own ids, which are
@@ -519,9 +524,9 @@ class VocabularyPass:
             scores[which] = of_chunk.gather(1, columns)
         return scores
 
-    def _narrow(self, stats: HeadStats, best: MostProbable) -> None:
+    def _narrow(self, stats: HeadStats, state: SoftmaxState, best: MostProbable) -> None:
         """Replaces the draw and the soft embedding of some positions by those of their most
-        probable tokens alone."""
+        probable tokens alone. The probability of the draw stays that among all tokens."""
         scores, ids = best.gathered()
         scores = self._over(scores, best.which).clamp(min=BANNED)
         embedding, chunk = self.output.embedding, self.output.chunk
@@ -531,6 +536,11 @@ class VocabularyPass:
             uniform = self.settings.uniform[which]
             drawn, soft = draw_and_embed(*tokens, uniform, embedding, self.dtype, chunk)
             stats.drawn[which] = drawn
+            is_drawn = tokens[1] == drawn[:, None]
+            own = tokens[0].masked_fill(~is_drawn, BANNED).amax(dim=1)
+            sums = state.max[which], state.sum_exp[which]
+            listed = stats.top_ids[which], stats.top_probs[which]
+            stats.drawn_probs[which] = probs_of(drawn, own, *sums, *listed)
             stats.soft[which] = soft.to(stats.soft.dtype)
 
     def _name_more(self, stats: HeadStats, state: SoftmaxState, more: MoreTop) -> HeadStats:

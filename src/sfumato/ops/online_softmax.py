@@ -108,6 +108,20 @@ def _spread(columns: Tensor, values: Tensor, count: int) -> Tensor:
     return table.scatter_reduce_(1, columns.clamp(0, count - 1), kept, "amax")
 
 
+def probs_of(
+    tokens: Tensor, scores: Tensor, peak: Tensor, total: Tensor, top_ids: Tensor, top_probs: Tensor
+) -> Tensor:
+    """The probabilities float32 [positions] of one token of each position, int64: where it is among
+    the most probable ones, to the bit what stands there, and else no more than the least of these.
+
+    scores float32: of the tokens, over temperature; peak and total: the highest score, and Σ
+    e^(score - peak) of all tokens."""
+    is_listed = top_ids == tokens[:, None]
+    listed = top_probs.masked_fill(~is_listed, 0.0).sum(dim=1)
+    other = torch.minimum((scores - peak).exp() / total, top_probs[:, -1])
+    return torch.where(is_listed.any(dim=1), listed, other)
+
+
 @operation
 def update_softmax(
     state: SoftmaxState,

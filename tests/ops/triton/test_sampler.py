@@ -49,7 +49,7 @@ def _stats(positions: int, entropy: Tensor) -> HeadStats:
     ids = torch.randint(0, 2, (2, positions))
     top_ids, top_probs = torch.randint(50, (positions, 8)), torch.rand(positions, 8)
     soft = torch.randn(positions, HIDDEN)
-    return HeadStats(ids[0], ids[1], entropy, top_ids, top_probs, soft)
+    return HeadStats(ids[0], ids[1], entropy, top_ids, top_probs, soft, top_probs[:, 0])
 
 
 def _rules(rules: Sequence[RowRules]) -> StaticRules:

@@ -168,6 +168,7 @@ def _empty_rows(canvas: Canvas, batch: StepBatch) -> list[Tensor]:
         top_ids,
         torch.zeros(top_ids.shape),
         rows.soft,
+        torch.zeros(2, canvas.length),
     )
     pinned = rows.pinned < 0
     view = StepView(rows.step + 1, 0, rows.tokens, stats, rows.history, pinned, rows.unchanged)
@@ -185,6 +186,7 @@ def tensors_of(view: StepView, length: int) -> list[Tensor]:
         stats.top_ids,
         stats.top_probs,
         stats.soft,
+        stats.drawn_probs,
         view.pinned,
     )
     cut = by_position if view.pinned.shape[1] == length else [t[:, :length] for t in by_position]
@@ -193,10 +195,8 @@ def tensors_of(view: StepView, length: int) -> list[Tensor]:
 
 def view_of(values: Sequence[Tensor], max_steps: int) -> StepView:
     """The view whose tensors these are."""
-    step, unchanged, history, tokens, argmax, drawn, entropy, top_ids, top_probs, soft, pinned = (
-        values
-    )
-    stats = HeadStats(argmax, drawn, entropy, top_ids, top_probs, soft)
+    step, unchanged, history, tokens, *of_head, pinned = values
+    stats = HeadStats(*of_head)
     return StepView(step, max_steps, tokens, stats, history, pinned, unchanged)
 
 
@@ -336,10 +336,12 @@ def _row(
     one = view_of(values, max_steps)
     if stats is None:
         return one
-    merged = replace(
-        stats, argmax=one.stats.argmax, drawn=one.stats.drawn, entropy=one.stats.entropy
-    )
+    merged = replace(stats, **{name: getattr(one.stats, name) for name in _OWN})
     return replace(one, stats=merged)
+
+
+_OWN = "argmax", "drawn", "entropy", "drawn_probs"
+"""Statistics that pins and a temperature of 0 change."""
 
 
 def _lifted(group: RuleGroup, view: StepView) -> tuple[Tensor, Tensor] | None:

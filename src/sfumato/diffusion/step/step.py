@@ -238,12 +238,15 @@ def update(part: Part, stats: HeadStats, fresh: Tensor, extra: Mapping[int, Head
     batch, suffices = part.batch, stats.top_suffices
     stats = HeadStats(*(part.unpack(getattr(stats, name)) for name in PLAIN))
     pinned = batch.pinned >= 0
-    drawn = torch.where(batch.cold[:, None], stats.argmax, stats.drawn)
+    cold = batch.cold[:, None]
+    drawn = torch.where(cold, stats.argmax, stats.drawn)
+    probs = torch.where(cold, stats.top_probs[..., 0], stats.drawn_probs)
     stats = replace(
         stats,
         argmax=torch.where(pinned, batch.pinned, stats.argmax),
         drawn=torch.where(pinned, batch.pinned, drawn),
         entropy=stats.entropy.masked_fill(pinned, 0.0),
+        drawn_probs=probs.masked_fill(pinned, 1.0),
     )
     # Of -1 before the first step, which equals no token.
     same = (stats.argmax == batch.history[:, -1]).all(dim=1)

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sfumato.ops import reference
-from sfumato.ops.online_softmax import BLOCK, TOP, Bans
+from sfumato.ops.online_softmax import BLOCK, TOP, Bans, probs_of
 from sfumato.ops.triton.head_kernels import (
     BLOCK_STATISTICS,
     EMBED_CHUNK,
@@ -128,7 +128,10 @@ def vocabulary_pass(
     out = vocabulary_head(hidden, weight, temperature, uniform, softcap, bans, done)
     named = min(TOP, weight.shape[0])
     top_ids, top_probs = out.top_ids[:, :named], out.top_probs[:, :named]
-    return out.argmax, out.drawn, out.entropy, top_ids, top_probs, out.soft
+    products = own_scores(hidden.float(), weight, out.drawn[:, None])[:, 0]
+    scores = (products / softcap).tanh() * softcap / temperature
+    probs = probs_of(out.drawn, scores, out.peak, out.total, top_ids, top_probs)
+    return out.argmax, out.drawn, out.entropy, top_ids, top_probs, out.soft, probs
 
 
 def _banned(bans: Bans | None, at: slice) -> Bans | None:
