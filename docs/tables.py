@@ -1,7 +1,8 @@
 """What the docs take from the code's tables: docs/options.md and docs/exclusions.md (`make options`
-writes them), the formats in docs/conversion.md, and the models in README.md (to be pasted).
+writes them), the formats in docs/conversion.md, the names of models in docs/serving.md, and the
+models in README.md (to be pasted).
 
-    python docs/tables.py options|exclusions|formats|models
+    python docs/tables.py options|exclusions|formats|models|catalogue
 
 Tests hold that the files are up to date.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-from sfumato.catalog import MACHINES, PUBLISHED, gigabytes, step_seconds
+from sfumato.catalog import CATALOGUE, MACHINES, PUBLISHED, gigabytes, step_seconds
 from sfumato.cli import chat
 from sfumato.cli.arguments import COMMANDS
 from sfumato.options import SETTINGS, Setting
@@ -236,8 +237,8 @@ def models() -> str:
     heads = ["format", "download", "size", "memory", *(f"s a step, {m.name}" for m in MACHINES)]
     rows = [heads, ["---"] * len(heads)]
     for entry in PUBLISHED:
-        cells = [entry.format, f"`.venv/bin/{entry.command}`", gigabytes(entry.nbytes)]
-        cells.append(gigabytes(entry.memory))
+        cells = [entry.format, f"`.venv/bin/sfumato pull {entry.address}`"]
+        cells += [gigabytes(entry.nbytes), gigabytes(entry.needs())]
         for machine in MACHINES:
             seconds = step_seconds(entry, machine)
             measured = entry.measured and machine is MACHINES[0]
@@ -247,7 +248,22 @@ def models() -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-PAGES = {"options": options, "exclusions": exclusions, "formats": formats, "models": models}
+def catalogue() -> str:
+    """The rows of the models that have a name, in docs/serving.md."""
+    rows = (
+        (f"`{e.name}`", f"{e.title}, {e.format}", e.size, e.licence, e.good_for)
+        for e in CATALOGUE.values()
+    )
+    return "\n".join(_cells(*row) for row in rows)
+
+
+PAGES = {
+    "options": options,
+    "exclusions": exclusions,
+    "formats": formats,
+    "models": models,
+    "catalogue": catalogue,
+}
 
 if __name__ == "__main__":
     print(PAGES[sys.argv[1]](), end="")

@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "catalog": set(),
     "embedded_questions": set(),
     "weights": set(),
+    "hub": {"values", "weights", "catalog"},
     "ops": {"weights.formats"},
     "text": {"weights"},
     "media": set(),
@@ -40,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "decisions": {"diffusion"},
     "text_side": {"tasks", "diffusion", "text", "media"} | _NETWORK,
     "api": {"decisions", "device_trial", "tasks", "diffusion", "text", "media", "text_side"}
+    | {"catalog", "hub"}
     | _NETWORK,
     "convert": {"api", "diffusion", "text"} | _NETWORK,
     "engine": _ENGINE - {"engine"},
@@ -48,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # embedded_questions: a reply of the embedded model says where it is not one that it learned.
     "server": {"", "values", "embedded_questions"} | _ENGINE,
     "bench": {""} | _ENGINE,
-    "cli": {"", "catalog", "options", "values", "server", "bench", "train", "convert"}
+    "cli": {"", "catalog", "hub", "options", "values", "server", "bench", "train", "convert"}
     | {"device_trial"}
     | _ENGINE,
     "__main__": {"cli"},

@@ -16,6 +16,7 @@ from typing import Any, Literal, Never, TypeVar, Unpack, overload
 import torch
 from torch import Tensor
 
+from sfumato import catalog, hub
 from sfumato.decisions import (
     Calibration,
     Decision,
@@ -547,7 +548,7 @@ def load(
     mmproj: str | PathLike[str] | None = None,
     image_mask: ImageMask = "model",
 ) -> Model:
-    """Loads a checkpoint, file or folder, safetensors or GGUF; None is the embedded model.
+    """Loads a checkpoint, file, folder or name of what was pulled; None is the embedded model.
 
     device: "auto" or a torch device; dtype: "auto", "float32", "bfloat16" or "float16", or
     torch's own, for activations, cache and unquantized weights; activations: what they become on a
@@ -658,6 +659,8 @@ def _opened(path: str | PathLike[str] | None) -> Checkpoint:
             "must name a checkpoint, a file or a folder, or be None for the embedded "
             f"model, got {path!r}",
         )
+    if isinstance(path, str) and catalog.is_name(path) and not Path(path).exists():
+        path = hub.located(path)
     return open_checkpoint(EMBEDDED if path is None else Path(path))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+_DECIMAL = ("B", "kB", "MB", "GB", "TB")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _SHOWN = 60  # characters of a refused value
@@ -36,6 +37,15 @@ class Kind(ABC):
     @abstractmethod
     def describe(self) -> str:
         """What is accepted, in a few words."""
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units, three significant digits: 16.8 GB."""
+    power = 0
+    while count >= 999.5 and power < len(_DECIMAL) - 1:
+        count /= 1000
+        power += 1
+    return f"{count:.3g} {_DECIMAL[power]}"
 
 
 def quoted(value: object) -> str:

@@ -50,7 +50,9 @@ def test_the_verdict_comes_first(machine: Any, cli: Any) -> None:
     machine()
     done = cli("doctor")
     assert (done.code, done.err) == (0, "")
-    first, steps, _, head, *lines = done.out.splitlines()
+    small, chat, first, steps, _, head, *lines = done.out.splitlines()
+    assert small == f"{catalog.FIRST.title} fits (4.1 GB to download, 4.7 GB of memory):"
+    assert chat == f"  sfumato chat -m {catalog.FIRST.name}"
     step = doctor.seconds(doctor.step_seconds(SPEED, "cpu", "Q4_K_M", 16.8e9))
     assert first == f"{catalog.MODEL} fits: take Q4_K_M, about {step} a step on this CPU."
     assert re.fullmatch(r"A text of 256 tokens takes 12 to 48 steps: \S+ \w+ to \S+ \w+\.", steps)
@@ -67,6 +69,11 @@ def test_too_little_memory_is_the_verdict(machine: Any, cli: Any) -> None:
     words = " ".join(cli("doctor").out.split())
     assert f"{catalog.MODEL} does not fit: Q4_K_M, the smallest, needs 18.9 GB, and 8 GB" in words
     assert "sfumato pull" not in words
+    machine(free=4e9, total=16e9)
+    words = " ".join(cli("doctor").out.split())
+    assert f"sfumato chat -m {catalog.FIRST.name} --quantize q8_0 " in words
+    machine(free=1e9, total=16e9)
+    assert catalog.FIRST.name not in cli("doctor").out
     machine(free=8e9)
     words = " ".join(cli("doctor").out.split())
     assert "does not fit now, while other programs hold memory" in words

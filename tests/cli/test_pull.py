@@ -16,13 +16,16 @@ from typing import Any
 
 import pytest
 
-from sfumato import catalog
+import sfumato
+from sfumato import catalog, hub
 from sfumato.api import EMBEDDED
 from sfumato.cli import _resolve_models, pull
 from sfumato.engine.memory.device_memory import Budget
 from sfumato.model import families
 from sfumato.model.families import FAMILIES, Family
-from sfumato.weights.checkpoint import locate
+from sfumato.refused import Refused
+from sfumato.weights.checkpoint import INDEX, locate
+from sfumato.weights.errors import CheckpointError
 
 from .stand_in import REVISION, StandIn, stand_in
 
@@ -64,10 +67,37 @@ def test_a_name_becomes_a_path_that_is_found_again_without_the_hub(
     assert (again.code, again.out.strip()) == (0, str(path))
     assert "it was downloaded before" in again.err
     assert "HF_HUB_OFFLINE is set" in cli("pull", f"hf:{REPO}:Q8_0").err
-    assert (
-        pull.local(pull.parse(f"hf:{REPO}:Q4")) is None
-    )  # it takes the hub to know that it is one
+    assert hub.local(hub.parse(f"hf:{REPO}:Q4")) is None  # it takes the hub to know that it is one
     assert [name for name, _ in hub_server.sent] == [Q4]
+
+
+def test_a_name_of_the_catalogue_is_a_repository(
+    hub_server: StandIn, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For `pull`, for options of other commands, and for `load`, which downloads nothing."""
+    name, entry = catalog.FIRST.name, catalog.FIRST
+    with pytest.raises(Refused, match=rf"^path: {name} \({re.escape(entry.offer)}\) is not on"):
+        sfumato.load(name)
+    monkeypatch.setattr(families, "FAMILIES", (replace(FAMILIES[0], model_type="sdar"),))
+    files = {path.name: path.read_bytes() for path in EMBEDDED.iterdir() if path.is_file()}
+    hub_server.repos[entry.repo] = files
+    hub_server.about[entry.repo] = {"config": {"model_type": entry.model_type}}
+    path = cli("pull", name.upper()).out.strip()
+    count = len(hub_server.sent)
+    assert Path(path).parents[1] == hub.cache_folder(entry.repo)
+    args = SimpleNamespace(model=name, quantize="q8_0", name=None)
+    _resolve_models(args)  # type: ignore[arg-type]
+    assert (args.model, args.name, args.asked_for) == (path, name, name)
+    assert sfumato.load(name).path == sfumato.load(f"hf:{entry.repo}").path == Path(path)
+    assert len(hub_server.sent) == count
+    # A path of that name comes first.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()
+    with pytest.raises(CheckpointError, match=f"{name}: holds no weights"):
+        sfumato.load(name)
+    args = SimpleNamespace(model=name)
+    _resolve_models(args)  # type: ignore[arg-type]
+    assert args.model == name
 
 
 def test_a_vision_tower_comes_with_a_gguf_file(hub_server: StandIn, cli: Any) -> None:
@@ -152,7 +182,7 @@ def test_an_interrupted_download_goes_on(
 
 
 def test_a_damaged_part_is_not_taken(hub_server: StandIn, cli: Any) -> None:
-    listing = pull.remote(pull.parse(f"hf:{REPO}"))
+    listing = pull.remote(hub.parse(f"hf:{REPO}"))
     part = pull._blob(listing, Q4).with_suffix(".part")
     part.parent.mkdir(parents=True)
     part.write_bytes(b"else")
@@ -183,7 +213,8 @@ def test_a_first_download_is_compared_with_its_hash(
         (f"hf:{REPO}:Q5_K_M", r"no such file; there are tiny-Q4_K_M.gguf \(4 kB\), .*name one"),
         (f"hf:{REPO}:tiny", "2 files match"),
         ("hf:someone", "is no name of a model; write hf:owner/name"),
-        ("foo", "error: foo: is no name of a model; write hf:owner/name"),
+        ("foo", "error: 'foo': is no name of a model; write hf:owner/name"),
+        ("sdar-1.8b", "is no name of a model; the nearest name is 'sdar-1.7b'; write hf:"),
         (f"hf:{REPO}:../x", "is no name of a model"),
         ("hf:someone/split", r"1 of 2 parts are missing .*\(a-00002-of-00002.gguf\)"),
         ("hf:someone/text", r"holds no weights to read; there are README.md \(1 B\)"),
@@ -217,9 +248,9 @@ def test_what_cannot_be_had_is_said_with_what_to_do(
 def test_narrow_repositories_are_readable(method: str, share: float) -> None:
     """With what is beside their weights, and the memory that their blocks take."""
     sizes = {"hf_quant_config.json": 99, "config.json": 99, "model.safetensors": 10**9}
-    listing = pull.Listing("a/b", REVISION, sizes, quantized=method)
+    listing = hub.Listing("a/b", REVISION, sizes, quantized=method)
     assert pull._unreadable(listing) == []
-    names = pull.choose(listing, pull.Reference("a/b"))
+    names = hub.choose(listing, hub.Reference("a/b"))
     assert set(names) == set(sizes)
     assert pull.memory(listing, names, None) == pytest.approx(share * 10**9 + catalog.MARGIN)
 
@@ -246,7 +277,7 @@ def test_a_scheme_that_is_not_read_is_refused_before_the_weights(
 
 def test_json_that_would_not_be_read_is_not_downloaded() -> None:
     sizes = {"config.json": 99, "model.safetensors.index.json": (16 << 20) + 1}
-    (reason,) = pull._unreadable(pull.Listing("a/b", REVISION, sizes))
+    (reason,) = pull._unreadable(hub.Listing("a/b", REVISION, sizes))
     assert reason.startswith("model.safetensors.index.json has")
     assert reason.endswith("above the limit of 16 MiB")
 
@@ -255,11 +286,11 @@ def test_json_that_would_not_be_read_is_not_downloaded() -> None:
 def test_a_repository_of_each_family_that_can_be_run_is_readable(family: Family) -> None:
     """By the name that its GGUF files say, and by that of its config.json."""
     for name in (family.architecture, family.model_type):
-        assert pull._unreadable(pull.Listing("a/b", REVISION, {}, architecture=name)) == []
+        assert pull._unreadable(hub.Listing("a/b", REVISION, {}, architecture=name)) == []
 
 
 def test_a_new_family_is_readable(monkeypatch: pytest.MonkeyPatch) -> None:
-    listing = pull.Listing("a/b", REVISION, {}, architecture="toy-diffusion")
+    listing = hub.Listing("a/b", REVISION, {}, architecture="toy-diffusion")
     assert pull._unreadable(listing)
     toy = replace(FAMILIES[0], architecture="toy-diffusion")
     monkeypatch.setattr(families, "FAMILIES", (*FAMILIES, toy))
@@ -270,12 +301,12 @@ def test_the_safetensors_that_a_folder_would_be_read_by() -> None:
     """What else lies in the repository stays there."""
 
     def chosen(*names: str, file: str | None = None) -> list[str]:
-        listing = pull.Listing("a/b", REVISION, dict.fromkeys(names, 1))
-        return pull.choose(listing, pull.Reference("a/b", file))
+        listing = hub.Listing("a/b", REVISION, dict.fromkeys(names, 1))
+        return hub.choose(listing, hub.Reference("a/b", file))
 
     shards = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
-    assert chosen("config.json", pull.INDEX, *shards, "consolidated.safetensors", "x.gguf") == [
-        *("config.json", pull.INDEX, *shards)
+    assert chosen("config.json", INDEX, *shards, "consolidated.safetensors", "x.gguf") == [
+        *("config.json", INDEX, *shards)
     ]
     assert chosen("a.safetensors", "model.safetensors") == ["model.safetensors"]
     assert chosen("a.safetensors", "b.safetensors", file="a.safetensors") == ["a.safetensors"]
@@ -321,7 +352,7 @@ def test_what_does_not_fit_is_not_downloaded(
 
 def test_the_memory_that_a_download_will_need() -> None:
     names = ["config.json", "model.safetensors"]
-    listing = pull.Listing("a/b", REVISION, {"config.json": 1, "model.safetensors": 10**10})
+    listing = hub.Listing("a/b", REVISION, {"config.json": 1, "model.safetensors": 10**10})
     assert pull.memory(listing, names, None) == pytest.approx(10.6e9)
     assert pull.memory(listing, names, "q4_k") == pytest.approx(4.2e9)
 

@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from sfumato import catalog
 from sfumato.cli.arguments import CommandLine, in_options, suspicious
 from sfumato.cli.terminal import handling, loading, print_message, stand_in
 from sfumato.refused import Refused
@@ -80,16 +81,18 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _resolve_models(args: argparse.Namespace) -> None:
-    """Replaces names of models by paths: "embedded", unless a path has that name, and `hf:` names,
-    whose files are downloaded."""
+    """Replaces names of models by paths: "embedded" and those of the catalogue, unless a path has
+    that name, and `hf:` names. The files of models that are not on this machine are downloaded."""
     # With --url, -m is the server's name of a model; SFUMATO_MODEL is for other runs.
     if getattr(args, "url", None) or getattr(args, "random_weights", None):
         return
     for key in ("model", "mmproj", "path", "source"):
         given = getattr(args, key, None)
-        if isinstance(given, str) and given.startswith("hf:"):
+        if not isinstance(given, str) or os.path.exists(given):
+            continue
+        if catalog.is_name(given):
             importlib.import_module("sfumato.cli.pull").resolve(args, key)
-        elif given == EMBEDDED and key != "mmproj" and not os.path.exists(EMBEDDED):
+        elif given == EMBEDDED and key != "mmproj":
             folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), EMBEDDED)
             # --model without a value means the embedded model too.
             setattr(args, key, None if key == "model" else folder)

@@ -33,7 +33,8 @@ FILE, ENVIRONMENT, COMMAND_LINE = 1, 2, 3  # ranks of sources; a default has ran
 _ALIKE = 0.85  # names that differ in a letter or two
 _COMMANDS = sorted({name for option in OPTIONS for name in option.commands})
 SHELLS = ("bash", "zsh", "fish")
-_CHECKPOINT = "a GGUF file, or a file or folder of safetensors"
+_NAME = "a name, as sdar-1.7b, or hf:owner/name, or hf:owner/name:file"
+_CHECKPOINT = "a GGUF file, a file or folder of safetensors, or a name as `pull` takes it"
 
 
 @dataclass(frozen=True)
@@ -159,14 +160,17 @@ COMMANDS = (
     ),
     Command(
         "doctor",
-        "estimate whether DiffusionGemma fits this machine, and how fast it is",
+        "estimate which models fit this machine, and how fast DiffusionGemma is",
         examples=("sfumato doctor --json",),
     ),
     Command(
         "pull",
         "download a model; without a name, list what is published",
-        (Argument("name", "hf:owner/name, or hf:owner/name:file", count="?"),),
-        examples=("sfumato pull hf:unsloth/diffusiongemma-26B-A4B-it-GGUF:Q4_K_M",),
+        (Argument("name", _NAME, count="?"),),
+        examples=(
+            "sfumato pull sdar-1.7b",
+            "sfumato pull hf:unsloth/diffusiongemma-26B-A4B-it-GGUF:Q4_K_M",
+        ),
     ),
     Command("train", "train a model by a recipe", examples=("sfumato train --out folder",)),
     Command(

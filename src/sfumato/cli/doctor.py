@@ -1,4 +1,5 @@
-"""`sfumato doctor`: does DiffusionGemma 26B-A4B fit, in which format, at how many seconds a step.
+"""`sfumato doctor`: do a small model and DiffusionGemma 26B-A4B fit, the latter in which format,
+at how many seconds a step.
 
 The verdict first, then the formats; `--verbose` adds what the machine has and what was measured.
 
@@ -150,6 +151,7 @@ def facts(tests: bool = False) -> dict[str, Any]:
         "usable": usable,
         "formats": formats,
         "best": taken and taken["format"],
+        "small": small(free_memory, usable),
         "least_s": least_seconds(measured.speed, catalog.PUBLISHED[0].nbytes),
     }
 
@@ -172,8 +174,8 @@ def entries(
             "format": entry.format,
             "name": entry.name,
             "download": entry.nbytes,
-            "memory": entry.memory,
-            "fits": fits(entry.memory, free_memory, usable),
+            "memory": entry.needs(),
+            "fits": fits(entry.needs(), free_memory, usable),
             "step_s": step_seconds(measured.speed, measured.device, entry.format, entry.nbytes),
         }
         for entry in catalog.PUBLISHED
@@ -189,13 +191,40 @@ def fits(need: float, free_memory: Budget | None, usable: int | None) -> str:
     return "not now" if usable is not None and need <= usable else "no"
 
 
+FITTING = ("yes", "unknown")
+
+
 def best(formats: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The format to begin with, the smallest that fits; None: none does."""
-    return next((each for each in formats if each["fits"] in ("yes", "unknown")), None)
+    return next((each for each in formats if each["fits"] in FITTING), None)
+
+
+def small(free_memory: Budget | None, usable: int | None) -> dict[str, Any] | None:
+    """The small model to begin with, in the largest form that fits; None: none does."""
+    entry = catalog.FIRST
+    needs = {quantize: entry.needs(quantize) for quantize in (None, "q8_0", "q4_k")}
+    fitting = ((q, n) for q, n in needs.items() if fits(n, free_memory, usable) in FITTING)
+    if (chosen := next(fitting, None)) is None:
+        return None
+    return {"name": entry.name, "quantize": chosen[0], "memory": chosen[1]}
 
 
 def verdict(findings: dict[str, Any]) -> list[str]:
-    """Whether the model fits and how fast it is, in two or three sentences."""
+    """Which small model fits, and whether the large one does and how fast it is, in two to four
+    sentences."""
+    lines = []
+    if (first := findings["small"]) is not None:
+        option = f" --quantize {first['quantize']}" if first["quantize"] else ""
+        need = size(first["memory"])
+        lines = [
+            f"{catalog.FIRST.title} fits ({catalog.FIRST.size} to download, {need} of memory):",
+            f"  sfumato chat -m {first['name']}{option}",
+        ]
+    return lines + large_verdict(findings)
+
+
+def large_verdict(findings: dict[str, Any]) -> list[str]:
+    """Whether DiffusionGemma fits and how fast it is."""
     smallest, budget = findings["formats"][0], findings["budget"]
     place = "this CPU" if findings["runs_on"] == "cpu" else findings["runs_on"]
     if (taken := best(findings["formats"])) is None:

@@ -1,83 +1,44 @@
-"""`sfumato pull`, and `hf:owner/name[:file]` in other commands: which files of a hub's repository a
-name means, and their download after a check of free disk and memory.
+"""`sfumato pull`, and names of models in other commands: the download of what a name means, after a
+check of free disk and memory.
 
-What is in the hub's local cache is found without the network. Other files are downloaded into that
-cache, and interrupted downloads resumed. The hub's library is an optional extra, imported only when
-asked for.
+What is in the hub's local cache is found without the network (`sfumato.hub`). Other files are
+downloaded into that cache, and interrupted downloads resumed.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
 import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
 from sfumato import catalog
 from sfumato.cli import terminal
 from sfumato.cli.terminal import size
-from sfumato.weights.checkpoint import INDEX, is_mmproj, locate, towers_among
+from sfumato.hub import Listing, Reference, cache_folder, choose, library, local, parse, path_of
+from sfumato.weights.checkpoint import INDEX, is_mmproj
 from sfumato.weights.errors import CheckpointError
-from sfumato.weights.files.gguf import part_names
 from sfumato.weights.files.jsonfile import MAX_JSON, read_object
 from sfumato.weights.files.narrow import BESIDE as NARROW
 from sfumato.weights.files.narrow import METHODS, read_scheme
 
-PREFIX = "hf:"
-USAGE = "hf:owner/name, or hf:owner/name:file with a file's name or a part of it, as Q4_K_M"
-BESIDE = (
-    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
-    *("chat_template.jinja", "chat_template.json", NARROW, INDEX),
-)
-"""What is read beside safetensors."""
-
 WHOLE = 50e9
 """Bytes; the hub serves larger files only by a protocol of its own, through its library."""
 
-_REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-_SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 _NETWORK = {"httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "socket", "ssl"}
-
-_SHARE = {"q4_k": 0.36, "q8_0": 0.55}
-"""What quantizing while loading leaves of bfloat16, the embedding's two copies included."""
 
 _NARROW_SHARE = {"compressed-tensors": 1.07, "modelopt": 1.5}
 """What narrow matrices take as blocks, by their method: 8 bits become 8½, and ModelOpt's 4½ become
 6½ or 8½. Loading predicts it exactly, from the headers."""
 
 _READ_AT_ONCE = ("config.json", "generation_config.json", NARROW, INDEX)
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What follows `hf:`."""
-
-    repo: str
-    file: str | None = None
-
-    def __str__(self) -> str:
-        return f"{PREFIX}{self.repo}" + (f":{self.file}" if self.file else "")
-
-
-@dataclass(frozen=True)
-class Listing:
-    """What a repository holds, as the hub or the local cache has it."""
-
-    repo: str
-    revision: str
-    sizes: Mapping[str, int]  # by the file's name
-    hashes: Mapping[str, str] = field(default_factory=dict)  # SHA-256, of large files
-    architecture: str | None = None  # None: it is not known
-    quantized: str | None = None  # by what method, other than in GGUF: quant_method of config.json
 
 
 class Unreachable(ValueError):
@@ -176,7 +137,7 @@ def unread_scheme(listing: Listing, reference: Reference) -> list[str]:
 
 
 def resolve(args: argparse.Namespace, key: str) -> None:
-    """Replaces an option's `hf:` name by a path, and downloads what is not in the local cache.
+    """Replaces an option's name of a model by a path, and downloads what is not in the local cache.
     Raises ValueError or OSError where a download fails or would not fit."""
     given: str = getattr(args, key)
     reference = parse(given)
@@ -188,7 +149,8 @@ def resolve(args: argparse.Namespace, key: str) -> None:
     # For messages and for clients: the folder of a snapshot is only a hash.
     args.asked_for = given
     if getattr(args, "name", "") is None:
-        args.name = path.name if path.is_file() else reference.repo.split("/")[1]
+        plain = path.name if path.is_file() else reference.repo.split("/")[1]
+        args.name = reference.name or plain
 
 
 def _room(
@@ -228,74 +190,12 @@ def memory(listing: Listing, names: list[str], quantize: str | None) -> float:
     entry = catalog.find(listing.repo, names[-1])
     weights = sum(listing.sizes[n] for n in names if n.endswith((".gguf", ".safetensors")))
     if quantize is not None and names[-1].endswith(".safetensors"):
-        return weights * _SHARE[quantize] + catalog.MARGIN
+        return weights * catalog.SHARE[quantize] + catalog.MARGIN
     share = _NARROW_SHARE.get(listing.quantized or "", 1.0)
     towers = sum(listing.sizes[name] for name in names if is_mmproj(name))
-    return entry.memory + towers if entry is not None else weights * share + catalog.MARGIN
-
-
-def parse(text: str) -> Reference:
-    """The repository and file of a name. Raises ValueError where the text is no such name."""
-    repo, _, file = text.removeprefix(PREFIX).partition(":")
-    parts = file.split("/")
-    if not _REPO.fullmatch(repo) or (file and not all(parts)) or ".." in parts or len(file) > 400:
-        raise ValueError(f"{text[:200]}: is no name of a model; write {USAGE}")
-    return Reference(repo, file or None)
-
-
-def library() -> Any:
-    """The hub's library. Raises ValueError, which says what to install, where it is missing."""
-    try:
-        hub = importlib.import_module("huggingface_hub")
-        for part in ("utils", "errors", "constants", "file_download"):
-            importlib.import_module(f"huggingface_hub.{part}")
-    except ImportError:
-        raise ValueError(
-            f"{PREFIX} names need the package huggingface_hub, which is not installed; "
-            f"{sys.executable} -m pip install huggingface_hub"
-        ) from None
-    return hub
-
-
-def local(reference: Reference) -> Path | None:
-    """The path of a complete model in the local cache, or None. Needs no network."""
-    folder = cache_folder(reference.repo)
-    try:
-        revision = (folder / "refs" / "main").read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return None
-    snapshot = folder / "snapshots" / revision
-    sizes = {
-        path.relative_to(snapshot).as_posix(): path.stat().st_size
-        for path in sorted(snapshot.rglob("*"))
-        if path.is_file()
-    }
-    try:
-        names = choose(Listing(reference.repo, revision, sizes), reference, loosely=False)
-        path = path_of(snapshot, names)
-        if path.is_dir():
-            locate(path)
-            if not {"config.json", "tokenizer.json"} <= set(names):
-                return None
-    except ValueError:  # incomplete, or only the hub knows which file is meant
-        return None
-    return path
-
-
-def cache_folder(repo: str) -> Path:
-    """Where the hub's library keeps a repository."""
-    return Path(library().constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
-
-
-def path_of(snapshot: Path, names: list[str]) -> Path:
-    """What to give to `load`: a GGUF file or its first part, or the folder of safetensors."""
-    return snapshot if (model := _model_file(names)) is None else snapshot / model
-
-
-def _model_file(names: list[str]) -> str | None:
-    """The GGUF file of these, or its first part; a vision tower where there is nothing else."""
-    ggufs = [name for name in names if name.lower().endswith(".gguf")]
-    return next((name for name in ggufs if not is_mmproj(name)), next(iter(ggufs), None))
+    if entry is not None and entry.memory is not None:
+        return entry.memory + towers
+    return weights * share + catalog.MARGIN
 
 
 def remote(reference: Reference) -> Listing:
@@ -321,84 +221,6 @@ def remote(reference: Reference) -> Listing:
 
 def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def choose(listing: Listing, reference: Reference, loosely: bool = True) -> list[str]:
-    """The files that a reference means: a GGUF file or its parts and the vision tower beside it, or
-    safetensors with what is read beside them; the model's weights last. Raises ValueError where it
-    means none, or several.
-
-    loosely: any part of a file's name serves; for that all names must be listed.
-    """
-    names, wanted = sorted(listing.sizes), reference.file
-    is_tower = wanted is not None and "mmproj" in wanted.lower()
-    ggufs = [n for n in names if n.lower().endswith(".gguf") and is_mmproj(n) == is_tower]
-    if wanted is None or wanted.lower().endswith(".safetensors"):
-        tensors = _tensors(names) if wanted is None else [n for n in names if n == wanted]
-        if len(tensors) > 1 and INDEX not in names:
-            raise ValueError(
-                f"{reference}: {len(tensors)} safetensors files and no {INDEX}; "
-                f"{_files(listing, tensors)}; name one, as hf:{listing.repo}:{tensors[0]}"
-            )
-        if tensors:
-            return [*(n for n in BESIDE if n in listing.sizes), *tensors]
-    matches = ggufs if wanted is None else _matching(ggufs, wanted, loosely)
-    # Of a checkpoint in parts, any part's name means all of them.
-    if len({part_names(name)[0] for name in matches}) != 1:
-        several = f"{len(matches)} files match" if matches else "no such file"
-        if wanted is None:
-            several = f"holds {len(matches)} GGUF files" if matches else "holds no weights to read"
-        raise ValueError(
-            f"{reference}: {several}; {_files(listing, matches or ggufs)}"
-            + (f"; name one, as hf:{listing.repo}:{Path(ggufs[0]).name}" if ggufs else "")
-        )
-    parts = part_names(matches[0])
-    if absent := [name for name in parts if name not in listing.sizes]:
-        raise ValueError(
-            f"{reference}: {len(absent)} of {len(parts)} parts are missing in the repository "
-            f"({absent[0]}); choose another format"
-        )
-    return parts if is_tower else [*_tower(names, parts), *parts]
-
-
-def _tower(names: list[str], parts: list[str]) -> list[str]:
-    """The vision tower that loading finds beside a GGUF file, where there is one."""
-    folders = [
-        PurePosixPath(parts[0]).parent,
-        *[PurePosixPath(parts[0]).parent.parent] * (len(parts) > 1),
-    ]
-    towers = towers_among(names)
-    beside = ([n for n in towers if PurePosixPath(n).parent == folder] for folder in folders)
-    return next(filter(None, beside), [])[:1]
-
-
-def _tensors(names: list[str]) -> list[str]:
-    """The safetensors files that `weights.locate` would read in a folder of these files."""
-    tensors = [name for name in names if name.endswith(".safetensors") and "/" not in name]
-    if INDEX in names:
-        return [name for name in tensors if _SHARD.search(name)] or tensors
-    return ["model.safetensors"] if "model.safetensors" in tensors else tensors
-
-
-def _matching(names: list[str], wanted: str, loosely: bool) -> list[str]:
-    """Names that are `wanted`, or else that end in it as a format does, or else have it in them."""
-    part = r"(-\d{5}-of-\d{5})?"
-    ends = re.compile(rf"(^|[-_./]){re.escape(wanted)}{part}(\.gguf)?$", re.IGNORECASE)
-    for fits in (
-        lambda name: name == wanted or name.split("/")[-1] == wanted,
-        lambda name: ends.search(name),
-        lambda name: loosely and wanted.lower() in name.lower(),
-    ):
-        if matches := [name for name in names if fits(name)]:
-            return matches
-    return []
-
-
-def _files(listing: Listing, names: list[str], limit: int = 20) -> str:
-    shown = names or sorted(listing.sizes)
-    listed = ", ".join(f"{name} ({size(listing.sizes[name])})" for name in shown[:limit])
-    more = f", and {len(shown) - limit} more" if len(shown) > limit else ""
-    return f"there are {listed}{more}" if shown else "the repository is empty"
 
 
 @contextmanager

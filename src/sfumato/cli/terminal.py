@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from sfumato.values import size as size
+
 _LOADING = "loading …"
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 EVERY_S = 60.0  # between two lines of progress, where there is no terminal
 
 
@@ -168,15 +169,6 @@ def stand_in(error: UnicodeError) -> tuple[str, int]:
         raise error
     lost = error.object[error.start : error.end]
     return "".join(c if c.isascii() else "?" for c in lost.translate(STAND_INS)), error.end
-
-
-def size(count: float) -> str:
-    """Bytes in decimal units, three significant digits: 16.8 GB."""
-    power = 0
-    while count >= 999.5 and power < len(_UNITS) - 1:
-        count /= 1000
-        power += 1
-    return f"{count:.3g} {_UNITS[power]}"
 
 
 def table(rows: Iterable[Sequence[str]], indent: str = "  ") -> list[str]:

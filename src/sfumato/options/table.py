@@ -137,7 +137,10 @@ THREADS, SEED = Whole(1, MOST_THREADS), Whole(0, LAST_SEED)
 SECONDS = Number(0, 10**9, unit="seconds")
 QUANTIZE_HELP = "quantize float matrices as they are loaded; quantized ones stay as they are"
 ROUNDED, ALL = "; default: what a CPU's rounding hides", "; default: all"
-FILE = "a GGUF file, a file or folder of safetensors, or hf:owner/name[:file]; default: embedded"
+FILE = (
+    "a GGUF file, a file or folder of safetensors, a name of the catalogue (sdar-1.7b), or "
+    "hf:owner/name[:file]; default: embedded"
+)
 MMPROJ = (
     "GGUF file of the vision tower; none: read no pictures; default: safetensors' own, or the file "
     "beside a GGUF model that has mmproj in its name"
