@@ -224,14 +224,14 @@ def rms_norm(sizes: Sizes, seed: int) -> Case:
     )
 
 
-def geglu(sizes: Sizes, seed: int) -> Case:
+def gated(sizes: Sizes, seed: int) -> Case:
     gate, up = (
         sizes.random(sizes.shape.tokens, sizes.config.intermediate_size, seed=seed + n)
         for n in (0, 1)
     )
     cost = KernelCost("gate and up", "layers", 0.0, 3.0 * gate.nbytes, 0.0)
     return Case(
-        *("geglu", (gate, up), cost),
+        *("gated", (gate, up), cost),
         lambda row: (gate[sizes.of_row(row)], up[sizes.of_row(row)]),
         lambda out, row: out[sizes.of_row(row)],
     )
@@ -264,7 +264,7 @@ _CASES: dict[str, tuple[str, Callable[[Sizes, int], Case]]] = {
     "read, full": ("attend_padded", lambda s, seed: reads(s, seed, False)),
     "router": ("route", route),
     "rms_norm": ("rms_norm", rms_norm),
-    "geglu": ("geglu", geglu),
+    "gated": ("gated", gated),
 }
 _MAKERS = {"experts": experts, "linear": linear, "vocabulary_pass": vocabulary_pass}
 _PLANES: dict[str, tuple[str, Callable[[Sizes, int], Case]]] = {

@@ -165,7 +165,7 @@ def test_the_parts_hand_on_what_they_found(tmp_path: Path, monkeypatch: pytest.M
 
     ceilings = findings_of("ceilings", gpu_parts.CEILINGS)
     assert ceilings["limits"]["bytes_per_s"] > 1e8 and "commit" in ceilings["environment"]
-    assert findings_of("kernel:geglu", "2-00-geglu.json")["passed"]
+    assert findings_of("kernel:gated", "2-00-gated.json")["passed"]
     assert findings_of("compile", "1-compile.json")["compiled"] == 0
     step = findings_of("step", "3-step.json")
     assert step["rounds"] == [] and step["best_ms"] == step["torch_ms"] > 0

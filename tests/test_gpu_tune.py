@@ -151,7 +151,7 @@ def test_a_run_writes_findings_and_table(
     table.write_text(TABLE)
     out = tmp_path / "out.json"
     arguments = ["--out", str(out), "--table", str(table), "--device", "cpu", "--sizes", "tiny"]
-    cases = [part for case in ("geglu", "linear", "head") for part in ("--case", case)]
+    cases = [part for case in ("gated", "linear", "head") for part in ("--case", case)]
     assert main([*arguments, *cases, "--rows", "2", "--prefix", "20", "--seconds", "0"]) == 1
     findings = json.loads(out.read_text())
     assert [each.get("served_by", "")[:10] for each in findings["cases"]] == [

@@ -67,7 +67,7 @@ def update_softmax(rows: int) -> Tensor:
 def small(rows: int) -> Tensor:
     x = ops.embed(integers(0, rows * 24), floats(VOCAB, HIDDEN), BF16)
     x = ops.rms_norm(x, floats(HIDDEN), 1e-6)
-    x = ops.geglu(ops.linear(x, floats(HIDDEN, HIDDEN)), x)
+    x = ops.gated(ops.linear(x, floats(HIDDEN, HIDDEN)), x)
     heads = x.view(rows * 24, HEADS, DIM)
     return ops.rotate(heads, floats(rows * 24, DIM // 2), floats(rows * 24, DIM // 2))
 

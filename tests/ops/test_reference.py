@@ -268,7 +268,7 @@ def test_a_product_rounds_a_row_alike_among_any_others(
     another way for more rows."""
 
     def gelu(x: Tensor) -> Tensor:
-        return ops.geglu(x, x)
+        return ops.gated(x, x)
 
     x, weight = torch.randn(600, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
     for factor in (weight, weight.T.contiguous().T):

@@ -51,7 +51,7 @@ def test_experts_round_what_each_product_takes(kind: Kind) -> None:
             both = reference.linear.reference(x[token : token + 1].double(), gate_up[expert])
             gate, up = both.chunk(2, dim=-1)
             parts.append(
-                reference.linear.reference(reference.geglu.reference(gate, up), down[expert])
+                reference.linear.reference(reference.gated.reference(gate, up), down[expert])
             )
         one.append(share.double() @ torch.cat(parts))
     close(wide, torch.stack(one), 1e-7)

@@ -86,6 +86,7 @@ class KVPool:
             raise Refused("capacity", f"a cache slot holds at least 1 position, got {capacity}")
         self.capacity, self.device = capacity, device
         self.layers, self.sliding_window = config.layers, config.sliding_window
+        self.block = config.block  # positions of a block of the encode phase; None: 1
         shapes = [
             (slots, layer.kv_heads, size, stored_width(layer.head_dim, dtype))
             for size, layer in zip(slot_sizes(config, capacity), config.layers, strict=True)
@@ -100,6 +101,7 @@ class KVPool:
         )
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)
         self.held = [0] * slots  # the same on the host, so that reading a length is no wait
+        self.offsets = [0] * slots  # of each slot; see `Slot.offset`
 
     def __len__(self) -> int:
         return len(self.held)
@@ -135,9 +137,22 @@ class Slot:
     def length(self, length: int) -> None:
         self.pool.set_length(self.index, length)
 
+    @property
+    def offset(self) -> int:
+        """Where the blocks of the encode phase begin: at the positions that are `offset` modulo the
+        size of a block; the tokens before `offset` are a block of their own. 0 in an empty slot,
+        and of no meaning where there are no blocks."""
+        return self.pool.offsets[self.index]
+
+    @offset.setter
+    def offset(self, offset: int) -> None:
+        assert not self.length and 0 <= offset < (self.pool.block or 1)
+        self.pool.offsets[self.index] = offset
+
     def reset(self) -> None:
         """Empties the prefix; the memory stays allocated."""
         self.length = 0
+        self.offset = 0
 
     def room(self) -> int:
         """How many positions are free."""
@@ -202,6 +217,17 @@ class Slot:
         """Makes `count` written positions part of the prefix."""
         self.length += count
 
+    def whole_blocks(self, count: int, most: int) -> int:
+        """How many of the next `most` tokens to encode at once, where `count` are wanted: as many
+        as end a block, `count` at most if that is a block, or else the first block; all of them
+        where they end before that."""
+        size = self.pool.block
+        if size is None or count >= most:
+            return min(count, most)
+        past = (self.length + count - self.offset) % size  # tokens of a block that would be cut
+        first = size - (self.length - self.offset) % size
+        return min(most, count - past if count >= first else first)
+
     def holds(self, length: int) -> bool:
         """Whether the first `length` positions can be used without a snapshot: the slot has
         them, and no ring has overwritten a position that the end of that prefix sees."""
@@ -229,7 +255,9 @@ class Slot:
         if snapshot is not None and snapshot.length != length:
             raise Refused("snapshot", f"was taken at {snapshot.length}, wanted is {length}")
         same = source.pool is self.pool and source.index == self.index
-        self.length = 0  # until all is copied: a copy that fails leaves an empty slot
+        offset = source.offset
+        self.reset()  # until all is copied: a copy that fails leaves an empty slot
+        self.offset = offset
         if not same:
             for target, stored in zip(
                 self._of(sliding=False), source._of(sliding=False), strict=True

@@ -1,6 +1,6 @@
 """The vocabulary head: all that a denoising step needs to know of 262144 scores per position.
 
-`VocabularyHead` is the tied embedding as the output layer reads it: chunk by chunk and softcapped.
+`VocabularyHead` is the output layer, mostly the tied embedding: chunk by chunk and softcapped.
 One pass over its chunks, with running maxima and sums, gives the argmax, the top few, one drawn
 token, the entropy and the soft embedding, exactly unless the caller lets some of the mass go:
 `Skip` leaves out all but the few most probable tokens where these hold almost all of the
@@ -46,10 +46,11 @@ ROWS_AT_A_TIME = 512
 
 @dataclass(frozen=True)
 class VocabularyHead:
-    """The tied embedding [vocab, hidden], read as output layer; a call is one pass over it.
+    """The output layer [vocab, hidden], which is the tied embedding or a weight of its own; a call
+    is one pass over it. Soft embeddings have a meaning where it is the embedding.
 
-    output: the same, cut into `chunk` rows each, in the form in which it is multiplied fastest
-    (see `ops.pack`); None where that is the embedding's own.
+    softcap: 0 for none. output: the same, cut into `chunk` rows each, in the form in which it is
+    multiplied fastest (see `ops.pack`); None where that is the embedding's own.
     rounding: by how much what reads a soft embedding rounds it, relative to its norm; 0 for not at
     all (see `ops.rounding`).
     """
@@ -140,7 +141,9 @@ class VocabularyHead:
         return torch.stack(parts).amax()
 
     def capped(self, raw: Tensor) -> Tensor:
-        """softcap · tanh(raw / softcap), float32, maybe in place."""
+        """softcap · tanh(raw / softcap), or raw where softcap is 0; float32, maybe in place."""
+        if not self.softcap:
+            return raw.float()
         return raw.float().mul_(1 / self.softcap).tanh_().mul_(self.softcap)
 
     def __call__(
@@ -376,7 +379,7 @@ class VocabularyPass:
         self.best = MostProbable.of(settings.soft_top_k, chunk, vocab_size)
         self.more = MoreTop.of(settings.top, chunk, vocab_size)
         # Changed scores come softcapped.
-        self.softcap = None if self.changed else output.softcap
+        self.softcap = None if self.changed else output.softcap or None
         # Where the output is packed, its products are rounded more coarsely than bfloat16 rounds.
         coarse = output.output is not None and ops.multiplies_bf16(hidden.device)
         self.dtype = torch.bfloat16 if coarse else hidden.dtype

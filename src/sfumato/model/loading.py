@@ -20,7 +20,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -40,7 +40,7 @@ from sfumato.model.placement import Clock, cache_dtype, medians
 from sfumato.model.quantization import as_codes
 from sfumato.model.segments import PaddedRows, RowPart
 from sfumato.model.streamed_layers import HostMemory, KeptLayer, StreamedLayers, aligned
-from sfumato.model.transformer import Block, Rotary, Transformer, rotary_key
+from sfumato.model.transformer import Block, Rotary, Transformer, make_block, rotary_key
 from sfumato.ops import gpu, packing
 from sfumato.ops.registry import PANELS, watched
 from sfumato.ops.side_copies import side_copies
@@ -51,7 +51,8 @@ from sfumato.weights.formats import QuantizedTensor, Stored, Weight, float_dtype
 
 _log = logging.getLogger(__name__)
 
-EMBEDDING = "embed_tokens.weight"
+EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
+"""The embedding, and the output layer where that is another weight."""
 FLOAT16_HEADROOM = 16
 """How many times the largest number of the trial must fit into float16: other texts have larger."""
 _PROMPT, _CANVAS = 48, 32  # tokens of the trial
@@ -233,7 +234,7 @@ def load_network(
     checkpoint.check_tensors(expected)
     checkpoint = _prepared(checkpoint, config, placement, frozenset(expected))
     total = sum(checkpoint.tensors[name].nbytes for name in expected)
-    done, output = 0, None
+    done, output, head = 0, None, output_name(expected)
     movers = {at: Mover(at) for at in placement.devices}
     kept = KeptWeights(placement)
     for name, following in zip(expected, [*list(expected)[1:], None], strict=True):
@@ -241,7 +242,7 @@ def load_network(
             checkpoint.prefetch(following)  # is read from disk while this one is copied
         mover = movers[placement.of(name)]
         value = _converted(checkpoint.read(name), name, mover, dtype)
-        if name == EMBEDDING:
+        if name == head:
             output = _output(value, activations)
         is_kept = placement.streamed_layer(name) is not None
         if is_kept or _is_packed(name, checkpoint.tensors[name], placement.of(name)):
@@ -271,7 +272,7 @@ def load_layer(
 ) -> Block:
     """One layer on a device, as `load_network` loads it."""
     with torch.device("meta"):
-        block = Block(config, config.layers[number]).requires_grad_(False)
+        block = make_block(config, config.layers[number]).requires_grad_(False)
     prefix = f"layers.{number}."
     names = [prefix + name for name, _ in block.named_parameters()]
     placement = make_placement(device, len(config.layers))
@@ -290,7 +291,8 @@ def set_devices(transformer: Transformer, placement: Placement) -> None:
     parts = zip(transformer.blocks, placement.layers, placement.experts, strict=True)
     for block, own, experts in parts:
         block.device = own if own != placement.device else None
-        block.experts.device = experts if experts != own else None
+        if block.experts is not None:
+            block.experts.device = experts if experts != own else None
 
 
 def _prepared(
@@ -312,9 +314,14 @@ def _prepared(
     return held
 
 
+def output_name(names: Collection[str]) -> str:
+    """Which of a network's tensors is its output layer."""
+    return OUTPUT if OUTPUT in names else EMBEDDING
+
+
 def _output(embedding: Read, activations: str) -> list[Weight] | None:
-    """A second copy of a quantized embedding for the head: packed, chunk by chunk. The blocks stay
-    too, because rows are read from them one by one; they may be a view of the mapped file."""
+    """A second copy of a quantized output layer for the head: packed, chunk by chunk. The blocks
+    stay too, because rows are read from them one by one; they may be a view of the mapped file."""
     if not isinstance(embedding, QuantizedTensor):
         return None
     rows, columns = embedding.shape
@@ -347,9 +354,11 @@ def _is_packed(name: str, info: TensorInfo, device: torch.device) -> bool:
 
 def _operation(name: str) -> str | None:
     """The operation for whose kernels a tensor's layout is free; see `packing.form_on`. Rows of the
-    embedding are also read one by one, as the pass over the vocabulary does, and a router must stay
-    exact: its choice is discrete."""
-    return "vocabulary_pass" if name == EMBEDDING else "" if ".router." in name else None
+    embedding and of the output layer are also read one by one, as the pass over the vocabulary
+    does, and a router must stay exact: its choice is discrete."""
+    if name in (EMBEDDING, OUTPUT):
+        return "vocabulary_pass"
+    return "" if ".router." in name else None
 
 
 def _is_copied(format: str, shape: tuple[int, ...], device: torch.device) -> bool:
@@ -363,8 +372,11 @@ def _kept_dtype(name: str, ndim: int, stored: torch.dtype, dtype: torch.dtype) -
     return torch.float32 if exact else dtype
 
 
-def loaded_bytes(name: str, info: TensorInfo, device: torch.device, dtype: torch.dtype) -> int:
-    """What the tensor of this canonical name will take in memory, loaded as `load_network` does."""
+def loaded_bytes(
+    name: str, info: TensorInfo, device: torch.device, dtype: torch.dtype, head: str = EMBEDDING
+) -> int:
+    """What the tensor of this canonical name will take in memory, loaded as `load_network` does;
+    head: the name of the network's output layer."""
     stored = float_dtype(info.format)
     if stored is None:
         format, size = info.format, info.nbytes
@@ -375,7 +387,7 @@ def loaded_bytes(name: str, info: TensorInfo, device: torch.device, dtype: torch
     held = format, info.shape, device
     if ops.packs(*held, _operation(name)):
         return ops.packed_bytes(*held)
-    is_copied = name == EMBEDDING and stored is None and _is_copied(*held)
+    is_copied = name == head and stored is None and _is_copied(*held)
     return size + ops.packed_bytes(*held) if is_copied else size
 
 

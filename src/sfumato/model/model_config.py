@@ -7,17 +7,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from sfumato.ops.reference import Gating
+
 
 class ConfigError(ValueError):
     """The metadata describe something that this network cannot be; the message says which field."""
+
+
+_MAY_BE_ZERO = (
+    *("intermediate_size", "num_experts", "experts_per_token", "expert_size", "logit_softcap"),
+)
 
 
 @dataclass(frozen=True)
 class LayerConfig:
     """What differs from layer to layer.
 
-    `sliding` layers see a window and have a V projection; full layers see everything, and their
-    V is the raw K projection.  `rope_pairs` is how many of the `head_dim / 2` rotary pairs turn.
+    `sliding` layers see a window, full layers everything; `Design.own_values` says which have a V
+    projection.  `rope_pairs` is how many of the `head_dim / 2` rotary pairs turn.
     """
 
     sliding: bool
@@ -28,8 +35,37 @@ class LayerConfig:
 
 
 @dataclass(frozen=True)
+class Design:
+    """What differs between networks beside their sizes. The defaults are DiffusionGemma's."""
+
+    gating: Gating = "gelu"  # the function of the gate, in the dense MLP and in experts
+    post_norms: bool = True
+    """Norms of what attention and the feed-forward part add, and a scalar for each layer and phase;
+    without them a layer has a norm before either and nothing after it."""
+    scaled_embedding: bool = True  # by the root of the hidden size
+    scaled_queries: bool = False  # by 1 / sqrt(head_dim); elsewhere attention has scale 1
+    own_values: bool = False
+    """Every layer has a V projection, whose result is V; elsewhere V is normed, and full layers
+    have the K projection for it."""
+    scaled_router: bool = True
+    """The router reads a norm of its input times a learned scale, and a learned scale of each
+    expert multiplies its share."""
+    shares_of_one: bool = True  # the shares of the experts chosen sum to 1 before their scales
+    self_conditioning: bool = True  # there are weights that read a soft embedding
+    tied_head: bool = True  # the output layer is the embedding
+    block_causal: bool = False
+    """In the encode phase a token sees its whole block of `canvas_length` positions, and all before
+    it; elsewhere it sees none after itself."""
+
+
+@dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and constants of one network; token ids are None where the checkpoint names none."""
+    """Sizes and constants of one network; token ids are None where the checkpoint names none.
+
+    A network without a dense MLP has `intermediate_size` 0, one without experts 0 in the three
+    sizes of these. `logit_softcap` is 0 where logits are as they come. `sliding_window` counts for
+    sliding layers alone.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -49,12 +85,31 @@ class ModelConfig:
     pad_id: int | None = None
     filler_id: int | None = None  # fills canvases that are read, where it is not the family's
     mask_id: int | None = None  # stands where no token is yet; None: that is noise
+    design: Design = Design()
+
+    @property
+    def block(self) -> int | None:
+        """Positions of a block, all of which see one another in the encode phase; None: a token
+        sees none after itself there."""
+        return self.canvas_length if self.design.block_causal else None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.type in ("int", "float") and not value > 0:
+            least = 0 if field.name in _MAY_BE_ZERO else 1e-30
+            if field.type in ("int", "float") and not value >= least:
                 raise ConfigError(f"{field.name}: must be positive, got {value}")
+        experts = [self.num_experts, self.experts_per_token, self.expert_size]
+        if any(experts) != all(experts) or not (self.intermediate_size or self.num_experts):
+            raise ConfigError(
+                f"num_experts: {self.num_experts}, of {self.expert_size} and with "
+                f"{self.experts_per_token} active, beside an MLP of {self.intermediate_size}; a "
+                "layer has an MLP, experts of some size, or both"
+            )
+        if self.mask_id is not None and not 0 <= self.mask_id < self.vocab_size:
+            raise ConfigError(
+                f"mask_token_id: {self.mask_id} is no token of the {self.vocab_size} that there are"
+            )
         if self.sliding_window < 2:
             raise ConfigError(
                 f"sliding_window: {self.sliding_window} leaves a canvas no prefix to look at"

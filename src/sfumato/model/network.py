@@ -52,9 +52,10 @@ class Network:
         self.tower: VisionTower | None = None  # None: the network reads no pictures
         self.files = FileSizes(())  # of which weights are views
         reads = transformer.self_conditioning
-        rounding = min(ops.rounding(p.weight, dtype) for p in (reads.gate_proj, reads.up_proj))
+        by = () if reads is None else (reads.gate_proj, reads.up_proj)
+        rounding = min((ops.rounding(p.weight, dtype) for p in by), default=0.0)
         self.head = VocabularyHead(
-            *(transformer.embed_tokens.weight, self.config.logit_softcap),
+            *(transformer.output, self.config.logit_softcap),
             output=output,
             rounding=rounding,
         )
@@ -108,7 +109,10 @@ class Network:
         """Appends tokens to the slots' prefixes: rows[i] int64 [any length] goes to slots[i].
 
         pictures: those of each row, in order, whose soft tokens take the place of ids; (): none. A
-        chunk ends before a picture or after it, and may be longer than `chunk` for one.
+        chunk ends before a picture or after it, and may be longer than `chunk` for one. Where the
+        network has blocks (`ModelConfig.block`, `Slot.offset`), a row's chunk ends at the end of a
+        block, and may be longer for one; the last tokens of the row may be less than a block, and
+        what is encoded later is a block of its own.
 
         Calls `cancelled` before every chunk; returns False where it returned True, with the
         chunks before that in the prefixes.  Raises ValueError, naming the row, where a slot has too
@@ -121,9 +125,10 @@ class Network:
             if cancelled():
                 return False
             share = max(1, chunk // len(live))
+            ends = [done[i] + slots[i].whole_blocks(share, len(checked[i]) - done[i]) for i in live]
             ends = [
-                ahead_of_pictures(min(done[i] + share, len(checked[i])), done[i], within[i])
-                for i in live
+                ahead_of_pictures(end, done[i], within[i])
+                for i, end in zip(live, ends, strict=True)
             ]
             pieces = [checked[i][done[i] : end] for i, end in zip(live, ends, strict=True)]
             own = [

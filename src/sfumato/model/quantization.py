@@ -118,7 +118,8 @@ def format_of(
 ) -> str:
     """The format of one tensor; `favoured` where the target's mix has it among the sensitive ones.
 
-    Vectors and routers stay F32. The embedding, which is the output head too, takes Q6_K at least.
+    Vectors and routers stay F32. The embedding, which mostly is the output layer too, and an output
+    layer of its own take Q6_K at least.
     """
     if len(shape) < 2 or ".router." in name:
         return "F32"
@@ -126,7 +127,7 @@ def format_of(
     if is_float(chosen):
         return chosen
     columns = shape[-1]
-    if name == "embed_tokens.weight":
+    if name in ("embed_tokens.weight", "lm_head.weight"):
         chosen = "Q6_K" if FORMATS[chosen].divides(columns) and chosen != "Q8_0" else "Q8_0"
     elif favoured and target.sensitive:
         chosen = target.sensitive

@@ -123,7 +123,7 @@ def _pass_over(
         if more is not None:
             more.offer(raw, start)
         # Last, since it may overwrite the products.
-        ops.update_softmax(state, raw, start, temperature, head.softcap, hidden.dtype)
+        ops.update_softmax(state, raw, start, temperature, head.softcap or None, hidden.dtype)
     return state, products
 
 

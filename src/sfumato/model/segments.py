@@ -58,8 +58,9 @@ class RowPart:
     None: all. Every position that is left out lies beyond its row's length."""
     commits: Tensor | None = None
     """int64 [rows]: as many as `lengths` where the row commits its tokens, which then are in the
-    encode phase, see none after them, and go into the cache; 0 where it is denoised. None: no row
-    commits. Never beside an index or questions."""
+    encode phase, see none after them (those of a network with blocks see one another: a canvas is
+    a block), and go into the cache; 0 where it is denoised. None: no row commits. Never beside an
+    index or questions."""
     beside: Beside | None = None
 
     @property
@@ -131,7 +132,8 @@ def _attend(layer: int, part: RowPart, first: Tensor, q: Tensor, k: Tensor, v: T
     if beside is not None:
         own = beside.pool.keys[layer], beside.pool.values[layer], beside.starts, beside.counts
         questions = ops.Questions(*own, beside.pool.longest)
-    rows = ops.Rows(*stored, part.slots, first, window, part.lengths, part.commits, questions)
+    causal = part.commits if pool.block is None else None
+    rows = ops.Rows(*stored, part.slots, first, window, part.lengths, causal, questions)
     out = ops.attend_padded(q, k, v, rows)
     if part.commits is not None:
         # A full layer has no place for positions past its capacity; who commits has asked for room.
@@ -237,8 +239,9 @@ appended to suffixes, or, of canvases, not kept."""
 class PackedRows:
     """Attention of packed tokens of several rows, one row after another.
 
-    A row sees its slot's prefix, what its suffix holds, and of its new tokens those up to each; a
-    canvas sees all of its own.  For the mask all positions of a canvas are its first: on sliding
+    A row sees its slot's prefix, what its suffix holds, and of its new tokens those up to each, or
+    where the network has blocks, those up to the end of each one's block; a canvas sees all of its
+    own.  For the mask all positions of a canvas are its first: on sliding
     layers it sees the last `window - 1` positions of what comes before it, as `PaddedRows` has it.
     """
 
@@ -338,8 +341,12 @@ class PackedRows:
             several = counts if len(rows) > 1 else ()
             keys = torch.cat((shared, of_keys))
             pictures = self._pictures[rows[0]] if self._pictures else ()
-            bounds = seen(of_queries, pictures, window, self._image_mask)
-            self._causal[name] = ops.Causal(*bounds, keys, several)
+            first, last = seen(of_queries, pictures, window, self._image_mask)
+            slot = self.suffixes[rows[0]].slot
+            if size := slot.pool.block:
+                ends = (of_queries - slot.offset).div(size, rounding_mode="floor") + 1
+                last = torch.maximum(last, ends * size + (slot.offset - 1))
+            self._causal[name] = ops.Causal(first, last, keys, several)
         return self._causal[name]
 
     def _write(self, pool: QuestionPool) -> None:

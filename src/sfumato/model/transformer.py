@@ -51,16 +51,17 @@ class RMSNorm(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """`down(gelu_tanh(gate(x)) · up(x))`."""
+    """`down(f(gate(x)) · up(x))`, where f is what the gating says."""
 
-    def __init__(self, hidden: int, inner: int) -> None:
+    def __init__(self, hidden: int, inner: int, gating: ops.Gating = "gelu") -> None:
         super().__init__()
+        self.gating: ops.Gating = gating
         self.gate_proj = Linear(hidden, inner)
         self.up_proj = Linear(hidden, inner)
         self.down_proj = Linear(inner, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(ops.geglu(self.gate_proj(x), self.up_proj(x)))
+        return self.down_proj(ops.gated(self.gate_proj(x), self.up_proj(x), self.gating))
 
 
 class SelfConditioning(GatedMLP):
@@ -137,11 +138,14 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: LayerConfig) -> None:
         super().__init__()
-        hidden, eps = config.hidden_size, config.rms_norm_eps
+        hidden, eps, design = config.hidden_size, config.rms_norm_eps, config.design
         self.head_dim, self.eps = layer.head_dim, eps
+        self.norms_values = not design.own_values
+        self.query_scale = layer.head_dim**-0.5 if design.scaled_queries else 1.0
+        has_values = layer.sliding or design.own_values
         self.q_proj = Linear(hidden, config.num_heads * layer.head_dim)
         self.k_proj = Linear(hidden, layer.kv_heads * layer.head_dim)
-        self.v_proj = Linear(hidden, layer.kv_heads * layer.head_dim) if layer.sliding else None
+        self.v_proj = Linear(hidden, layer.kv_heads * layer.head_dim) if has_values else None
         self.o_proj = Linear(config.num_heads * layer.head_dim, hidden)
         self.q_norm = RMSNorm(layer.head_dim, eps)
         self.k_norm = RMSNorm(layer.head_dim, eps)
@@ -160,14 +164,14 @@ class Attention(nn.Module):
             heads = (*x.shape[:-1], -1, self.head_dim)
             q, k = self.q_proj(x).view(heads), self.k_proj(x).view(heads)
             v = None if self.v_proj is None else self.v_proj(x).view(heads)
-            weights = self.q_norm.weight, self.k_norm.weight
-            q, k, v = ops.prepare_heads(q, k, v, *weights, *rotary, self.eps)
+            weights = self._query_weight(), self.k_norm.weight
+            q, k, v = ops.prepare_heads(q, k, v, *weights, *rotary, self.eps, self.norms_values)
         else:
             k, v = self.keys_values(x, rotary)
             x = x.index_select(0, only)
             rotary = rotary[0].index_select(0, only), rotary[1].index_select(0, only)
             q = self.q_proj(x).view(*x.shape[:-1], -1, self.head_dim)
-            q = ops.rotate(self.q_norm(q), *rotary)
+            q = ops.rotate(ops.rms_norm(q, self._query_weight(), self.eps), *rotary)
         return self.o_proj(attend(layer, q, k, v).reshape(*x.shape[:-1], -1))
 
     def keys_values(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -175,7 +179,14 @@ class Attention(nn.Module):
         heads = (*x.shape[:-1], -1, self.head_dim)
         k = self.k_proj(x).view(heads)
         v = self.v_proj(x).view(heads) if self.v_proj is not None else k
-        return ops.rotate(self.k_norm(k), *rotary), ops.rms_norm(v, None, self.eps)
+        v = ops.rms_norm(v, None, self.eps) if self.norms_values else v
+        return ops.rotate(self.k_norm(k), *rotary), v
+
+    def _query_weight(self) -> Tensor:
+        """The weight of the queries' norm, [d], with the scale of attention, whose operation has
+        scale 1; in float32 where there is one: rounded, it would be off for all tokens alike."""
+        weight = self.q_norm.weight
+        return weight if self.query_scale == 1 else weight.float() * self.query_scale
 
 
 class Router(nn.Module):
@@ -188,14 +199,16 @@ class Router(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.proj = Linear(config.hidden_size, config.num_experts)
-        self.scale = nn.Parameter(torch.ones(config.hidden_size))
-        self.per_expert_scale = nn.Parameter(torch.ones(config.num_experts))
+        scaled = config.design.scaled_router
+        self.scale = nn.Parameter(torch.ones(config.hidden_size)) if scaled else None
+        self.per_expert_scale = nn.Parameter(torch.ones(config.num_experts)) if scaled else None
         self.active, self.eps = config.experts_per_token, config.rms_norm_eps
+        self.shares_of_one = config.design.shares_of_one
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [tokens, hidden] → chosen int64 and shares float32, both [tokens, active]."""
         weights = self.proj.weight, self.scale, self.per_expert_scale
-        return ops.route(x, *weights, self.active, self.eps)
+        return ops.route(x, *weights, self.active, self.eps, self.shares_of_one)
 
 
 class Experts(nn.Module):
@@ -204,6 +217,7 @@ class Experts(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.device: torch.device | None = None  # of the weights, where it is not that of x
+        self.gating: ops.Gating = config.design.gating
         count, size, hidden = config.num_experts, config.expert_size, config.hidden_size
         self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * size, hidden))
         self.down_proj = nn.Parameter(torch.empty(count, hidden, size))
@@ -213,32 +227,27 @@ class Experts(nn.Module):
         The experts compute where their weights are, and the result is where x is."""
         own = self.device or x.device
         weights = self.gate_up_proj, self.down_proj
-        return ops.experts(x.to(own), chosen.to(own), shares.to(own), *weights).to(x.device)
+        given = x.to(own), chosen.to(own), shares.to(own)
+        return ops.experts(*given, *weights, self.gating).to(x.device)
 
 
 class Block(nn.Module):
-    """One layer: attention, then a dense MLP and a mixture of experts side by side."""
+    """One layer: attention, then a dense MLP, a mixture of experts, or both side by side."""
 
     def __init__(self, config: ModelConfig, layer: LayerConfig) -> None:
         super().__init__()
-        hidden, eps = config.hidden_size, config.rms_norm_eps
+        hidden, eps, design = config.hidden_size, config.rms_norm_eps, config.design
         self.eps = eps
         self.device: torch.device | None = None  # where it is not that of the embedding
         # Within it the layer's weights can be computed with; streamed ones come for that.
         self.present: Callable[[], AbstractContextManager[None]] = nullcontext
         self.self_attn = Attention(config, layer)
-        self.mlp = GatedMLP(hidden, config.intermediate_size)
-        self.router = Router(config)
-        self.experts = Experts(config)
+        width = config.intermediate_size
+        self.mlp = GatedMLP(hidden, width, design.gating) if width else None
+        self.router = Router(config) if config.num_experts else None
+        self.experts = Experts(config) if config.num_experts else None
         self.input_layernorm = RMSNorm(hidden, eps)
         self.post_attention_layernorm = RMSNorm(hidden, eps)
-        self.pre_feedforward_layernorm = RMSNorm(hidden, eps)
-        self.post_feedforward_layernorm_1 = RMSNorm(hidden, eps)
-        self.pre_feedforward_layernorm_2 = RMSNorm(hidden, eps)
-        self.post_feedforward_layernorm_2 = RMSNorm(hidden, eps)
-        self.post_feedforward_layernorm = RMSNorm(hidden, eps)
-        self.layer_scalar = nn.Parameter(torch.ones(1))
-        self.encoder_layer_scalar = nn.Parameter(torch.ones(1))
 
     def forward(
         self,
@@ -254,6 +263,38 @@ class Block(nn.Module):
         attended = self.self_attn(self.input_layernorm(x), rotary, attend, index, only)
         if only is not None:
             x = x.index_select(0, only)
+        return self._after_attention(x, attended, encoding)
+
+    def _after_attention(self, x: Tensor, attended: Tensor, encoding: bool | Tensor) -> Tensor:
+        """The residual after the layer, of the one before it and what attention gives, alike."""
+        x = x + attended
+        given = self.post_attention_layernorm(x)
+        if self.mlp is not None:
+            x = x + self.mlp(given)
+        return x if self.experts is None else x + self._mixed(given, given)
+
+    def _mixed(self, routed: Tensor, given: Tensor) -> Tensor:
+        """What the experts make of `given`, chosen by `routed`, both [..., tokens, hidden]."""
+        assert self.router is not None and self.experts is not None
+        chosen, shares = self.router(routed.reshape(-1, routed.shape[-1]))
+        return self.experts(given.reshape(-1, given.shape[-1]), chosen, shares).view_as(given)
+
+
+class NormedBlock(Block):
+    """A layer with norms of what it adds, and a scalar for each phase."""
+
+    def __init__(self, config: ModelConfig, layer: LayerConfig) -> None:
+        super().__init__(config, layer)
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.pre_feedforward_layernorm = RMSNorm(hidden, eps)
+        self.post_feedforward_layernorm_1 = RMSNorm(hidden, eps)
+        self.pre_feedforward_layernorm_2 = RMSNorm(hidden, eps)
+        self.post_feedforward_layernorm_2 = RMSNorm(hidden, eps)
+        self.post_feedforward_layernorm = RMSNorm(hidden, eps)
+        self.layer_scalar = nn.Parameter(torch.ones(1))
+        self.encoder_layer_scalar = nn.Parameter(torch.ones(1))
+
+    def _after_attention(self, x: Tensor, attended: Tensor, encoding: bool | Tensor) -> Tensor:
         post, dense = self.post_attention_layernorm, self.pre_feedforward_layernorm
         expert = self.pre_feedforward_layernorm_2
         x, dense_in, expert_in = ops.after_attention(
@@ -270,26 +311,31 @@ class Block(nn.Module):
         self, x: Tensor, dense_in: Tensor, expert_in: Tensor, scalar: Tensor
     ) -> Tensor:
         """The residual after the layer; dense_in and expert_in: norms of the residual x."""
+        assert self.mlp is not None
         dense = self.mlp(dense_in)
         # The router reads the residual itself; the experts read it through their own norm.
-        routed = self.router(x.reshape(-1, x.shape[-1]))
-        mixed = self.experts(expert_in.reshape(-1, x.shape[-1]), *routed).view_as(dense)
+        mixed = self._mixed(x, expert_in)
         first, second = self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2
         weights = first.weight, second.weight, self.post_feedforward_layernorm.weight
         return ops.after_layer(x, dense, mixed, *weights, scalar, self.eps)
 
 
-class Embedding(nn.Module):
-    """The tied token embedding, read here as input; `model/head.py` reads it as output."""
+def make_block(config: ModelConfig, layer: LayerConfig) -> Block:
+    return (NormedBlock if config.design.post_norms else Block)(config, layer)
 
-    def __init__(self, vocab: int, hidden: int) -> None:
+
+class Embedding(nn.Module):
+    """The token embedding, read here as input; `model/head.py` reads a tied one as output."""
+
+    def __init__(self, vocab: int, hidden: int, scaled: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, hidden))
+        self.scaled = scaled
 
     def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """ids int64 [...] → [..., hidden], scaled by sqrt(hidden) as rounded to `dtype`."""
+        """ids int64 [...] → [..., hidden], maybe scaled by sqrt(hidden) as rounded to `dtype`."""
         rows = ops.embed(ids, self.weight, dtype)
-        return rows * rounded(rows.shape[-1] ** 0.5, dtype)
+        return rows * rounded(rows.shape[-1] ** 0.5, dtype) if self.scaled else rows
 
 
 class Transformer(nn.Module):
@@ -297,16 +343,25 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, design = config, config.design
         self.streams: tuple[StreamedLayers, ...] = ()  # one for each card that has such layers
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.blocks = [Block(config, layer) for layer in config.layers]
+        vocabulary = config.vocab_size, config.hidden_size
+        self.embed_tokens = Embedding(*vocabulary, design.scaled_embedding)
+        self.blocks = [make_block(config, layer) for layer in config.layers]
         self.layers = nn.ModuleList(self.blocks)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = Rotary(config.layers)
-        self.self_conditioning = SelfConditioning(
-            config.hidden_size, config.intermediate_size, config.rms_norm_eps
+        self.self_conditioning = (
+            SelfConditioning(config.hidden_size, config.intermediate_size, config.rms_norm_eps)
+            if design.self_conditioning
+            else None
         )
+        self.lm_head = None if design.tied_head else Linear(*reversed(vocabulary))
+
+    @property
+    def output(self) -> nn.Parameter:
+        """The weight of the output layer, [vocab, hidden]."""
+        return (self.lm_head or self.embed_tokens).weight
 
     def encode(
         self,
@@ -347,7 +402,10 @@ class Transformer(nn.Module):
         tokens, packed, hidden states are wanted (None: of all); encoding bool [tokens, 1]: which
         tokens are in the encode phase, without self-conditioning and with that phase's scalars."""
         embedded = self.embed_tokens(canvas, dtype)
-        x = self.self_conditioning(embedded, soft)
+        if self.self_conditioning is None:
+            x = embedded
+        else:
+            x = self.self_conditioning(embedded, soft)
         if encoding is None:
             return self._blocks(x, positions, attend, encoding=False, only=only)
         return self._blocks(torch.where(encoding, embedded, x), positions, attend, encoding)

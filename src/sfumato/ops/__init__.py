@@ -34,13 +34,14 @@ from sfumato.ops.cpu.panels import (
 from sfumato.ops.online_softmax import Bans, SoftmaxState, update_softmax
 from sfumato.ops.packing import pack, packed_bytes, packs
 from sfumato.ops.reference import (
+    Gating,
     Weight,
     after_attention,
     after_layer,
     dense,
     embed,
     experts,
-    geglu,
+    gated,
     linear,
     own_scores,
     prepare_heads,
@@ -52,9 +53,9 @@ from sfumato.ops.triton import prepare
 from sfumato.ops.triton import serving as kernels_on
 
 __all__ = [
-    "ACTIVATIONS", "Bans", "Causal", "Own", "Questions", "Rows", "SoftmaxState", "Weight",
+    "ACTIVATIONS", "Bans", "Causal", "Gating", "Own", "Questions", "Rows", "SoftmaxState", "Weight",
     "after_attention", "after_layer", "attend", "attend_padded", "attention", "backend",
-    "column_bytes", "dense", "embed", "experts", "geglu", "kernels_on", "linear",
+    "column_bytes", "dense", "embed", "experts", "gated", "kernels_on", "linear",
     "multiplies_bf16", "own_scores", "pack", "pack_columns", "packed_bytes", "packs",
     "packs_columns", "prepare", "prepare_heads", "reason", "rms_norm", "rotate", "rounding",
     "route", "update_softmax", "write_cache",

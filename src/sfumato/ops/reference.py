@@ -16,6 +16,7 @@ operation and not what serves it; on no device has it been measured.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,9 @@ from torch import Tensor
 
 from sfumato.ops.registry import operation
 from sfumato.weights.formats import Stored, Weight
+
+Gating = Literal["gelu", "silu"]
+"""The function of a gate: GELU in its tanh approximation, or SiLU."""
 
 ROWS = 64
 """The `tile` for products with a small number of rows; see `ops.linear`."""
@@ -66,9 +70,9 @@ def multiplied(x: Tensor, weight: Weight) -> Tensor:
 
 
 @operation
-def geglu(gate: Tensor, up: Tensor) -> Tensor:
-    """`gelu(gate) · up` of the same shape, where gelu is the tanh approximation."""
-    return F.gelu(gate, approximate="tanh") * up
+def gated(gate: Tensor, up: Tensor, gating: Gating = "gelu") -> Tensor:
+    """`f(gate) · up` of the same shape, where f is what `Gating` says."""
+    return (F.silu(gate) if gating == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 
 @operation
@@ -99,8 +103,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @operation
-def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: Weight) -> Tensor:
-    """A gated-GELU mixture of experts.
+def experts(
+    x: Tensor,
+    chosen: Tensor,
+    shares: Tensor,
+    gate_up: Weight,
+    down: Weight,
+    gating: Gating = "gelu",
+) -> Tensor:
+    """A mixture of gated experts.
 
     x [tokens, hidden]; chosen int64 and shares float [tokens, k]; gate_up [experts, 2·m, hidden]
     with the gate first; down [experts, hidden, m] → [tokens, hidden].
@@ -120,7 +131,8 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: We
     grouped = x.new_zeros(total, x.shape[-1])
     grouped = grouped.index_copy(0, place, multiplied(x, gate_up).index_select(0, order // k))
     gate, up = _grouped_product(grouped, offsets, gate_up).chunk(2, dim=-1)
-    parts = _grouped_product(multiplied(geglu.reference(gate, up), down), offsets, down)
+    inner = multiplied(gated.reference(gate, up, gating), down)
+    parts = _grouped_product(inner, offsets, down)
     return mixed(parts, order, place, shares)
 
 
@@ -198,14 +210,16 @@ def prepare_heads(
     cos: Tensor,
     sin: Tensor,
     eps: float,
+    norms_values: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What attention reads of the projections of tokens: `rotate(norm(q))`, `rotate(norm(k))`, and
-    v's norm without a weight.
+    v's norm without a weight, or v as it is.
 
     q [..., tokens, heads, d], k and v [..., tokens, kv_heads, d] (v None: k stands for it); the
     norms' weights [d]; cos and sin [..., tokens, d / 2] → q, k and v of the same shapes.
     """
-    v = rms_norm(k if v is None else v, None, eps)
+    v = k if v is None else v
+    v = rms_norm(v, None, eps) if norms_values else v
     k = rotate(rms_norm(k, k_weight, eps), cos, sin)
     return rotate(rms_norm(q, q_weight, eps), cos, sin), k, v
 
@@ -247,15 +261,26 @@ def after_layer(
 
 @operation
 def route(
-    x: Tensor, weight: Weight, scale: Tensor, per_expert: Tensor, active: int, eps: float
+    x: Tensor,
+    weight: Weight,
+    scale: Tensor | None,
+    per_expert: Tensor | None,
+    active: int,
+    eps: float,
+    shares_of_one: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """The experts of each token and their shares, in float32: of the scores `norm(x) · scale /
-    sqrt(hidden) @ weight.T` the highest, and their softmax times `per_expert`.
+    sqrt(hidden) @ weight.T`, or `x @ weight.T` without a scale, the highest, and their softmax
+    times `per_expert` (None: 1).
 
-    x [tokens, hidden]; weight [experts, hidden]; scale [hidden]; per_expert [experts] → chosen
-    int64 and shares float32 [tokens, active].
+    x [tokens, hidden]; weight [experts, hidden]; scale [hidden]; per_expert [experts];
+    shares_of_one: whether the softmax is among the experts chosen, else among all → chosen int64
+    and shares float32 [tokens, active].
     """
-    unit = rms_norm(x.float(), None, eps) * scale.float() * x.shape[-1] ** -0.5
-    shares, chosen = torch.softmax(linear(unit, weight), dim=-1).topk(active, dim=-1)
-    shares = shares / shares.sum(dim=-1, keepdim=True)
-    return chosen, shares * per_expert.float()[chosen]
+    given = x.float()
+    if scale is not None:
+        given = rms_norm(given, None, eps) * scale.float() * x.shape[-1] ** -0.5
+    shares, chosen = torch.softmax(linear(given, weight), dim=-1).topk(active, dim=-1)
+    if shares_of_one:
+        shares = shares / shares.sum(dim=-1, keepdim=True)
+    return chosen, shares if per_expert is None else shares * per_expert.float()[chosen]

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.ops.reference import SLICE, dense, geglu, mixed, multiplied
+from sfumato.ops.reference import SLICE, Gating, dense, gated, mixed, multiplied
 from sfumato.ops.registry import TORCH, twin
 from sfumato.weights.formats import Weight
 
@@ -57,7 +57,14 @@ def groups_stay_on_device(device: torch.device, dtype: torch.dtype) -> bool:
     serves=lambda x, *_: not groups_stay_on_device(x.device, x.dtype),
     backend=TORCH,
 )
-def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: Weight) -> Tensor:
+def experts(
+    x: Tensor,
+    chosen: Tensor,
+    shares: Tensor,
+    gate_up: Weight,
+    down: Weight,
+    gating: Gating = "gelu",
+) -> Tensor:
     """See `ops.experts`. No token may choose an expert twice.
 
     Takes as many experts at a time as keep the rows of all of them under SLICE elements.
@@ -82,7 +89,7 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: We
         at = slice(a * tokens, b * tokens)
         rows = given.index_select(0, source[at]).view(b - a, tokens, hidden)
         gate, up = torch.bmm(rows, dense(gate_up[a:b], x.dtype).transpose(1, 2)).chunk(2, dim=-1)
-        inner_rows = multiplied(geglu.reference(gate, up), down)
+        inner_rows = multiplied(gated.reference(gate, up, gating), down)
         out = torch.bmm(inner_rows, dense(down[a:b], x.dtype).transpose(1, 2))
         parts.index_copy_(0, target[at], out.flatten(0, 1))
     return mixed(parts, order, torch.arange(len(order), device=x.device), shares)

@@ -46,7 +46,8 @@ class TensorNames:
 
     gguf, gguf_layer: name in a GGUF file → canonical name; those of a layer without `blk.N.` and
     `layers.N.`. gguf_older: spellings of earlier files, which are read and not written.
-    prefix: what safetensors files put before a canonical name. tied_prefix: what they put before
+    prefix: what safetensors files put before a canonical name; beside: those of other names → the
+    canonical ones. tied_prefix: what they put before
     a tied copy of one, except for `tied_layer` (file's → canonical), which are independent tensors.
     stack_count: the keys of config.json that lead to the number of a stack's matrices. exact: ends
     of canonical names of tensors that are never read from narrow formats.
@@ -58,6 +59,7 @@ class TensorNames:
     gguf_older: Mapping[str, str] = field(default_factory=dict)
     gguf_constants: tuple[str, ...] = ()
     gguf_vision: tuple[str, ...] = ()  # prefixes
+    beside: Mapping[str, str] = field(default_factory=dict)
     tied_prefix: str = ""
     tied_layer: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)  # the file's names → canonical names
@@ -82,6 +84,8 @@ class TensorNames:
         """The place of a tensor of a safetensors file."""
         if self.vision and name.startswith(self.vision):
             return TensorPlace("vision", name)
+        if name in self.beside:
+            return TensorPlace("tensor", self.beside[name])
         if name in self.aliases:
             return TensorPlace("alias", self.aliases[name])
         if self.tied_prefix and name.startswith(self.tied_prefix):
@@ -106,7 +110,7 @@ class TensorNames:
         layer, tied = _CANONICAL_LAYER.fullmatch(canonical), _back(self.tied_layer)
         if layer and layer[2] in tied:
             return f"{self.tied_prefix}layers.{layer[1]}.{tied[layer[2]]}"
-        return self.prefix + canonical
+        return _back(self.beside).get(canonical) or self.prefix + canonical
 
 
 def _back(table: Mapping[str, str]) -> dict[str, str]:

@@ -16,14 +16,14 @@ pytestmark = [
     each_isa,
     pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16]),
 ]
-NAMES = ("geglu", "rms_norm", "plain rms_norm", "rotate")
+NAMES = ("gated", "rms_norm", "plain rms_norm", "rotate")
 
 
 def apply(name: str, x: Tensor, weight: Tensor) -> Tensor:
     """The operation on rows [n, size]; weight [size]."""
     size = x.shape[1]
-    if name == "geglu":
-        return ops.geglu(*(x * 3).chunk(2, dim=1))
+    if name == "gated":
+        return ops.gated(*(x * 3).chunk(2, dim=1))
     if name == "rotate":
         # Each row turns by angles of its own, which its first numbers give.
         angles = x[:, : size // 6].float() * 9

@@ -31,7 +31,7 @@ from sfumato.model.cache import BLOCK, MOST, slot_bytes, slot_sizes, snapshot_by
 from sfumato.model.cache import pool_bytes as question_bytes
 from sfumato.model.head import head_bytes
 from sfumato.model.layer_devices import Placement, layer_of_experts, make_placement
-from sfumato.model.loading import loaded_bytes, viewed_bytes
+from sfumato.model.loading import loaded_bytes, output_name, viewed_bytes
 from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import cache_dtype, serving_kernels
@@ -174,10 +174,10 @@ class ModelFootprint:
             if placement.of(name) == device
         ]
         sizes: list[int] = []
-        views = 0
+        views, head = 0, output_name(checkpoint.tensors)
         experts, streamed = [0] * len(config.layers), [0] * len(config.layers)
         for name, info in tensors:
-            size = loaded_bytes(name, info, device, dtype)
+            size = loaded_bytes(name, info, device, dtype, head)
             if (layer := placement.streamed_layer(name)) is not None:
                 streamed[layer] += aligned(size)
                 continue

@@ -18,6 +18,7 @@ from sfumato.model.families.family import (
     ReadFormat,
     SamplerKeys,
 )
+from sfumato.model.families.qwen3_blocks import QWEN3_BLOCKS
 from sfumato.ops.cpu.library import watch
 from sfumato.weights.checkpoint import Checkpoint, Kind, open_with
 from sfumato.weights.errors import CheckpointError, quoted
@@ -35,7 +36,7 @@ __all__ = [
     "open_checkpoint",
 ]
 
-FAMILIES: tuple[Family, ...] = (DIFFUSION_GEMMA,)
+FAMILIES: tuple[Family, ...] = (DIFFUSION_GEMMA, *QWEN3_BLOCKS)
 
 
 def open_checkpoint(path: str | Path, families: Sequence[Family] = FAMILIES) -> Checkpoint:
@@ -67,19 +68,38 @@ def find_family(kind: Kind, metadata: Mapping[str, Any], families: Sequence[Fami
     and the known families, where they name none of these."""
     if kind == "gguf":
         where, name = "general.architecture", metadata.get("general.architecture")
-        known = {family.architecture: family for family in families}
+        known = [(family.architecture, family) for family in families]
     else:
         where, name = "config.json: model_type", metadata["config"].get("model_type")
-        known = {family.model_type: family for family in families}
-    if isinstance(name, str) and name in known:
-        return known[name]
+        known = [(family.model_type, family) for family in families]
+    alike = [family for own, family in known if isinstance(name, str) and own == name]
+    for family in alike:
+        keys = family.gguf_keys.items() if kind == "gguf" else ()
+        if all(metadata.get(key) == value for key, value in keys):
+            return family
+    if isinstance(name, str) and alike:
+        raise CheckpointError(_of_no_diffusion(name, metadata, alike))
     if name == "clip":
         raise CheckpointError(
             f"{where}: is 'clip': the file holds a vision tower and no model; give the model's "
             "file, and this one as mmproj (--mmproj)"
         )
-    listed = ", ".join(map(repr, known))
+    listed = ", ".join(map(repr, dict.fromkeys(own for own, _ in known)))
     raise CheckpointError(
         f"{where}: is {quoted(name)}; give a checkpoint of an architecture that Sfumato runs:"
         f" {listed}"
+    )
+
+
+def _of_no_diffusion(name: str, metadata: Mapping[str, Any], alike: Sequence[Family]) -> str:
+    """Why a GGUF file of a known architecture is of none of the families that have it."""
+    wanted = [
+        f"{key} = {value!r} ({family.title})"
+        for family in alike
+        for key, value in family.gguf_keys.items()
+    ]
+    key = next(iter(alike[0].gguf_keys))
+    return (
+        f"{key}: is {quoted(metadata.get(key))}, and files of {name!r} that denoise blocks have "
+        f"{' or '.join(wanted)}; a model that writes token by token cannot be run here"
     )

@@ -21,6 +21,7 @@ from sfumato.weights.errors import quoted
 from sfumato.weights.names import TensorNames
 
 MOST_LAYERS = 512  # building the skeleton of more would take longer than a bad file may
+LARGEST_EPS = 0.1  # a norm's epsilon is 1e-5 or 1e-6; one that outweighs the variance is garbage
 LARGEST = 1e30  # beyond it a float is garbage, and float32 near its end
 
 
@@ -56,6 +57,12 @@ class FieldReader:
         if type(value) not in (int, float) or not 0 < value < below:
             raise self._refusal(key, value, f"a number above 0 and below {below:g}")
         return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._get(key, default)
+        if type(value) is not bool:
+            raise self._refusal(key, value, "true or false")
+        return value
 
     def tokens(self, key: str, vocab_size: int) -> tuple[int, ...]:
         """A token id or a list of them; none where the field is absent or null."""
@@ -119,6 +126,9 @@ def shortest_float(value: float) -> float:
 Metadata = Mapping[str, Any]
 
 
+Borders = Literal["front", "back"]
+
+
 @dataclass(frozen=True)
 class CanvasProcess:
     """How canvases of the family are denoised.
@@ -126,10 +136,15 @@ class CanvasProcess:
     noise: what a canvas begins with and what rejected positions become; "uniform" draws from the
     whole vocabulary, "mask" is the token `ModelConfig.mask_id`, and a position that is accepted
     keeps its token. self_conditioning: each step reads the soft embedding of the step before it.
+    borders: where blocks of `canvas_length` tokens begin, which the encode phase sees whole
+    (`ModelConfig.block`). "front": at the first token of a prompt, whose last block, if it is not
+    full, is the first canvas with its tokens pinned; "back": at the prompt's end, back from which
+    they are counted, so that the first block may be short (`Slot.offset`); None: there are none.
     """
 
     noise: Literal["uniform", "mask"]
     self_conditioning: bool
+    borders: Borders | None = None
 
 
 @dataclass(frozen=True)
@@ -190,3 +205,5 @@ class Family:
     sampler: SamplerKeys = field(repr=False)
     markers: ChatMarkers = field(repr=False)
     reads: ReadFormat = field(repr=False)
+    # What GGUF files hold too, where other networks have the architecture: key → value.
+    gguf_keys: Mapping[str, Any] = field(default_factory=dict, repr=False)

@@ -16,6 +16,7 @@ from torch import Tensor
 from sfumato.ops.cpu import library
 from sfumato.ops.cpu.panels import PackedTensor, knows
 from sfumato.ops.online_softmax import BLOCK, TOP, Bans, SoftmaxState
+from sfumato.ops.reference import Gating
 from sfumato.ops.registry import PANELS, twin
 from sfumato.weights.formats import BLOCKS, QuantizedTensor
 
@@ -50,9 +51,14 @@ def linear(x: Tensor, weight: PackedTensor, tile: int | None = None) -> Tensor:
 
 @twin("experts", "cpu", PANELS, refusal=library.refusal, note=_PACKED)
 def experts(
-    x: Tensor, chosen: Tensor, shares: Tensor, gate_up: PackedTensor, down: PackedTensor
+    x: Tensor,
+    chosen: Tensor,
+    shares: Tensor,
+    gate_up: PackedTensor,
+    down: PackedTensor,
+    gating: Gating = "gelu",
 ) -> Tensor:
-    """A gated-GELU mixture of experts; see the reference.
+    """A mixture of gated experts; see the reference.
 
     Raises ValueError for the number of an expert that does not exist.
     """
@@ -109,9 +115,13 @@ def _same_dtype(x: Tensor, *others: Tensor) -> bool:
     return same and library.kernels is not None
 
 
-@twin("geglu", "cpu", serves=_same_dtype, refusal=library.refusal)
-def geglu(gate: Tensor, up: Tensor) -> Tensor:
-    """See `ops.geglu`. Both may be parts of the columns of a wider tensor."""
+def _gates(gate: Tensor, up: Tensor, gating: Gating) -> bool:
+    return gating == "gelu" and _same_dtype(gate, up)
+
+
+@twin("gated", "cpu", serves=_gates, refusal=library.refusal)
+def gated(gate: Tensor, up: Tensor, gating: Gating = "gelu") -> Tensor:
+    """See `ops.gated`. Both may be parts of the columns of a wider tensor."""
     assert gate.shape == up.shape, f"{gate.shape} and {up.shape}"
     columns = gate.shape[-1]
     out = torch.empty(gate.shape, dtype=gate.dtype)

@@ -16,7 +16,7 @@ from torch import Tensor
 from sfumato.ops import reference
 from sfumato.ops.attention_reference import KEYS, Causal, Own, Rows, attention, joined
 from sfumato.ops.online_softmax import Bans, SoftmaxState, scored, take
-from sfumato.ops.reference import ROWS
+from sfumato.ops.reference import ROWS, Gating
 from sfumato.ops.registry import TORCH, choose, form_of, twin
 from sfumato.weights.formats import Weight
 
@@ -64,13 +64,16 @@ def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
     return out.view(*x.shape[:-1], len(factor))
 
 
-@twin("geglu", "cpu", backend=TORCH)
-def geglu(gate: Tensor, up: Tensor) -> Tensor:
-    """See `ops.geglu`; GELU in float32, rounded to the dtype before the product.
+@twin("gated", "cpu", backend=TORCH)
+def gated(gate: Tensor, up: Tensor, gating: Gating = "gelu") -> Tensor:
+    """See `ops.gated`; the function in float32, rounded to the dtype before the product.
 
-    Torch's own takes another tanh for the last few elements of a call or a thread's share.
+    Torch's own takes another tanh or exponential for the last few elements of a call or a thread's
+    share.
     """
     wide = gate.float()
+    if gating == "silu":
+        return (wide * 0.5).tanh_().add_(1.0).mul_(wide).mul_(0.5).to(gate.dtype) * up
     curve = wide.square().mul_(0.044715).add_(1.0).mul_(wide).mul_(math.sqrt(2 / math.pi)).tanh_()
     return curve.add_(1.0).mul_(wide).mul_(0.5).to(gate.dtype) * up
 
@@ -145,7 +148,14 @@ def attend_padded(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
 
 
 @twin("experts", "cpu", backend=TORCH)
-def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: Weight) -> Tensor:
+def experts(
+    x: Tensor,
+    chosen: Tensor,
+    shares: Tensor,
+    gate_up: Weight,
+    down: Weight,
+    gating: Gating = "gelu",
+) -> Tensor:
     """See `ops.experts`."""
     k = chosen.shape[-1]
     order = chosen.reshape(-1).argsort(stable=True)
@@ -157,7 +167,7 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: We
         return torch.cat([linear(group, weight[expert], tile) for group, expert in pairs])
 
     gate, up = products(x.index_select(0, order // k).split(counts), gate_up).chunk(2, dim=-1)
-    parts = products(geglu(gate, up).split(counts), down)
+    parts = products(gated(gate, up, gating).split(counts), down)
     return reference.mixed(parts, order, torch.arange(len(order)), shares)
 
 

@@ -31,6 +31,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sfumato.ops import reference
+from sfumato.ops.reference import Gating
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.operands import FEW, elementwise, matrix, multiplies, use_for
 from sfumato.ops.triton.planes import PlaneTensor, multiplies_codes
@@ -296,8 +297,15 @@ COMBINE = register(
 )
 
 
-def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Stored, down: Stored) -> Tensor:
-    """A gated-GELU mixture of experts; see `ops.experts`.
+def experts(
+    x: Tensor,
+    chosen: Tensor,
+    shares: Tensor,
+    gate_up: Stored,
+    down: Stored,
+    gating: Gating = "gelu",
+) -> Tensor:
+    """A mixture of gated experts; see `ops.experts`.
 
     x [tokens, hidden] bfloat16; gate_up [experts, 2·m, hidden] and down [experts, hidden, m]
     bfloat16, planes or codes; chosen int64 and shares float32 [tokens, k], of experts that exist →
@@ -373,8 +381,10 @@ def most_tiles(count: int, experts: int, tile: int) -> int:
     return (count + used * (tile - 1)) // tile
 
 
-def _serves(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Stored, down: Stored) -> bool:
-    return chosen.dtype == torch.int64 and multiplies(x, gate_up, down)
+def _serves(
+    x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Stored, down: Stored, gating: Gating
+) -> bool:
+    return gating == "gelu" and chosen.dtype == torch.int64 and multiplies(x, gate_up, down)
 
 
 _BETWEEN = 0.02
@@ -399,7 +409,7 @@ def _check(format: str, device: torch.device) -> None:
         shares, chosen = scores.softmax(-1).topk(2)
         gate_up = random_weight(device, format, count, 2 * inner, hidden)
         down = random_weight(device, of_down, count, hidden, inner)
-        wide = (exact(each, x.dtype) for each in (gate_up, down))
+        wide = exact(gate_up, x.dtype), exact(down, x.dtype)
         expected = reference.experts.reference(x.double(), chosen, shares, *wide)
         as_codes = format in KINDS and multiplies_codes(KINDS[format], device)
         bound = error_bound(x.dtype) + (_BETWEEN if as_codes else 0)
@@ -500,7 +510,13 @@ ROUTER_CHOICE = register(
 
 
 def route(
-    x: Tensor, weight: Tensor, scale: Tensor, per_expert: Tensor, active: int, eps: float
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    per_expert: Tensor | None,
+    active: int,
+    eps: float,
+    shares_of_one: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """The experts of each token and their shares; see `ops.route`."""
     tokens, size = x.shape
@@ -543,8 +559,16 @@ def route(
 
 
 def _serves_route(
-    x: Tensor, weight: Tensor, scale: Tensor, per_expert: Tensor, active: int, eps: float
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    per_expert: Tensor | None,
+    active: int,
+    eps: float,
+    shares_of_one: bool,
 ) -> bool:
+    if scale is None or per_expert is None or not shares_of_one:
+        return False
     return weight.is_contiguous() and elementwise(x, weight, scale, per_expert)
 
 

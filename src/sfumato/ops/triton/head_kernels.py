@@ -26,10 +26,12 @@ BLOCK = tl.constexpr(64)  # as in `ops.online_softmax`
 
 @triton.jit
 def capped(products: tl.tensor, softcap: tl.tensor, temperature: tl.tensor) -> tl.tensor:
-    """softcap · tanh(products / softcap) / temperature, float32."""
+    """softcap · tanh(products / softcap) / temperature, or products / temperature where the softcap
+    is 0; float32."""
     # tanh by an exponential: its error, 1e-7 of the softcap, is that of the products' rounding.
     bent = 1.0 - 2.0 / (tl.exp(products * (2.0 / softcap)) + 1.0)
-    return tl.maximum(bent * softcap / temperature, BANNED, propagate_nan=tl.PropagateNan.ALL)
+    scores = tl.where(softcap == 0.0, products, bent * softcap)
+    return tl.maximum(scores / temperature, BANNED, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

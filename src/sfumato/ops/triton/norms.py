@@ -394,6 +394,7 @@ def prepare_heads(
     cos: Tensor,
     sin: Tensor,
     eps: float,
+    norms_values: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What attention reads of the projections of tokens; see `ops.prepare_heads`.
 
@@ -441,9 +442,11 @@ def _serves_heads(
     cos: Tensor,
     sin: Tensor,
     eps: float,
+    norms_values: bool,
 ) -> bool:
     values = () if v is None else (v,)
-    return q.dim() == 3 and elementwise(q, k, *values, q_weight, k_weight, cos, sin)
+    served = norms_values and q.dim() == 3
+    return served and elementwise(q, k, *values, q_weight, k_weight, cos, sin)
 
 
 def _check_heads(device: torch.device) -> None:

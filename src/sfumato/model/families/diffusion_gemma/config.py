@@ -18,12 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.model.families.family import MOST_LAYERS, FieldReader, shortest_float
+from sfumato.model.families.family import LARGEST_EPS, MOST_LAYERS, FieldReader, shortest_float
 from sfumato.model.model_config import ConfigError, LayerConfig, ModelConfig
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import quoted
 
-LARGEST_EPS = 0.1  # a norm's epsilon is 1e-5 or 1e-6; one that outweighs the variance is garbage
 ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     "full_attention": {

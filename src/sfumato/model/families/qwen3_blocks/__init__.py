@@ -1,0 +1,104 @@
+"""Qwen3 networks that denoise blocks of mask tokens: the SDAR models, dense and with experts, and
+the BD3LM conversions of dLLM.
+
+SDAR's blocks begin at the first token (JetAstra/SDAR, generate.py), those of BD3LM end with the
+prompt (ZHZisZZ/dllm, dllm/core/samplers/bd3lm.py). The canonical name of a tensor is transformers'
+after `model.`, but for a router and experts, which have the names of the network's modules.
+"""
+
+from __future__ import annotations
+
+from sfumato.model.families.family import (
+    CanvasProcess,
+    ConfigFormat,
+    Family,
+    ReadFormat,
+    SamplerKeys,
+)
+from sfumato.model.families.qwen3_blocks.config import Kind
+from sfumato.text.markers import ChatMarkers
+from sfumato.weights.names import TensorNames
+
+MARKERS = ChatMarkers(
+    turn_open="<|im_start|>",
+    turn_close="<|im_end|>",
+    thought_open="<think>",
+    thought_close="</think>",
+    call_open="<tool_call>",
+    call_close="</tool_call>",
+    ends=("<|im_end|>", "<|endoftext|>"),
+    end_tokens=("<|im_end|>",),
+    visible=("<think>", "</think>", "<tool_call>", "</tool_call>"),
+    tokens=(
+        *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"),
+        *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+        *("<|MASK|>", "<|mask|>"),
+    ),
+)
+
+_GGUF = {
+    "token_embd.weight": "embed_tokens.weight",
+    "output_norm.weight": "norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_GGUF_LAYER = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "attn_q_norm.weight": "self_attn.q_norm.weight",
+    "attn_k_norm.weight": "self_attn.k_norm.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
+
+TENSOR_NAMES = TensorNames(
+    gguf=_GGUF,
+    gguf_layer=_GGUF_LAYER,
+    prefix="model.",
+    beside={"lm_head.weight": "lm_head.weight"},
+    exact=("embed_tokens.weight", "lm_head.weight"),
+)
+
+
+def _family(name: str, title: str, kind: Kind, names: TensorNames) -> Family:
+    return Family(
+        name=name,
+        title=title,
+        model_type=kind.model_type,
+        architecture=kind.architecture,
+        tensor_names=names,
+        gguf_keys=kind.gguf_keys,
+        config=ConfigFormat(
+            from_hf=kind.from_hf,
+            from_gguf=kind.from_gguf,
+            to_hf=kind.to_hf,
+            to_gguf=kind.to_gguf,
+            gguf_constants=lambda config: {},
+            hf_placeholders=lambda config: {},
+        ),
+        canvas=CanvasProcess(noise="mask", self_conditioning=False, borders=kind.borders),
+        sampler=SamplerKeys(hf={}, gguf={}, hf_nested="", hf_class="", nested=()),
+        markers=MARKERS,
+        reads=ReadFormat(
+            end=MARKERS.turn_close,
+            filler="<|endoftext|>",
+            empty_thought=f"{MARKERS.thought_open}\n\n{MARKERS.thought_close}\n\n",
+        ),
+    )
+
+
+SDAR = _family(
+    *("sdar", "SDAR"),
+    Kind("sdar", "SDARForCausalLM", "qwen3", "front", block=4, tied=False),
+    TENSOR_NAMES,
+)
+BD3LM = _family(
+    *("bd3lm", "BD3LM"),
+    Kind("a2d-qwen3", "A2DQwen3LMHeadModel", "qwen3", "back", block=32, tied=False),
+    TENSOR_NAMES,
+)
+QWEN3_BLOCKS = (SDAR, BD3LM)
