@@ -17,9 +17,15 @@ from sfumato.diffusion.checkpoint_defaults import (
     defaults_to_gguf,
     defaults_to_hf,
 )
-from sfumato.diffusion.sampler import EntropyBound, LinearTemperature, StableAndConfident
-from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
-from sfumato.model.families import DIFFUSION_GEMMA, CanvasProcess, open_checkpoint
+from sfumato.diffusion.sampler import (
+    EntropyBound,
+    LinearPace,
+    LinearTemperature,
+    LowConfidence,
+    StableAndConfident,
+)
+from sfumato.diffusion.sampler_config import MASKS, REFERENCE, SamplerConfig
+from sfumato.model.families import DIFFUSION_GEMMA, CanvasProcess, SamplerKeys, open_checkpoint
 from sfumato.train.recipe import EMBEDDED
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.files.gguf import read_gguf
@@ -125,18 +131,25 @@ def test_bad_gguf_keys_are_refused() -> None:
         defaults_from_gguf({"diffusion.eb_t_max": "hot"}, KEYS)
 
 
-def test_a_canvas_process_without_a_sampler_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_defaults_of_a_canvas_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = gguf_config()
     write_gguf(tmp_path / "tiny.gguf", random_state(config), config)
     checkpoint = open_checkpoint(tmp_path / "tiny.gguf")
     assert checkpoint_defaults(checkpoint) == REFERENCE
-    for canvas, message in ((CanvasProcess("mask", True), "'mask' noise"),):
-        other = replace(DIFFUSION_GEMMA, canvas=canvas)  # type: ignore[arg-type]
-        monkeypatch.setattr(module, "family_of", lambda checkpoint, other=other: other)
-        with pytest.raises(CheckpointError, match=message):
-            checkpoint_defaults(checkpoint)
+    keys = SamplerKeys({"max_steps": "steps"}, {"threshold": "t"}, "", "", ())
+    masks = CanvasProcess("mask", False, threshold=1.0, pace="linear")
+    other = replace(DIFFUSION_GEMMA, canvas=masks, sampler=keys)
+    monkeypatch.setattr(module, "family_of", lambda checkpoint: other)
+    expected = replace(MASKS, sampler=LowConfidence(1.0), pace=LinearPace())
+    steps = replace(expected, max_steps=config.canvas_length)
+    assert checkpoint_defaults(checkpoint) == steps
+    assert defaults_from_hf({"steps": 7}, keys, steps) == replace(expected, max_steps=7)
+    surer = replace(steps, sampler=LowConfidence(0.5))
+    assert defaults_from_gguf({"t": 0.5}, keys, steps) == surer
+    assert defaults_to_gguf(surer, keys) == {"t": 0.5}
+    assert defaults_to_hf(surer, keys) == {"steps": config.canvas_length}
+    with pytest.raises(CheckpointError, match="threshold: must be"):
+        defaults_from_gguf({"t": 2.0}, keys, steps)
     other = replace(DIFFUSION_GEMMA, canvas=CanvasProcess("uniform", False))
     monkeypatch.setattr(module, "family_of", lambda checkpoint: other)
     assert checkpoint_defaults(checkpoint) == replace(REFERENCE, self_conditioning=False)

@@ -11,8 +11,10 @@ import pytest
 from sfumato.diffusion.sampler import (
     EntropyBound,
     FixedCount,
+    LinearPace,
     LinearTemperature,
     LogitBias,
+    LowConfidence,
     Never,
     SoftTopK,
     StableAndConfident,
@@ -155,6 +157,10 @@ def test_options_lay_over() -> None:
     both = REFERENCE.options(sampler="entropy-bound", entropy_bound=0.0)
     assert both.sampler == EntropyBound(0.0)
     assert SamplerConfig().options(entropy_bound=0.3).sampler == EntropyBound(0.3)
+    masks = REFERENCE.options(sampler="low-confidence", threshold=0.7, pace="linear")
+    assert (masks.sampler, masks.pace) == (LowConfidence(0.7), LinearPace())
+    other = REFERENCE.options(sampler="threshold", threshold=0.7, margin=0.2)
+    assert other.sampler == Threshold(0.7, 0.2)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +169,9 @@ def test_options_lay_over() -> None:
         ({"sampler": "euler"}, "sampler: 'euler' is none of entropy-bound, fixed-count, threshold"),
         ({"sampler": "threshold", "entropy_bound": 0.1}, "entropy_bound: belongs to the sampler"),
         ({"entropy_bound": -1.0}, "entropy_bound: must be a number from 0"),
+        ({"threshold": 0.5}, "threshold: belongs to the sampler 'threshold' or 'low-confidence'"),
+        ({"sampler": "threshold", "threshold": 2.0}, "threshold: must be a number from 0 to 1"),
+        ({"pace": "slow"}, "pace: 'slow' is none of even, linear"),
         ({"max_steps": 0}, "max_steps"),
     ],
 )

@@ -12,19 +12,27 @@ from torch import Tensor
 from sfumato.diffusion.sampler import (
     SAMPLERS,
     EntropyBound,
+    EvenPace,
     FixedCount,
+    LinearPace,
+    LowConfidence,
     Never,
+    Pace,
+    Sequential,
     SettledToEnd,
     StableAndConfident,
     StepView,
     Threshold,
+    counts_of,
 )
+from sfumato.refused import Refused
 
 
 def view(
     step: int = 1,
     history: list[list[int]] | None = None,
     pinned: list[bool] | None = None,
+    least: int = 0,
     **stats: Any,
 ) -> StepView:
     values = {name: torch.as_tensor(value) for name, value in stats.items()}
@@ -37,7 +45,8 @@ def view(
     if "argmax" in values:  # as a canvas counts it
         unchanged = (past == values["argmax"]).all(dim=1).flip(0).long().cumprod(0).sum()
     free = torch.tensor(pinned or [False] * length)
-    return StepView(torch.tensor(step), 10, tokens, head_stats, past, free, unchanged)
+    pace = torch.tensor(least)
+    return StepView(torch.tensor(step), 10, tokens, head_stats, past, free, unchanged, pace)
 
 
 def accepted(mask: Tensor) -> list[int]:
@@ -88,11 +97,73 @@ def test_threshold_progresses_beside_pinned_positions() -> None:
     assert accepted(Threshold().accept(view(top_probs=top, pinned=[True] * 3))) == [0, 1, 2]
 
 
+def test_low_confidence() -> None:
+    probs = [0.8, 0.95, 0.7, 0.92, 0.1]
+    for threshold, least, revealed in (
+        (0.9, 1, [1, 3]),
+        (0.9, 3, [0, 1, 3]),
+        (0.92, 1, [1]),  # strictly over
+        (1.0, 2, [1, 3]),
+        (0.0, 1, [0, 1, 2, 3, 4]),
+    ):
+        rule = LowConfidence(threshold)
+        assert accepted(rule.accept(view(least=least, drawn_probs=probs))) == revealed
+    pinned = [False, True, False, False, False]  # whose probability is 1
+    seen = view(least=1, pinned=pinned, drawn_probs=[0.8, 1.0, 0.7, 0.6, 0.1])
+    assert accepted(LowConfidence().accept(seen)) == [0, 1]
+    assert accepted(LowConfidence().accept(view(least=9, drawn_probs=[0.5] * 3))) == [0, 1, 2]
+    assert accepted(LowConfidence(1.0).accept(view(least=1, drawn_probs=[0.5] * 3))) == [0]
+
+
+def test_sequential() -> None:
+    pinned = [True, False, True, False, False]
+    assert accepted(Sequential().accept(view(least=2, pinned=pinned, entropy=[0.0] * 5))) == [
+        0,
+        1,
+        2,
+        3,
+    ]
+
+
+def test_fixed_count_counts_no_mask_twice() -> None:
+    top = [[0.5, 0.3], [0.9, 0.1], [0.4, 0.3], [0.7, 0.2]]
+    seen = view(2, pinned=[False, True, False, False], least=1, top_probs=top)
+    assert accepted(FixedCount(1).accept(seen)) == [3]
+
+
+@pytest.mark.parametrize(
+    ("pace", "length", "steps", "expected"),
+    [
+        (EvenPace(), 10, 4, [3, 3, 2, 2]),
+        (EvenPace(), 4, 9, [1, 1, 1, 1]),
+        (LinearPace(), 10, 4, [2, 3, 2, 3]),
+        (LinearPace(), 3, 9, [1, 1, 1]),
+        (EvenPace(), 5, 1, [5]),
+    ],
+)
+def test_paces(pace: Pace, length: int, steps: int, expected: list[int]) -> None:
+    assert counts_of(pace, steps, length) == expected
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, True, None, ZeroDivisionError()])
+def test_a_pace_that_gives_no_count(count: Any) -> None:
+    class Wrong:
+        def count(self, step: int, max_steps: int, length: int) -> Any:
+            if isinstance(count, Exception):
+                raise count
+            return count
+
+    with pytest.raises(Refused, match=r"pace Wrong.* at step 1"):
+        counts_of(Wrong(), 4, 4)
+
+
 def test_samplers_have_names() -> None:
     assert {name: kind() for name, kind in SAMPLERS.items()} == {
         "entropy-bound": EntropyBound(0.1),
         "fixed-count": FixedCount(8),
         "threshold": Threshold(0.9, 1.0),
+        "low-confidence": LowConfidence(0.9),
+        "sequential": Sequential(),
     }
 
 
@@ -163,7 +234,8 @@ def test_settled_to_the_end(
 
     def lifted(history: Tensor, argmax: Tensor, entropy: Tensor, pinned: Tensor) -> Tensor:
         stats: Any = SimpleNamespace(argmax=argmax, entropy=entropy)
-        return rule.done(StepView(seen.step, 10, seen.tokens, stats, history, pinned, seen.step))
+        rest = history, pinned, seen.step, seen.least
+        return rule.done(StepView(seen.step, 10, seen.tokens, stats, *rest))
 
     parts = seen.history, seen.stats.argmax, seen.stats.entropy, seen.pinned
     both = torch.vmap(lifted)(*(torch.stack((part, part)) for part in parts))

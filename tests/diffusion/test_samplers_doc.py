@@ -43,7 +43,8 @@ def view(names: dict[str, Any], top: list[float], **changes: Any) -> StepView:
     stats = HeadStats(**values | changes.pop("stats", {}))
     none = torch.zeros(length, dtype=torch.bool)
     history = torch.full((1, length), -1)
-    given = {"pinned": none, "history": history, "unchanged": torch.tensor(0)} | changes
+    zero = torch.tensor(0)
+    given = {"pinned": none, "history": history, "unchanged": zero, "least": zero} | changes
     return StepView(torch.tensor(1), 8, torch.arange(length), stats, **given)
 
 

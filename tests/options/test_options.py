@@ -9,7 +9,7 @@ from sfumato.diffusion import sampler, sampler_config
 from sfumato.diffusion.sampler import EntropyBound, FixedCount, Threshold
 from sfumato.model.placement import DTYPES as PLACED
 from sfumato.model.truncate import MOST_TOP_K
-from sfumato.options import SAMPLERS, SETTINGS, bounds, default, limits
+from sfumato.options import PACES, SAMPLERS, SETTINGS, bounds, default, limits
 from sfumato.options.table import DTYPES, OPTIONS, options_of
 from sfumato.values import Flag
 
@@ -71,7 +71,8 @@ def test_the_code_checks_the_bounds_of_the_table() -> None:
     }
     assert bounds_of_code == {name: bounds(name) for name in bounds_of_code}
     assert sampler_config.MOST_HISTORY == limits.MOST_HISTORY
-    assert {each.sampler for each in SETTINGS} == {"", *SAMPLERS}
+    assert {name for each in SETTINGS for name in each.samplers} == {*SAMPLERS}
+    assert (*sampler.PACES,) == PACES and (*sampler.SAMPLERS,) == SAMPLERS
 
 
 def test_the_defaults_of_the_parts_are_those_of_the_table() -> None:

@@ -29,4 +29,6 @@ def row_start(
         begun=begun,
         hard_pins=hard_pins,
         commits=0,
+        pace=[],
+        mask_id=None,
     )

@@ -70,6 +70,8 @@ PATTERNS = (
     r"content(, prompt: differ|: is)",
     # count, threshold, margin and entropy_bound belong to their samplers.
     r"(count|threshold|margin|entropy_bound): .*sampler",
+    # low-confidence, sequential and pace belong to models with a mask token.
+    r"(sampler|pace): .*mask tokens",
     # soft_skip and soft_top_k do not go together.
     r"soft_skip, soft_top_k: ",
     # t_min is at most t_max; of the two, what a body leaves out is the checkpoint's.

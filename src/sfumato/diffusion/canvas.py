@@ -120,7 +120,8 @@ class Draft:
 
 
 class Canvas:
-    """Settings and progress of a canvas that is being denoised."""
+    """Settings and progress of a canvas that is being denoised. Where its noise is a mask token, a
+    position with any other token is revealed, and no step changes it."""
 
     def __init__(
         self,
@@ -133,16 +134,18 @@ class Canvas:
         given: GivenCanvas | None = None,
         begins: Sequence[int] | None = None,
         hard_pins: bool = False,
+        mask_id: int | None = None,
     ) -> None:
         """config: complete, canvas_length included; reply: the tokens of the reply before this
         canvas; pinned: position → token id, for positions whose token is given; given: what the
         canvas begins as, checked; begins: the same where nothing is pinned for it, a token of the
         vocabulary for each position, or -1 for noise; hard_pins: whether pinned positions have no
-        soft embedding, as those of a canvas that is given never have."""
+        soft embedding, as those of a canvas that is given never have; mask_id: the token that is
+        the noise, where there is one."""
         assert config.canvas_length and config.max_steps
         self.config, self.noise, self.device = config, noise, device
         self.reply = to_device(torch.tensor(reply, dtype=torch.int64), device)
-        self.vocab_size, self.length = vocab_size, config.canvas_length
+        self.vocab_size, self.length, self.mask_id = vocab_size, config.canvas_length, mask_id
         self.step, self.convergence = 0, None  # type: tuple[int, Convergence | None]
         self.launched = 0  # steps that have begun, of some of which the host may know nothing
         self._begun: Tensor | None = None  # drawn late, together with those of other canvases
@@ -162,13 +165,17 @@ class Canvas:
         self.place: tuple[Any, int] | None = None
         self.commits = 0  # tokens that the row puts into the cache in place of being denoised
         self.temperatures: list[float] = []  # of each step, once it is prepared
+        self.pace: list[int] = []  # of a canvas of masks: what each step reveals at least
         self._soft_top_k: list[int] = []
 
     @classmethod
     def of(cls, plan: CanvasPlan, network: Network) -> Canvas:
         """The canvas of a plan on a network."""
         start = plan.reply, plan.pinned, plan.given, plan.begins, plan.hard_pins
-        canvas = cls(plan.config, plan.noise, network.config.vocab_size, network.device, *start)
+        model, device = network.config, network.device
+        canvas = cls(
+            plan.config, plan.noise, model.vocab_size, device, *start, mask_id=model.mask_id
+        )
         canvas.guidance = plan.guidance
         return canvas
 
@@ -218,12 +225,14 @@ class Canvas:
     # What a step needs of the row alone.
 
     def prepare(self) -> None:
-        """Tabulates temperature and soft_top_k, once. What fails here is the row's own fault, so
-        the engine calls this before it puts rows together."""
+        """Tabulates temperature, soft_top_k and pace, once. What fails here is the row's own fault,
+        so the engine calls this before it puts rows together."""
         if self.temperatures:
             return
         temperatures, self._soft_top_k = self.config.by_step()
         scale = self.config.temperature or 1.0  # at 0 the distribution keeps the schedule
+        if self.mask_id is not None:
+            self.pace = self.config.counts(self.length)
         self.temperatures = [max(MIN_TEMPERATURE, each * scale) for each in temperatures]
 
     def temperature(self) -> float:
@@ -284,13 +293,16 @@ class Canvas:
 
 
 def draw_first(canvases: Sequence[Canvas]) -> None:
-    """Draws the tokens that canvases of one vocabulary begin as, all at once; those of a canvas
-    that has them already stay."""
+    """Draws the tokens that canvases of one network begin as, all at once; those of a canvas that
+    has them already stay."""
     new = [canvas for canvas in canvases if canvas._begun is None]
     if not new:
         return
-    longest = max(canvas.length for canvas in new)
-    drawn = first_tokens([canvas.noise for canvas in new], longest, new[0].vocab_size)
+    longest, mask = max(canvas.length for canvas in new), new[0].mask_id
+    if mask is None:
+        drawn = first_tokens([canvas.noise for canvas in new], longest, new[0].vocab_size)
+    else:
+        drawn = torch.full((len(new), longest), mask)
     for canvas, row in zip(new, drawn.unbind(), strict=True):
         # A copy: a draft that is kept must not keep what others began as.
         canvas._begun = row[: canvas.length].clone()

@@ -14,6 +14,7 @@ from sfumato.diffusion.canvas import Convergence, Draft, GivenCanvas
 from sfumato.diffusion.constraints.constrained_reply import Constraint, ConstraintReport
 from sfumato.diffusion.prediction import Prediction
 from sfumato.diffusion.sampler import (
+    EvenPace,
     LinearTemperature,
     LogitBias,
     LogitProcessor,
@@ -99,7 +100,7 @@ def resolve(network: Network, config: SamplerConfig, limits: Limits) -> SamplerC
     `settle_at_end` the stopping rule becomes one that knows the end tokens.
 
     Raises ValueError for canvases longer than this network's, for a schedule that some step of it
-    would fail with, and for `settle_at_end` beside another stopping rule."""
+    would fail with, for `settle_at_end` beside another stopping rule, and as `of_process`."""
     longest = network.config.canvas_length
     length = config.canvas_length or longest
     if length > longest:
@@ -114,7 +115,7 @@ def resolve(network: Network, config: SamplerConfig, limits: Limits) -> SamplerC
         raise Refused(
             "named_tokens", f"must lie in 0..{vocab_size - 1}, got {max(config.named_tokens)}"
         )
-    config = replace(config, canvas_length=length)
+    config = of_process(replace(config, canvas_length=length), network.config.mask_id)
     if not limits.end_ids:
         return config
     pad = network.config.pad_id
@@ -127,6 +128,26 @@ def resolve(network: Network, config: SamplerConfig, limits: Limits) -> SamplerC
     elif config.min_tokens:
         bans.append(MinTokens(config.min_tokens, ends))
     return replace(config, processors=(*config.processors, *bans))
+
+
+def of_process(config: SamplerConfig, mask_id: int | None) -> SamplerConfig:
+    """The config, complete, as canvases of this noise need it: mask_id is the token that is the
+    noise; None: it is random. Where there is one it is never drawn, since it reveals nothing.
+
+    Raises ValueError for a sampler or a pace of the other process, or one that fails."""
+    length = config.canvas_length
+    assert length
+    if mask_id is None:
+        for name, part in (("sampler", config.sampler), ("pace", config.pace)):
+            if part is not None and (name == "pace" or getattr(part, "needs_masks", False)):
+                why = "reveals mask tokens, and canvases of this model begin as random tokens"
+                raise Refused(name, f"{type(part).__name__} {why}", "leave it out")
+        return config
+    config = replace(config, pace=config.pace or EvenPace(), self_conditioning=False)
+    if config.mode != "causal":
+        config.counts(length)  # refuses what some step could not use
+    ban = LogitBias({mask_id: float("-inf")})
+    return replace(config, processors=(*config.processors, ban))
 
 
 def _settled_to_end(config: SamplerConfig, ends: Sequence[int]) -> SettledToEnd:

@@ -2,9 +2,9 @@
 
 A sampler says which of a step's drawn tokens are accepted; the rest become noise again. A stopping
 rule says when a canvas is finished before its last step. A schedule gives the temperature of each
-step, and `SoftTopK` how many tokens count. Each is a small frozen value with one method; samplers
-and stopping rules are pure tensor functions of the head's statistics. `docs/samplers.md` shows how
-to write one.
+step, `SoftTopK` how many tokens count, and a pace how many mask tokens a step reveals at least.
+Each is a small frozen value with one method; samplers and stopping rules are pure tensor functions
+of the head's statistics. `docs/samplers.md` shows how to write one.
 
 Logit processors act on the softcapped scores before the temperature: draw, entropy, stop test and
 soft embedding all see the result. A processor gets one row's scores a chunk of the vocabulary at a
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -38,8 +38,11 @@ class StepView:
     tokens: Tensor  # int64 [length]: the canvas that went in
     stats: HeadStats  # of the row: argmax, drawn, entropy, top_probs, … with leading axis [length]
     history: Tensor  # int64 [rows, length]: earlier argmax canvases, newest last; -1: none yet
-    pinned: Tensor  # bool [length]: positions whose token is fixed; entropy 0, always accepted
+    # bool [length]: positions whose token is fixed, as those are that a step before has revealed in
+    # place of a mask token; entropy 0, always accepted
+    pinned: Tensor
     unchanged: Tensor  # int64 []: so many steps before this one, in a row, had this argmax canvas
+    least: Tensor  # int64 []: mask tokens to be revealed by the pace, 1 or more; 0: noise is random
 
 
 class Sampler(Protocol):
@@ -47,7 +50,8 @@ class Sampler(Protocol):
 
     A sampler that cannot do with `HeadStats` sets a class attribute `needs_logits = True` and
     finds float32 [length, vocab] in `view.stats.logits`; one that looks back over more than one
-    step sets `history`, the rows of `view.history` that it needs. So does a stopping rule.
+    step sets `history`, the rows of `view.history` that it needs. So does a stopping rule. One that
+    only reveals mask tokens sets `needs_masks = True`: models without a mask token refuse it.
     """
 
     def accept(self, view: StepView) -> Tensor:
@@ -76,7 +80,7 @@ class EntropyBound:
 @dataclass(frozen=True)
 class FixedCount:
     """Accepts the `count` free positions whose first token is most probable, `count` more at
-    every step."""
+    every step. What has been revealed in place of a mask token is not counted again."""
 
     count: int = default("count")
 
@@ -87,7 +91,7 @@ class FixedCount:
         confidence = view.stats.top_probs[..., 0].masked_fill(view.pinned, -1.0)
         ranks = confidence.argsort(dim=-1, descending=True, stable=True)
         places = torch.arange(confidence.shape[-1], device=confidence.device)
-        kept = places < self.count * view.step
+        kept = places < self.count * torch.where(view.least > 0, 1, view.step)
         return torch.zeros_like(kept).scatter(-1, ranks, kept)
 
 
@@ -110,12 +114,82 @@ class Threshold:
         return sure | (first == first.amax(dim=-1, keepdim=True)) | view.pinned
 
 
-SAMPLERS: dict[str, type[EntropyBound | FixedCount | Threshold]] = {
+@dataclass(frozen=True)
+class LowConfidence:
+    """Reveals every mask token whose draw has a probability over `threshold`, and the most probable
+    ones to as many as the pace asks for. At a threshold of 1 the pace alone decides.
+
+    "low_confidence_dynamic" of SDAR (JetAstra/SDAR, generate.py), and "low_confidence_static" with
+    1, which is "low_confidence" of dLLM too (ZHZisZZ/dllm, core/samplers/bd3lm.py). What has been
+    revealed stays, also where a step has fewer mask tokens than the pace asks for."""
+
+    needs_masks: ClassVar[bool] = True
+    threshold: float = default("threshold")
+
+    def __post_init__(self) -> None:
+        check_setting("threshold", self.threshold)
+
+    def accept(self, view: StepView) -> Tensor:
+        confidence = view.stats.drawn_probs.masked_fill(view.pinned, -1.0)
+        ranks = confidence.argsort(dim=-1, descending=True, stable=True)
+        kept = torch.arange(confidence.shape[-1], device=confidence.device) < view.least
+        most = torch.zeros_like(kept).scatter(-1, ranks, kept)
+        return most | (confidence > self.threshold) | view.pinned
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """Reveals the first mask tokens, as many as the pace asks for ("sequential" of SDAR)."""
+
+    needs_masks: ClassVar[bool] = True
+
+    def accept(self, view: StepView) -> Tensor:
+        return ((~view.pinned).cumsum(dim=-1) <= view.least) | view.pinned
+
+
+SAMPLERS: dict[str, type[EntropyBound | FixedCount | Threshold | LowConfidence | Sequential]] = {
     "entropy-bound": EntropyBound,
     "fixed-count": FixedCount,
     "threshold": Threshold,
+    "low-confidence": LowConfidence,
+    "sequential": Sequential,
 }
 """Names by which command line and HTTP know the samplers."""
+
+
+class Pace(Protocol):
+    """How many mask tokens each step reveals at least."""
+
+    def count(self, step: int, max_steps: int, length: int) -> int:
+        """step counts 1..max_steps; length: positions of the canvas, pinned ones among them. At
+        least one is revealed whatever the result."""
+        ...
+
+
+@dataclass(frozen=True)
+class EvenPace:
+    """The canvas in equal parts; what is left over by one more in each of the first steps
+    (`get_num_transfer_tokens` of SDAR)."""
+
+    def count(self, step: int, max_steps: int, length: int) -> int:
+        return length // max_steps + (step <= length % max_steps)
+
+
+@dataclass(frozen=True)
+class LinearPace:
+    """What is left of the canvas over the steps that are left, rounded, half to even
+    (`get_num_transfer_tokens` of dLLM with its linear schedule, which skips steps of none)."""
+
+    def count(self, step: int, max_steps: int, length: int) -> int:
+        left, count = length, 0
+        for passed in range(step):
+            count = max(1, round(left / (max_steps - passed)))
+            left -= min(left, count)
+        return count
+
+
+PACES: dict[str, type[EvenPace | LinearPace]] = {"even": EvenPace, "linear": LinearPace}
+"""Names by which command line and HTTP know the paces."""
 
 
 class Stopping(Protocol):
@@ -260,9 +334,22 @@ def count_at(counts: SoftTopK, step: int, max_steps: int) -> int:
     return int(count)
 
 
-def _call(what: str, method: Callable[[int, int], Any], step: int, max_steps: int) -> Any:
+def counts_of(pace: Pace, max_steps: int, length: int) -> list[int]:
+    """How many mask tokens each step of a canvas reveals at least; there are no more such steps
+    than positions. Raises ValueError where a pace says what is no count."""
+    counts, name = [], f"pace {type(pace).__name__}"
+    for step in range(1, min(max_steps, length) + 1):
+        count = _call(name, pace.count, step, max_steps, length)
+        if not (is_whole(count) and count >= 0):
+            why = f"count must return a whole number from 0, got {quoted(count)} at step {step}"
+            raise Refused(name, why)
+        counts.append(min(max(1, int(count)), length))
+    return counts
+
+
+def _call(what: str, method: Callable[..., Any], step: int, *more: int) -> Any:
     try:
-        return method(step, max_steps)
+        return method(step, *more)
     except Exception as error:
         raise Refused(
             what,

@@ -7,21 +7,28 @@ from typing import Any
 
 from sfumato.diffusion.checks import check_setting, is_whole
 from sfumato.diffusion.sampler import (
+    PACES,
     SAMPLERS,
     EntropyBound,
+    EvenPace,
+    FixedCount,
     LinearTemperature,
     LogitProcessor,
+    LowConfidence,
     Never,
+    Pace,
     Sampler,
     Schedule,
     SoftTopK,
     StableAndConfident,
     Stopping,
+    Threshold,
     banned_by,
     count_at,
+    counts_of,
     temperature_at,
 )
-from sfumato.options import MODES, default, exclusions
+from sfumato.options import MODES, default, exclusions, setting
 from sfumato.options.limits import MOST_HISTORY
 from sfumato.refused import Refused
 from sfumato.weights.errors import quoted
@@ -30,10 +37,19 @@ _METHODS = {
     "sampler": ("accept", "EntropyBound(), or options(sampler='threshold') for a name"),
     "schedule": ("temperature", "LinearTemperature()"),
     "stopping": ("done", "StableAndConfident()"),
+    "pace": ("count", "EvenPace()"),
     "soft_top_k": ("k", "SoftTopK(256, 32), or a whole number"),
 }
 """For each part the method that makes it one, and an example."""
 
+
+_OF_SAMPLERS: dict[str, dict[type, str]] = {
+    "entropy_bound": {EntropyBound: "bound"},
+    "count": {FixedCount: "count"},
+    "threshold": {Threshold: "top", LowConfidence: "threshold"},
+    "margin": {Threshold: "margin"},
+}
+"""Flat options that belong to samplers: of each sampler the field."""
 
 MOST_NAMED = 128
 """Named tokens: as many as vLLM takes."""
@@ -61,6 +77,7 @@ class SamplerConfig:
     sampler: Sampler | None = None  # which drawn tokens are accepted
     schedule: Schedule | None = None  # the temperature of each step
     stopping: Stopping | None = None  # when a canvas is finished early
+    pace: Pace | None = None  # how many mask tokens a step reveals at least
     temperature: float = default("temperature")  # scales the schedule; at 0 the draw is the argmax
     top_k: int | None = None  # only the k most probable tokens; up to MOST_TOP_K
     top_p: float | None = None  # only the most probable tokens that hold this much probability
@@ -149,6 +166,12 @@ class SamplerConfig:
             return temperatures, []
         return temperatures, [count_at(counts, step, most) for step in steps]
 
+    def counts(self, length: int) -> list[int]:
+        """How many mask tokens each step of a canvas of so many positions reveals at least. Raises
+        ValueError, which names the step, for what is no count."""
+        assert self.pace and self.max_steps
+        return counts_of(self.pace, self.max_steps, length)
+
     def check_mode(self) -> None:
         """Raises Refused for what a request sets that its mode has not."""
         given = {each.name: getattr(self, each.name) is not None for each in fields(self)}
@@ -174,23 +197,41 @@ class SamplerConfig:
     def options(
         self,
         *,
-        entropy_bound: float | None = None,
         sampler: str | None = None,
+        pace: str | None = None,
         **flat: Any,
     ) -> SamplerConfig:
         """The same with flat options laid over it, as command line and HTTP have them; None
         leaves as is. Raises ValueError naming the option."""
-        new = replace(self, **{k: v for k, v in flat.items() if v is not None})
+        given = {name: value for name, value in flat.items() if value is not None}
+        own = {name: given.pop(name) for name in _OF_SAMPLERS if name in given}
+        new = replace(self, **given)
         if sampler is not None:
             if sampler not in SAMPLERS:
                 raise Refused("sampler", f"{sampler!r} is none of {', '.join(SAMPLERS)}")
             chosen: Sampler = SAMPLERS[sampler]()
             new = replace(new, sampler=chosen)
-        if entropy_bound is not None:
-            if not isinstance(new.sampler, EntropyBound | None):
-                raise Refused("entropy_bound", "belongs to the sampler 'entropy-bound'")
-            new = replace(new, sampler=EntropyBound(entropy_bound))
+        if pace is not None:
+            if pace not in PACES:
+                raise Refused("pace", f"{pace!r} is none of {', '.join(PACES)}")
+            new = replace(new, pace=PACES[pace]())
+        for name, value in own.items():
+            new = new._with_own(name, value)
         return new
+
+    def _with_own(self, name: str, value: Any) -> SamplerConfig:
+        """The same with an option that belongs to some samplers. Raises Refused for another one."""
+        sampler, homes = self.sampler, _OF_SAMPLERS[name]
+        if sampler is None and EntropyBound in homes:
+            sampler = EntropyBound()
+        if type(sampler) not in homes:
+            names = " or ".join(map(repr, setting(name).samplers))
+            raise Refused(name, f"belongs to the sampler {names}")
+        try:
+            changed: Any = replace(sampler, **{homes[type(sampler)]: value})  # type: ignore[type-var]
+        except Refused as error:
+            raise error.about(name) from None
+        return replace(self, sampler=changed)
 
 
 def _has(part: object, method: str) -> bool:
@@ -216,6 +257,18 @@ REFERENCE = SamplerConfig(
     stopping=StableAndConfident(),
 )
 """What the reference implementation does where a checkpoint says nothing."""
+
+
+MASKS = replace(
+    REFERENCE,
+    sampler=LowConfidence(),
+    schedule=LinearTemperature(1.0, 1.0),
+    stopping=Never(),  # a canvas ends where nothing is masked any more
+    pace=EvenPace(),
+    self_conditioning=False,
+)
+"""What models with a mask token do where their checkpoint says nothing: `block_diffusion_generate`
+of SDAR."""
 
 
 def fixed_steps(count: int) -> SamplerConfig:

@@ -16,7 +16,7 @@ from itertools import pairwise, zip_longest
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.canvas import Canvas, Draft
+from sfumato.diffusion.canvas import Canvas, CanvasPlan, Draft
 from sfumato.diffusion.causal import draw_next
 from sfumato.diffusion.constraints.decision_plan import NoiseKey
 from sfumato.diffusion.constraints.read import (
@@ -432,8 +432,8 @@ def _step(denoiser: Denoiser, slots: Sequence[Slot], config: SamplerConfig) -> N
     """Runs a step of as many rows as slots: denoises all of them, then commits the first."""
     assert config.canvas_length
     network = denoiser.network
-    size, device = network.config.vocab_size, network.device
-    canvases = [Canvas(config, Noise(row, 0), size, device) for row in range(len(slots))]
+    plans = (CanvasPlan(config, Noise(row, 0)) for row in range(len(slots)))
+    canvases = [Canvas.of(plan, network) for plan in plans]
     steps: list[list[Canvas]] = [canvases]
     if room := min(config.canvas_length, slots[0].room()):
         steps.append([Commit(_ids(room).tolist(), config, network), *canvases[1:]])

@@ -13,6 +13,7 @@ from sfumato.options.limits import LAST_SEED, MOST_STEPS, MOST_TOP_K
 from sfumato.options.settings import (
     DENOISING,
     MODES,
+    PACES,
     SAMPLERS,
     SETTINGS,
     Setting,
@@ -27,6 +28,7 @@ __all__ = [
     "MODES",
     "MOST_STEPS",
     "MOST_TOP_K",
+    "PACES",
     "SAMPLERS",
     "SETTINGS",
     "Setting",

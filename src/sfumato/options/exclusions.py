@@ -60,7 +60,7 @@ CAUSAL = (
         "mode=causal",
         (
             *("max_steps", "sampler", "schedule", "stopping", "canvas_length", "soft_skip"),
-            *("soft_top_k", "self_conditioning", "settle_at_end"),
+            *("soft_top_k", "self_conditioning", "settle_at_end", "pace"),
         ),
         "causal replies have no canvases and no denoising steps",
         "leave out {all}",

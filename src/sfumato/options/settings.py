@@ -36,8 +36,12 @@ MODES = ("canvas", "causal")
 POOLINGS = ("mean", "last")
 """How the states of tokens become one embedding."""
 
-SAMPLERS = ("entropy-bound", "fixed-count", "threshold")
-"""Names of the samplers; diffusion/sampler.py has a class for each, and needs torch."""
+SAMPLERS = ("entropy-bound", "fixed-count", "threshold", "low-confidence", "sequential")
+"""Names of the samplers; diffusion/sampler.py has a class for each, and needs torch. The last two
+are for models with a mask token."""
+
+PACES = ("even", "linear")
+"""Names of the paces, likewise."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,15 @@ class Setting:
     kind: Kind  # its values
     help: str
     default: Any = None  # where neither the user nor the checkpoint says; None: it does nothing
-    sampler: str = ""  # the sampler that it belongs to; empty: every one
+    sampler: str = ""  # the sampler that it belongs to, or several with commas; empty: every one
     option: str = ""  # its name on the command line, without dashes; empty: it has none
     field: str | None = None  # its name in an HTTP body; None: as in Python; empty: it has none
     field_kind: Kind | None = None  # its values there, where they differ
+
+    @property
+    def samplers(self) -> tuple[str, ...]:
+        """The samplers that the setting belongs to; empty: every one."""
+        return tuple(self.sampler.split(", ")) if self.sampler else ()
 
     @property
     def request_field(self) -> str:
@@ -84,9 +93,12 @@ DENOISING = (
     Setting("entropy_bound", Number(0, MOST_NATS), "summed entropy of what a step accepts, in nats",
             0.1, "entropy-bound", "entropy-bound"),
     Setting("count", Whole(1, MOST_TOKENS), "positions that a step accepts", 8, "fixed-count"),
-    Setting("threshold", _SHARE, "probability from which a position is accepted", 0.9, "threshold"),
+    Setting("threshold", _SHARE, "probability from which a position is accepted", 0.9,
+            "threshold, low-confidence", "threshold"),
     Setting("margin", _SHARE, "lead over the second token from which a position is accepted", 1.0,
             "threshold"),
+    Setting("pace", Choice(PACES), "how a canvas's mask tokens are shared among its steps", "even",
+            "low-confidence, sequential", "pace"),
     Setting("t_min", Number(0, MAX_TEMPERATURE), "temperature that the schedule falls towards",
             0.4),
     Setting("t_max", Number(MIN_TEMPERATURE, MAX_TEMPERATURE), "temperature of the first step",

@@ -19,7 +19,7 @@ from sfumato.options.limits import (
     MOST_TOKENS,
     STRENGTH,
 )
-from sfumato.options.settings import POOLINGS, SAMPLERS, setting
+from sfumato.options.settings import PACES, POOLINGS, SAMPLERS, setting
 from sfumato.values import (
     Choice,
     CountOf,
@@ -201,6 +201,8 @@ GENERAL = (
     decoding("max_steps", WRITE, "N", REPLY, None, ", 1 to 4096"),
     decoding("sampler", WRITE, "NAME", REPLY, None, f": {SAMPLER_NAMES}"),
     decoding("entropy_bound", WRITE, "NATS", REPLY, None, "; of the sampler entropy-bound"),
+    decoding("threshold", WRITE, "P", REPLY, None, "; of threshold and low-confidence"),
+    decoding("pace", WRITE, "NAME", REPLY, None, f": {', '.join(PACES)}"),
     decoding("temperature", WRITE, "T", REPLY, None, "; default: 1"),
     decoding("settle_at_end", TALK, "", REPLY, False),
     decoding("settle_at_end", ("eval",), "", SAMPLING, False),

@@ -14,7 +14,12 @@ from pydantic import Field, WithJsonSchema
 from pydantic_core import to_jsonable_python
 
 from sfumato import __version__
-from sfumato.diffusion.sampler import EntropyBound, LinearTemperature, StableAndConfident
+from sfumato.diffusion.sampler import (
+    SAMPLERS,
+    EntropyBound,
+    LinearTemperature,
+    StableAndConfident,
+)
 from sfumato.engine import EngineDead
 from sfumato.engine.queue.slots import SlotState
 from sfumato.engine.stats import EngineState, RowState
@@ -234,9 +239,10 @@ def defaults(service: Service) -> dict[str, Any]:
     linear = schedule if isinstance(schedule, LinearTemperature) else None
     stable = stopping if isinstance(stopping, StableAndConfident) else None
     bound = sampler.bound if isinstance(sampler, EntropyBound) else None
+    names: dict[type, str] = {kind: name for name, kind in SAMPLERS.items()}
     return {
         "max_steps": min(config.max_steps or MOST_STEPS, service.engine.config.max_steps),
-        "sampler": "entropy-bound" if bound is not None else type(sampler).__name__,
+        "sampler": names.get(type(sampler), type(sampler).__name__),
         "entropy_bound": bound,
         "temperature": config.temperature,
         "t_min": linear and linear.t_min,

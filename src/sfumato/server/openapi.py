@@ -52,6 +52,7 @@ RULES = (
     "max_tokens agrees with max_completion_tokens and n_predict.",
     "content and prompt of /tokenize agree; one is there.",
     "count, threshold, margin and entropy_bound belong to their samplers.",
+    "low-confidence, sequential and pace belong to models with a mask token.",
     "soft_skip and soft_top_k do not go together.",
     "t_min is at most t_max; of the two, what a body leaves out is the checkpoint's.",
     "The mode causal, which echo asks for, goes with no field of canvases and denoising steps.",

@@ -31,7 +31,7 @@ from pydantic_core import PydanticCustomError
 from sfumato.diffusion import sampler_config
 from sfumato.diffusion.constraints.grammar import LONGEST_SOURCE, MOST_TEXTS
 from sfumato.media.patches import Patches
-from sfumato.options import MODES, SAMPLERS, SETTINGS, setting
+from sfumato.options import MODES, PACES, SAMPLERS, SETTINGS, setting
 from sfumato.options.limits import (
     LONGEST_STOP,
     MOST_BIAS,
@@ -184,6 +184,7 @@ LLAMA_BIAS = either(
     NULL,
 )
 SAMPLER: Schema = {"enum": [*SAMPLERS, None]}
+PACE: Schema = {"enum": [*PACES, None]}
 MODE: Schema = {"enum": [*MODES, None]}
 EFFORT: Schema = {"enum": [*EFFORTS, None]}
 
@@ -533,6 +534,7 @@ class Sampling(Neutral, Grammars, Body):
     mode: Annotated[str | None, WithJsonSchema(MODE)] = None
     max_steps: int | None = None
     sampler: Annotated[str | None, WithJsonSchema(SAMPLER)] = None
+    pace: Annotated[str | None, WithJsonSchema(PACE)] = None
     entropy_bound: float | None = None
     count: int | None = None
     threshold: float | None = None

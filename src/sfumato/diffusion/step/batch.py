@@ -51,6 +51,7 @@ def _record(width: int, history: int) -> list[tuple[str, torch.dtype, tuple[int,
         *((name, torch.int64, ()) for name in numbers),
         *((name, torch.bool, ()) for name in flags),
         ("expected", torch.int32, (width,)),
+        ("pace", torch.int32, (width,)),
         ("temperatures", torch.float32, (MOST_STEPS,)),
     ]
 
@@ -76,6 +77,7 @@ class StepBatch:
     converged: Tensor  # bool [R]: the stopping rule ended the canvas
     done: Tensor  # bool [R]: no step changes the row any more
     expected: Tensor  # int32 [R, W]: 1 where the last step's top tokens sufficed (see `Skip`)
+    pace: Tensor  # int32 [R, W]: mask tokens that each step reveals at least; 0: noise is random
     temperatures: Tensor  # float32 [R, MOST_STEPS]
     # Not in the record:
     soft: Tensor  # [R, W, hidden]: for the next step's self-conditioning; 0 before there is any
@@ -138,13 +140,16 @@ class StepBatch:
         values = to_device(values, self.record.device)
         self.record[:, : values.shape[1]].index_copy_(0, at, values)
 
-    def pin(self, rows: Sequence[int], pins: Sequence[Tensor]) -> None:
+    def pin(self, rows: Sequence[int], pins: Sequence[Tensor], mask: int | None = None) -> None:
         """Pins other positions of rows: int64 [length] of each, on the host, -1 where the token is
-        free. A position that is pinned no more keeps its token for the next step."""
+        free. A position that is pinned no more keeps its token for the next step; but where the
+        noise is a token `mask`, all that is not pinned becomes it."""
         short = [F.pad(each, (0, self.width - len(each)), value=0) for each in pins]
         values = to_device(torch.stack(short), self.record.device)
         at = self._index(rows)
-        tokens = torch.where(values >= 0, values, self.tokens.index_select(0, at))
+        before = self.tokens.index_select(0, at)
+        free = before if mask is None else torch.full_like(before, mask)
+        tokens = torch.where(values >= 0, values, free)
         self.pinned.index_copy_(0, at, values)
         self.tokens.index_copy_(0, at, tokens)
 
@@ -196,6 +201,10 @@ def _first_record(canvases: Sequence[Canvas], width: int, history: int) -> Tenso
         torch.tensor(numbers, dtype=torch.int64),
         torch.tensor(flags, dtype=torch.bool),
         torch.zeros(len(canvases), width, dtype=torch.int32),
+        torch.tensor(
+            [[*c.pace, *[c.mask_id is not None] * (width - len(c.pace))] for c in canvases],
+            dtype=torch.int32,
+        ),
         torch.tensor(temperatures, dtype=torch.float32),
     )
     return torch.cat([part.view(torch.uint8) for part in parts], dim=1)
@@ -215,7 +224,7 @@ class Commit(Canvas):
         assert config.canvas_length and 0 < len(ids) <= config.canvas_length
         own = replace(config, canvas_length=len(ids))
         vocab_size, device = network.config.vocab_size, network.device
-        super().__init__(own, Noise(0, 0), vocab_size, device)
+        super().__init__(own, Noise(0, 0), vocab_size, device, mask_id=network.config.mask_id)
         # Of the canvas that the tokens settled in, as is the depth of the history.
         self.step_width = width_for(config.canvas_length, network.config.canvas_length)
         # Rules and processors decide nothing in such a row.
@@ -285,7 +294,8 @@ class BatchRows:
         changed = [(row, canvas) for row, canvas in enumerate(placed) if canvas.has_new_pins]
         if not changed:
             return
-        self.batch.pin([row for row, _ in changed], [canvas.pinned for _, canvas in changed])
+        pins, mask = [canvas.pinned for _, canvas in changed], changed[0][1].mask_id
+        self.batch.pin([row for row, _ in changed], pins, mask)
         for _, canvas in changed:
             canvas.has_new_pins = False
 

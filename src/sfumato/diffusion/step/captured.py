@@ -91,7 +91,7 @@ class DeviceStep(Step):
         rows = batch.first(kind.rows)
         device, width = network.device, batch.width
         self._rules = StaticRules(kind.rules, kind.rows, device)
-        self._part = Part(rows, (), None, self._rules)
+        self._part = Part(rows, (), None, self._rules, network.config.mask_id)
         # Ids, then the number of first positions at which a row bans them.
         self._bans = torch.zeros(2, kind.rows, kind.bans, dtype=torch.int64, device=device)
         place = torch.arange(kind.rows * width, device=device)
@@ -134,7 +134,7 @@ class DeviceStep(Step):
         # Rows that commit are done too: the step writes nothing of them.
         done = batch.done[:, None].expand(-1, batch.width).flatten()
         stats, _, (fresh,) = evaluate(self.network, (self._part,), scoring, seen, done=done)
-        move_rows(batch, self._rules, stats, fresh, self.words)
+        move_rows(batch, self._rules, stats, fresh, self.words, self._part.mask)
 
 
 def obstacle(

@@ -349,7 +349,9 @@ class Denoiser:
                 for key, members in placed.items()
             ]
             vocab_size, device = self.network.head.vocab_size, self.network.device
-            self._layout = version, lay_out(order, batches, vocab_size, device, self._probe)
+            mask = canvases[0].mask_id
+            layout = lay_out(order, batches, vocab_size, device, self._probe, mask)
+            self._layout = version, layout
         return self._layout[1]
 
     def _key(self, canvas: Canvas) -> Key:

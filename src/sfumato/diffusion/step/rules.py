@@ -29,8 +29,10 @@ from sfumato.diffusion.checks import check_returned
 from sfumato.diffusion.sampler import (
     EntropyBound,
     FixedCount,
+    LowConfidence,
     Never,
     Sampler,
+    Sequential,
     StableAndConfident,
     StepView,
     Stopping,
@@ -49,6 +51,8 @@ SETTINGS: dict[type, tuple[str, ...]] = {
     EntropyBound: ("bound",),
     FixedCount: ("count",),
     Threshold: ("top", "margin"),
+    LowConfidence: ("threshold",),
+    Sequential: (),
     StableAndConfident: ("stability", "confidence"),
     Never: (),
 }
@@ -171,7 +175,9 @@ def _empty_rows(canvas: Canvas, batch: StepBatch) -> list[Tensor]:
         torch.zeros(2, canvas.length),
     )
     pinned = rows.pinned < 0
-    view = StepView(rows.step + 1, 0, rows.tokens, stats, rows.history, pinned, rows.unchanged)
+    view = StepView(
+        rows.step + 1, 0, rows.tokens, stats, rows.history, pinned, rows.unchanged, rows.step
+    )
     return tensors_of(view, canvas.length)
 
 
@@ -190,14 +196,14 @@ def tensors_of(view: StepView, length: int) -> list[Tensor]:
         view.pinned,
     )
     cut = by_position if view.pinned.shape[1] == length else [t[:, :length] for t in by_position]
-    return [view.step, view.unchanged, view.history[..., :length], *cut]
+    return [view.step, view.unchanged, view.least, view.history[..., :length], *cut]
 
 
 def view_of(values: Sequence[Tensor], max_steps: int) -> StepView:
     """The view whose tensors these are."""
-    step, unchanged, history, tokens, *of_head, pinned = values
+    step, unchanged, least, history, tokens, *of_head, pinned = values
     stats = HeadStats(*of_head)
-    return StepView(step, max_steps, tokens, stats, history, pinned, unchanged)
+    return StepView(step, max_steps, tokens, stats, history, pinned, unchanged, least)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ class Part:
     lengths: tuple[int, ...]  # of each row's canvas
     packed: Tensor | None  # int64 [positions]: places in [R · W] that are read; None: all
     rules: GroupedRules | StaticRules
+    mask: int | None = None  # the token that is the noise; None: it is random
 
     @property
     def widths(self) -> list[int]:
@@ -85,9 +86,10 @@ def lay_out(
     vocab_size: int,
     device: torch.device,
     probe: LiftProbe,
+    mask: int | None = None,
 ) -> Layout:
-    """The layout of canvases that stand in the first rows of their batches. Notes there which
-    slots they follow, and their lengths."""
+    """The layout of canvases that stand in the first rows of their batches; mask: the token that is
+    their noise, None: it is random. Notes there which slots they follow, and their lengths."""
     parts, runs = [], list[tuple[int, Callable[[KVPool], RowPart]]]()
     places = iter(order)
     for batch, canvases, slots in batches:
@@ -96,7 +98,7 @@ def lay_out(
         lengths = [canvas.length for canvas in canvases]
         groups = RuleGroup.of(canvases, rows, probe)
         packed = _packed(lengths, batch.width, device)
-        part = Part(rows, tuple(lengths), packed, GroupedRules(groups))
+        part = Part(rows, tuple(lengths), packed, GroupedRules(groups), mask)
         parts.append(part)
         for _, alike in groupby(enumerate(slots), lambda each: id(each[1].pool)):
             members = [(row, next(places)) for row, _ in alike]
@@ -171,14 +173,19 @@ def write(parts: Sequence[Part], updates: Sequence[Update]) -> None:
 
 @operation
 def move_rows(
-    rows: StepBatch, rules: StaticRules, stats: HeadStats, fresh: Tensor, words: Tensor
+    rows: StepBatch,
+    rules: StaticRules,
+    stats: HeadStats,
+    fresh: Tensor,
+    words: Tensor,
+    mask: int | None = None,
 ) -> None:
     """Moves rows one step on, in place, and packs what the host is to learn.
 
     stats: of all positions of the rows, [R · W, ...]; fresh: new tokens int64 [R, W]; words int32
-    [R, words], which are overwritten.  A row that is done stays as it is.
+    [R, words], which are overwritten; mask: see `Part`.  A row that is done stays as it is.
     """
-    part = Part(rows, (), None, rules)
+    part = Part(rows, (), None, rules, mask)
     new = update(part, stats, fresh, {})
     words.copy_(pack(new))
     write([part], [new])
@@ -196,7 +203,7 @@ def draw(parts: Sequence[Part], vocab_size: int) -> tuple[Tensor, Tensor, tuple[
         )
         temperatures.append(part.pack(temperature))
         uniforms.append(part.pack(uniform))
-        fresh.append(tokens)
+        fresh.append(tokens if part.mask is None else tokens.fill_(part.mask))
     return _joined(temperatures), _joined(uniforms), tuple(fresh)
 
 
@@ -236,18 +243,10 @@ class Update:
 def update(part: Part, stats: HeadStats, fresh: Tensor, extra: Mapping[int, HeadStats]) -> Update:
     """What the rules make of a part's packed statistics; extra: see `GroupedRules`."""
     batch, suffices = part.batch, stats.top_suffices
-    stats = HeadStats(*(part.unpack(getattr(stats, name)) for name in PLAIN))
     pinned = batch.pinned >= 0
-    cold = batch.cold[:, None]
-    drawn = torch.where(cold, stats.argmax, stats.drawn)
-    probs = torch.where(cold, stats.top_probs[..., 0], stats.drawn_probs)
-    stats = replace(
-        stats,
-        argmax=torch.where(pinned, batch.pinned, stats.argmax),
-        drawn=torch.where(pinned, batch.pinned, drawn),
-        entropy=stats.entropy.masked_fill(pinned, 0.0),
-        drawn_probs=probs.masked_fill(pinned, 1.0),
-    )
+    # A token that has taken a mask's place stays.
+    fixed = pinned if part.mask is None else pinned | (batch.tokens != part.mask)
+    stats = _with_fixed(part, stats, fixed)
     # Of -1 before the first step, which equals no token.
     same = (stats.argmax == batch.history[:, -1]).all(dim=1)
     # Copies of what is about to be overwritten: a rule may keep its view.
@@ -257,20 +256,26 @@ def update(part: Part, stats: HeadStats, fresh: Tensor, extra: Mapping[int, Head
         batch.tokens.clone(),
         stats,
         batch.history.clone(),
-        pinned,
+        fixed,
         torch.where(same, batch.unchanged + 1, 0),
+        _least(part),
     )
     accepted, stop, errors = part.rules.decide(view, extra)
-    accepted = accepted | pinned
+    accepted, argmax = accepted | fixed, stats.argmax
     frozen = batch.done.clone()
     step = batch.step + ~frozen
+    if part.mask is not None:
+        stop = stop | accepted.all(dim=1)
+        # The last step reveals what is left.
+        accepted = accepted | (stop | (step >= batch.max_steps))[:, None]
+        argmax = torch.where(accepted, stats.drawn, argmax)
     converged = batch.converged | (stop & ~frozen)
     bare = pinned & (batch.hard_pins > 0)[:, None]
     keeps_soft = (frozen | ~batch.self_conditioning)[:, None] | bare
     return Update(
         tokens=torch.where(accepted, stats.drawn, fresh),
         soft=stats.soft,
-        history=torch.cat((view.history[:, 1:], stats.argmax[:, None]), dim=1),
+        history=torch.cat((view.history[:, 1:], argmax[:, None]), dim=1),
         unchanged=view.unchanged,
         frozen=frozen,
         keeps_soft=keeps_soft[:, :, None],
@@ -284,6 +289,33 @@ def update(part: Part, stats: HeadStats, fresh: Tensor, extra: Mapping[int, Head
         top_probs=stats.top_probs,
         errors=errors,
     )
+
+
+def _with_fixed(part: Part, stats: HeadStats, fixed: Tensor) -> HeadStats:
+    """A part's statistics [R, W, ...] of packed ones, with the tokens of the positions that are
+    fixed, bool [R, W], and with the argmax as the draw where the row's temperature is 0."""
+    batch = part.batch
+    stats = HeadStats(*(part.unpack(getattr(stats, name)) for name in PLAIN))
+    tokens = batch.pinned if part.mask is None else batch.tokens
+    cold = batch.cold[:, None]
+    drawn = torch.where(cold, stats.argmax, stats.drawn)
+    probs = torch.where(cold, stats.top_probs[..., 0], stats.drawn_probs)
+    return replace(
+        stats,
+        argmax=torch.where(fixed, tokens, stats.argmax),
+        drawn=torch.where(fixed, tokens, drawn),
+        entropy=stats.entropy.masked_fill(fixed, 0.0),
+        drawn_probs=probs.masked_fill(fixed, 1.0),
+    )
+
+
+def _least(part: Part) -> Tensor:
+    """int64 [R]: see `StepView`."""
+    pace = part.batch.pace
+    if part.mask is None:
+        return pace[:, 0].long()
+    now = part.batch.step.clamp(max=pace.shape[1] - 1)
+    return pace.gather(1, now[:, None])[:, 0].long()
 
 
 def apply_update(batch: StepBatch, new: Update) -> None:

@@ -140,18 +140,22 @@ class CanvasProcess:
     (`ModelConfig.block`). "front": at the first token of a prompt, whose last block, if it is not
     full, is the first canvas with its tokens pinned; "back": at the prompt's end, back from which
     they are counted, so that the first block may be short (`Slot.offset`); None: there are none.
+    threshold and pace: with masks, the defaults of the settings of these names.
     """
 
     noise: Literal["uniform", "mask"]
     self_conditioning: bool
     borders: Borders | None = None
+    threshold: float = 0.9
+    pace: Literal["even", "linear"] = "even"
 
 
 @dataclass(frozen=True)
 class SamplerKeys:
     """Where a checkpoint keeps its sampler's defaults: name of the default → key of the file.
 
-    The names are "max_steps", "bound", "t_min", "t_max", "stability" and "confidence"; `hf_nested`
+    The names are "max_steps", "bound", "t_min", "t_max", "stability" and "confidence", of a process
+    with masks "max_steps" and "threshold"; a default without a key is the family's. `hf_nested`
     is the object of `generation_config.json` that may hold keys too, `hf_class` its `_cls_name`.
     """
 

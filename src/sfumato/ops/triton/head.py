@@ -129,7 +129,7 @@ def vocabulary_pass(
     named = min(TOP, weight.shape[0])
     top_ids, top_probs = out.top_ids[:, :named], out.top_probs[:, :named]
     products = own_scores(hidden.float(), weight, out.drawn[:, None])[:, 0]
-    scores = (products / softcap).tanh() * softcap / temperature
+    scores = ((products / softcap).tanh() * softcap if softcap else products) / temperature
     probs = probs_of(out.drawn, scores, out.peak, out.total, top_ids, top_probs)
     return out.argmax, out.drawn, out.entropy, top_ids, top_probs, out.soft, probs
 

@@ -349,9 +349,11 @@ TAKE_SOFT = register(
 )
 
 
-def move_rows(rows: Any, rules: Any, stats: Any, fresh: Tensor, words: Tensor) -> None:
+def move_rows(
+    rows: Any, rules: Any, stats: Any, fresh: Tensor, words: Tensor, mask: int | None = None
+) -> None:
     """See `move_rows`. rows: a `StepBatch`; rules: with `settings`; stats: `HeadStats` of each of R
-    · W positions."""
+    · W positions; mask: None."""
     (count, width), device = rows.tokens.shape, words.device
     numbers = {name: getattr(stats, name).contiguous() for name in _STATISTICS}
     soft, fresh = stats.soft.contiguous(), fresh.contiguous()
@@ -387,9 +389,13 @@ def move_rows(rows: Any, rules: Any, stats: Any, fresh: Tensor, words: Tensor) -
     launch(MOVE_ROWS, (count,), tile, device, **of_rows)
 
 
-def _serves(rows: Any, rules: Any, stats: Any, fresh: Tensor, words: Tensor) -> bool:
-    """Whether the rules have settings, and the parts of each row's state one distance to those of
-    the next row's."""
+def _serves(
+    rows: Any, rules: Any, stats: Any, fresh: Tensor, words: Tensor, mask: int | None = None
+) -> bool:
+    """Whether the rules have settings, noise is random, and the parts of each row's state one
+    distance to those of the next row's."""
+    if mask is not None:
+        return False
     integers = {getattr(rows, name).stride(0) for name in (*_STATE, "hard_pins")}
     flags = {getattr(rows, name).stride(0) for name in (*_FLAGS, "self_conditioning")}
     alone = len(rows.tokens) == 1  # of one row no next one is read

@@ -22,12 +22,10 @@ from sfumato.diffusion.constraints.grammar import (
     schema_source,
 )
 from sfumato.diffusion.sampler import (
-    FixedCount,
     LinearTemperature,
     LogitBias,
     Never,
     StableAndConfident,
-    Threshold,
 )
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import Request, ServedModel
@@ -89,7 +87,11 @@ def sampler_of(body: Sampling, model: ServedModel, banned: Iterable[int] = ()) -
         mode=body.mode,
         max_steps=body.max_steps,
         sampler=body.sampler,
+        pace=body.pace,
         entropy_bound=body.entropy_bound,
+        count=body.count,
+        threshold=body.threshold,
+        margin=body.margin,
         temperature=body.temperature,
         top_k=body.top_k if body.top_k and body.top_k > 0 else None,
         top_p=_LEAST_SHARE if body.top_p == 0 else body.top_p,
@@ -101,26 +103,7 @@ def sampler_of(body: Sampling, model: ServedModel, banned: Iterable[int] = ()) -
         soft_skip=body.soft_skip,
         soft_top_k=body.soft_top_k,
     )
-    return _with_rules(_with_sampler(config, body), body, model.sampler_defaults)
-
-
-def _with_sampler(config: SamplerConfig, body: Sampling) -> SamplerConfig:
-    """Sets the fields that belong to one sampler alone."""
-    for name, part, field, kind in (
-        ("fixed-count", "count", "count", FixedCount),
-        ("threshold", "top", "threshold", Threshold),
-        ("threshold", "margin", "margin", Threshold),
-    ):
-        value = getattr(body, field)
-        if value is None:
-            continue
-        if not isinstance(config.sampler, kind):
-            raise Refused(field, f"belongs to the sampler {name!r}")
-        try:
-            config = replace(config, sampler=replace(config.sampler, **{part: value}))
-        except Refused as error:
-            raise error.about(field) from None
-    return config
+    return _with_rules(config, body, model.sampler_defaults)
 
 
 def _with_rules(config: SamplerConfig, body: Sampling, defaults: SamplerConfig) -> SamplerConfig:
