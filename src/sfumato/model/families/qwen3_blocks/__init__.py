@@ -8,6 +8,8 @@ after `model.`, but for a router and experts, which have the names of the networ
 
 from __future__ import annotations
 
+from typing import Literal
+
 from sfumato.model.families.family import (
     CanvasProcess,
     ConfigFormat,
@@ -64,7 +66,15 @@ TENSOR_NAMES = TensorNames(
 )
 
 
-def _family(name: str, title: str, kind: Kind, names: TensorNames) -> Family:
+def _family(
+    name: str,
+    title: str,
+    kind: Kind,
+    names: TensorNames,
+    threshold: float,
+    pace: Literal["even", "linear"],
+) -> Family:
+    """threshold and pace: the defaults of the project's own sampler."""
     return Family(
         name=name,
         title=title,
@@ -80,7 +90,7 @@ def _family(name: str, title: str, kind: Kind, names: TensorNames) -> Family:
             gguf_constants=lambda config: {},
             hf_placeholders=lambda config: {},
         ),
-        canvas=CanvasProcess(noise="mask", self_conditioning=False, borders=kind.borders),
+        canvas=CanvasProcess("mask", False, kind.borders, threshold, pace),
         sampler=SamplerKeys(hf={}, gguf={}, hf_nested="", hf_class="", nested=()),
         markers=MARKERS,
         reads=ReadFormat(
@@ -95,10 +105,14 @@ SDAR = _family(
     *("sdar", "SDAR"),
     Kind("sdar", "SDARForCausalLM", "qwen3", "front", block=4, tied=False),
     TENSOR_NAMES,
+    threshold=0.85,
+    pace="even",
 )
 BD3LM = _family(
     *("bd3lm", "BD3LM"),
     Kind("a2d-qwen3", "A2DQwen3LMHeadModel", "qwen3", "back", block=32, tied=False),
     TENSOR_NAMES,
+    threshold=1.0,
+    pace="linear",
 )
 QWEN3_BLOCKS = (SDAR, BD3LM)
