@@ -110,7 +110,8 @@ it is complete, and a symbolic link's target is replaced, not the link. Pipes an
 - `fill --write` and `edit --write` change a file in place, and keep a
   [backup](fill.md#what-is-written) beside it.
 - `serve --audit-log` appends.
-- `--force` of `pull` has another meaning: it downloads even where disk or memory is short.
+- `--force` of `pull` and `remove` has other meanings: `pull` downloads even where disk or memory is
+  short, `remove` does not ask.
 """
 
 _CHAT = """

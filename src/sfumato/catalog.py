@@ -99,7 +99,7 @@ def _gemma(
         None if tensors else f"diffusiongemma-26B-A4B-it-{format}.gguf",
         gigabytes * 1e9,
         "Apache-2.0",
-        good_for or "as the smaller files, closer to what was trained",
+        good_for or "as q4_k_m, rounded less",
         "diffusion_gemma",
         memory=memory * 1e9,
         step_s=step_s,
@@ -144,7 +144,7 @@ SMALL = (
 """Mask-token models of Qwen3's network, the smallest first."""
 
 PUBLISHED = (
-    _gemma("Q4_K_M", 16.8, 18.9, 6.0, "chat, pictures, tools: the one to begin with"),
+    _gemma("Q4_K_M", 16.8, 18.9, 6.0, "chat, pictures and tools, in 24 GB"),
     _gemma("Q5_K_M", 19.1, 21.3, 6.3),
     _gemma("Q6_K", 22.6, 24.7, 7.0),
     _gemma("Q8_0", 26.9, 28.1, 5.8),

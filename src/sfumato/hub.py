@@ -1,16 +1,19 @@
 """Names of models: what a name of the catalogue, or `hf:owner/name[:file]`, means, and what is in
 the hub's local cache of it.
 
-Asks no network. The cache is that of the hub's library, which other programs share; the library is
-an optional extra, imported only when asked for.
+Asks no network: `sfumato pull` does. The cache is that of the hub's library, which other programs
+share; the library is an optional extra, imported only when asked for.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
@@ -21,7 +24,8 @@ from sfumato.refused import Refused
 from sfumato.values import size
 from sfumato.weights.checkpoint import INDEX, is_mmproj, locate, towers_among
 from sfumato.weights.errors import quoted
-from sfumato.weights.files.gguf import part_names
+from sfumato.weights.files.gguf import part_names, read_gguf
+from sfumato.weights.files.jsonfile import read_object
 from sfumato.weights.files.narrow import BESIDE as NARROW
 
 USAGE = (
@@ -36,6 +40,10 @@ BESIDE = (
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
+_FORMAT = re.compile(r"\b(I?Q\d\w*|BF16|F16|F32)", re.IGNORECASE)
+_WEIGHTS = re.compile(r"\.(gguf|safetensors)$", re.IGNORECASE)
+_IN_PART = (".part", ".incomplete")  # ours, and the library's
+_LOCK_S = 0.2  # for which another process may hold a lock
 _REVISION = re.compile("[0-9a-f]{40,64}")
 
 
@@ -107,21 +115,11 @@ def library() -> Any:
 
 def local(reference: Reference) -> Path | None:
     """The path of a complete model in the local cache, or None. Needs no network."""
-    folder = cache_folder(reference.repo)
-    try:
-        revision = (folder / "refs" / "main").read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
+    if (listing := _cached(reference.repo)) is None:
         return None
-    if not _REVISION.fullmatch(revision):
-        return None
-    snapshot = folder / "snapshots" / revision
-    sizes = {
-        path.relative_to(snapshot).as_posix(): path.stat().st_size
-        for path in sorted(snapshot.rglob("*"))
-        if path.is_file()
-    }
+    snapshot = cache_folder(reference.repo) / "snapshots" / listing.revision
     try:
-        names = choose(Listing(reference.repo, revision, sizes), reference, loosely=False)
+        names = choose(listing, reference, loosely=False)
         path = path_of(snapshot, names)
         if path.is_dir():
             locate(path)
@@ -130,6 +128,21 @@ def local(reference: Reference) -> Path | None:
     except ValueError:  # incomplete, or only the hub knows which file is meant
         return None
     return path
+
+
+def _cached(repo: str) -> Listing | None:
+    """The files of a repository in the local cache, of the revision that was downloaded last."""
+    folder = cache_folder(repo)
+    try:
+        revision = (folder / "refs" / "main").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    if not _REVISION.fullmatch(revision):
+        return None
+    snapshot = folder / "snapshots" / revision
+    files = (path for path in sorted(snapshot.rglob("*")) if path.is_file())
+    sizes = {path.relative_to(snapshot).as_posix(): path.stat().st_size for path in files}
+    return Listing(repo, revision, sizes)
 
 
 def cache_folder(repo: str) -> Path:
@@ -224,3 +237,125 @@ def _files(listing: Listing, names: list[str], limit: int = 20) -> str:
     listed = ", ".join(f"{name} ({size(listing.sizes[name])})" for name in shown[:limit])
     more = f", and {len(shown) - limit} more" if len(shown) > limit else ""
     return f"there are {listed}{more}" if shown else "the repository is empty"
+
+
+@dataclass(frozen=True)
+class Held:
+    """A model in the local cache, or what an interrupted download has left of a repository."""
+
+    name: str  # as -m takes it
+    path: Path  # what `load` takes; None of a model is complete: the repository's folder
+    nbytes: int
+    format: str  # as names and config.json have it; "in part" where the download is not complete
+    used: float  # seconds since 1970; the file system may keep it only to the day
+    model_type: str  # of config.json, or general.architecture; "" where neither can be read
+
+
+def held() -> list[Held]:
+    """The models in the local cache, also those that other programs have downloaded, by name."""
+    cache = Path(library().constants.HF_HUB_CACHE)
+    folders = [f for f in cache.glob("models--*--*") if f.is_dir() and not f.is_symlink()]
+    repos = [folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders]
+    models = [model for repo in repos if _REPO.fullmatch(repo) for model in _held(repo)]
+    return sorted(models, key=lambda model: model.name)
+
+
+def _held(repo: str) -> Iterator[Held]:
+    folder = cache_folder(repo)
+    if (listing := _cached(repo)) is not None:
+        ggufs = [n for n in listing.sizes if n.lower().endswith(".gguf") and not is_mmproj(n)]
+        firsts: list[str | None] = [*sorted({part_names(name)[0] for name in ggufs})]
+        for file in firsts or [None]:
+            if (path := local(Reference(repo, file))) is not None:
+                yield _described(listing, Reference(repo, file), path)
+    parts = [file for file in (folder / "blobs").glob("*") if file.suffix in _IN_PART]
+    if parts:
+        stats = [file.stat() for file in parts]
+        used, nbytes = max(stat.st_mtime for stat in stats), sum(stat.st_size for stat in stats)
+        yield Held(f"{catalog.PREFIX}{repo}", folder, nbytes, "in part", used, "")
+
+
+def _described(listing: Listing, reference: Reference, path: Path) -> Held:
+    entry = catalog.find(reference.repo, reference.file)
+    shown = _FORMAT.search(reference.file or "")
+    format: Any = shown[0].upper() if shown else "GGUF" if reference.file else "safetensors"
+    model_type: Any = ""
+    try:
+        if reference.file is not None:
+            model_type = read_gguf(path).metadata.get("general.architecture")
+        else:
+            config = read_object(path / "config.json")
+            model_type, scheme = config.get("model_type"), config.get("quantization_config")
+            format = config.get("dtype") or config.get("torch_dtype") or format
+            format = scheme.get("quant_method", format) if isinstance(scheme, dict) else format
+    except (OSError, ValueError):  # loading says what is wrong with it
+        pass
+    names = choose(listing, reference, loosely=False)
+    return Held(
+        entry.name if entry else str(reference),
+        path,
+        sum(listing.sizes[name] for name in names),
+        str(format)[:40],
+        max((path if path.is_file() else path / names[-1]).stat().st_atime, 0.0),
+        str(model_type or "")[:40],
+    )
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What of the local cache is to be removed, and what else stays of the repository."""
+
+    folder: Path  # the repository's
+    files: tuple[Path, ...]  # what is not a link first; none: the folder itself
+    nbytes: int  # that it frees
+
+
+def removal(reference: Reference) -> Removal:
+    """What `remove` would remove of a model: the files that no other revision or model shares; the
+    whole repository where no other weights are in it. Raises ValueError where nothing is there."""
+    folder = cache_folder(reference.repo)
+    if folder.is_symlink() or not folder.is_dir():
+        raise ValueError(f"{reference}: is not on this machine; `sfumato list` shows what is")
+    snapshots, blobs = folder / "snapshots", folder / "blobs"
+    names: dict[Path, str] = {}  # of all revisions, as the hub has them
+    for place, _, entries in os.walk(snapshots):
+        for entry in entries:
+            path = Path(place, entry)
+            names[path] = "/".join(path.relative_to(snapshots).parts[1:])
+    chosen = set(names.values())
+    if reference.file is not None:
+        sizes = {name: path.stat().st_size for path, name in names.items() if path.is_file()}
+        listing = Listing(reference.repo, "", sizes)
+        meant = choose(listing, reference, loosely=False)
+        chosen = {n for n in meant if is_mmproj(n) == is_mmproj(meant[-1])}
+    links = {path for path, name in names.items() if name in chosen}
+    others = names.keys() - links
+    if not any(_WEIGHTS.search(names[path]) and not is_mmproj(names[path]) for path in others):
+        return Removal(folder, (), _bytes_in(folder))
+    shared = {path.resolve() for path in others}
+    # A link may point anywhere: only what lies among the repository's own blobs goes with it.
+    targets = {path.resolve() for path in links if path.is_symlink()} - shared
+    owned = sorted(target for target in targets if target.parent == blobs.resolve())
+    files = (*owned, *sorted(links))
+    return Removal(folder, files, sum(f.lstat().st_size for f in files if not f.is_symlink()))
+
+
+def remove(reference: Reference, planned: Removal) -> None:
+    """Removes that. Raises ValueError while the repository is downloaded, and OSError."""
+    locks = planned.folder.parent / ".locks" / planned.folder.name
+    with ExitStack() as held_locks:
+        try:
+            for lock in locks.glob("*.lock"):
+                file_lock = library().utils.WeakFileLock(str(lock), timeout=_LOCK_S)
+                held_locks.enter_context(file_lock)
+        except TimeoutError:
+            raise ValueError(f"{reference}: is being downloaded; wait, or stop that") from None
+        for file in planned.files:
+            file.unlink(missing_ok=True)
+        if not planned.files:
+            shutil.rmtree(planned.folder)  # follows no link
+
+
+def _bytes_in(folder: Path) -> int:
+    stats = [Path(place, file).lstat() for place, _, files in os.walk(folder) for file in files]
+    return sum({(stat.st_dev, stat.st_ino): stat.st_size for stat in stats}.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import signal
@@ -21,6 +22,8 @@ from sfumato.diffusion.limits import Stats
 from sfumato.engine import Event, Handle
 from sfumato.media.patches import Cut
 from sfumato.text.markers import NO_MARKERS
+
+from .stand_in import StandIn, stand_in
 
 
 class Terminal(io.StringIO):
@@ -155,3 +158,23 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return SimpleNamespace(code=code, **capsys.readouterr()._asdict())
 
     return run
+
+
+REPO = "someone/tiny-GGUF"
+Q4, Q8 = "tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf"
+
+
+@pytest.fixture
+def hub_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """A hub with one repository; the local cache is empty."""
+    constants = importlib.import_module("huggingface_hub.constants")
+    with stand_in() as served:
+        template = served.url + "/{repo_id}/resolve/{revision}/{filename}"
+        values: dict[str, Any] = {"ENDPOINT": served.url, "HF_HUB_CACHE": str(tmp_path / "hub")}
+        values |= {"HF_HUB_OFFLINE": False, "HUGGINGFACE_CO_URL_TEMPLATE": template}
+        for name, value in values.items():
+            monkeypatch.setattr(constants, name, value)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+        served.repos[REPO] = {Q4: b"GGUF" * 1000, Q8: b"GGUF" * 2000}
+        yield served

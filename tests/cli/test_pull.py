@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,26 +25,8 @@ from sfumato.refused import Refused
 from sfumato.weights.checkpoint import INDEX, locate
 from sfumato.weights.errors import CheckpointError
 
-from .stand_in import REVISION, StandIn, stand_in
-
-REPO = "someone/tiny-GGUF"
-Q4, Q8 = "tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf"
-
-
-@pytest.fixture
-def hub_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    """A hub with one repository; the local cache is empty."""
-    constants = importlib.import_module("huggingface_hub.constants")
-    with stand_in() as served:
-        template = served.url + "/{repo_id}/resolve/{revision}/{filename}"
-        values: dict[str, Any] = {"ENDPOINT": served.url, "HF_HUB_CACHE": str(tmp_path / "hub")}
-        values |= {"HF_HUB_OFFLINE": False, "HUGGINGFACE_CO_URL_TEMPLATE": template}
-        for name, value in values.items():
-            monkeypatch.setattr(constants, name, value)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-        served.repos[REPO] = {Q4: b"GGUF" * 1000, Q8: b"GGUF" * 2000}
-        yield served
+from .conftest import Q4, REPO
+from .stand_in import REVISION, StandIn
 
 
 def test_a_name_becomes_a_path_that_is_found_again_without_the_hub(

@@ -172,6 +172,19 @@ COMMANDS = (
             "sfumato pull hf:unsloth/diffusiongemma-26B-A4B-it-GGUF:Q4_K_M",
         ),
     ),
+    Command(
+        "list",
+        "list the models on this machine, and those that can be downloaded",
+        module="models",
+        examples=("sfumato list", "sfumato list --json | jq -r '.models[].path'"),
+    ),
+    Command(
+        "remove",
+        "remove a model from this machine, after a question",
+        (Argument("name", "a name that `sfumato list` shows"),),
+        module="models",
+        examples=("sfumato remove sdar-1.7b",),
+    ),
     Command("train", "train a model by a recipe", examples=("sfumato train --out folder",)),
     Command(
         "eval",

@@ -117,7 +117,7 @@ WRITE = (*TALK, *FILL, *EDIT)
 LOAD = (*WRITE, "serve", "decide", "calibrate", "perplexity")
 EVERY = (
     *("run", "chat", "fill", "edit", "decide", "calibrate", "serve", "demo", "inspect"),
-    *("convert", "doctor", "pull", "train", "eval", "bench", "perplexity"),
+    *("convert", "doctor", "pull", "list", "remove", "train", "eval", "bench", "perplexity"),
 )
 
 # The headings of --help.
@@ -163,7 +163,8 @@ GENERAL = (
     Option("config", PATH, EVERY, "TOML file of options; docs/options.md", metavar="FILE"),
     # What a command prints.
     Option("json", FLAG,
-           ("run", *FILL, *EDIT, "decide", "calibrate", "perplexity", "inspect", "doctor", "eval"),
+           ("run", *FILL, *EDIT, "decide", "calibrate", "perplexity", "inspect", "doctor", "list",
+            "eval"),
            "print a JSON object", False),
     Option("tensors", FLAG, ("inspect",), "list every tensor", False),
     # train and eval
@@ -178,6 +179,7 @@ GENERAL = (
     # convert and pull
     Option("to", Choice((*FORMATS, "nearest")), ("convert",), _TO, metavar="FORMAT"),
     Option("force", FLAG, ("convert",), "replace an existing file or folder", False),
+    Option("force", FLAG, ("remove",), "remove without a question", False),
     Option("force", FLAG, ("pull",), "download even where disk or memory is short", False),
     # perplexity
     Option("context", Whole(2, MOST_TOKENS), ("perplexity",),
