@@ -210,7 +210,8 @@ def advice() -> str:
             f"Seconds a step on {' / '.join(machine.name for machine in MACHINES)}",
             "(* measured, the others derived from it); `sfumato doctor` estimates yours.",
             "--quantize q8_0 or q4_k loads safetensors in half or a third of the memory.",
-            f"Sfumato is {NOT_VERIFIED} of any of them. Then:",
+            f"Sfumato is {NOT_VERIFIED} of any of them:",
+            "`sfumato verify-model NAME` prints what to report. Then:",
             f'  sfumato run -m {FIRST.name} "Who are you?"',
         ]
     )

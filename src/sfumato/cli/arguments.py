@@ -185,6 +185,13 @@ COMMANDS = (
         module="models",
         examples=("sfumato remove sdar-1.7b",),
     ),
+    Command(
+        "verify-model",
+        "load a model and write five fixed answers, for a report on published weights",
+        (Argument("path", f"{_CHECKPOINT}; default: embedded", Path(), count="?"),),
+        module="verify",
+        examples=("sfumato verify-model sdar-1.7b --quantize q8_0",),
+    ),
     Command("train", "train a model by a recipe", examples=("sfumato train --out folder",)),
     Command(
         "eval",

@@ -115,9 +115,11 @@ DECIDE, CALIBRATE = ("decide",), ("calibrate",)
 FILL, EDIT = ("fill",), ("edit",)
 WRITE = (*TALK, *FILL, *EDIT)
 LOAD = (*WRITE, "serve", "decide", "calibrate", "perplexity")
+WEIGHTS = (*LOAD, "verify-model")  # take the options of loading
 EVERY = (
     *("run", "chat", "fill", "edit", "decide", "calibrate", "serve", "demo", "inspect"),
-    *("convert", "doctor", "pull", "list", "remove", "train", "eval", "bench", "perplexity"),
+    *("convert", "doctor", "pull", "list", "remove", "verify-model", "train", "eval", "bench"),
+    "perplexity",
 )
 
 # The headings of --help.
@@ -164,7 +166,7 @@ GENERAL = (
     # What a command prints.
     Option("json", FLAG,
            ("run", *FILL, *EDIT, "decide", "calibrate", "perplexity", "inspect", "doctor", "list",
-            "eval"),
+            "verify-model", "eval"),
            "print a JSON object", False),
     Option("tensors", FLAG, ("inspect",), "list every tensor", False),
     # train and eval
@@ -188,7 +190,7 @@ GENERAL = (
            "tokens by which a window goes on, which it scores; default: half a window", None, "N"),
     # The model.
     Option("model", PATH, (*LOAD, "eval"), FILE, None, "PATH", MODEL, short="m"),
-    Option("mmproj", PATH, LOAD, MMPROJ, None, "FILE", MODEL),
+    Option("mmproj", PATH, WEIGHTS, MMPROJ, None, "FILE", MODEL),
     Option("quantize", Choice(ON_LOAD), ("inspect", "eval"), QUANTIZE_HELP),
     # Generation.
     Option("system", TEXT, WRITE, "system message", None, "TEXT", REPLY),
@@ -227,7 +229,7 @@ VISIBLE = (
     Option("force", FLAG, ("run",), "replace the file of --replay", False),
     Option("slow", FLAG, ("run", *FILL, *EDIT),
            "show the noise first, and hold the frame of each step for 0.4 s", False),
-    Option("verbose", FLAG, (*LOAD, "demo", "doctor", "eval", "bench"),
+    Option("verbose", FLAG, (*WEIGHTS, "demo", "doctor", "eval", "bench"),
            "print more messages on standard error", False, short="v"),
 )
 
@@ -424,25 +426,25 @@ SERVING = (
 
 ON_HARDWARE = (
     # Name, kind, commands, help, default, metavar, group. The last of --help.
-    Option("device", TEXT, LOAD, DEVICES, "auto", "NAME", HARDWARE),
-    Option("dtype", Choice(DTYPES), LOAD, ", ".join(DTYPES), "auto", "NAME", HARDWARE),
-    Option("activations", Choice(ACTIVATIONS), LOAD, _FAST, "int8", "", HARDWARE),
-    Option("quantize", Choice(ON_LOAD), LOAD, QUANTIZE_HELP, None, "", HARDWARE),
-    Option("cache-type", Choice(CACHE_TYPES), (*LOAD, "inspect", "eval"),
+    Option("device", TEXT, WEIGHTS, DEVICES, "auto", "NAME", HARDWARE),
+    Option("dtype", Choice(DTYPES), WEIGHTS, ", ".join(DTYPES), "auto", "NAME", HARDWARE),
+    Option("activations", Choice(ACTIVATIONS), WEIGHTS, _FAST, "int8", "", HARDWARE),
+    Option("quantize", Choice(ON_LOAD), WEIGHTS, QUANTIZE_HELP, None, "", HARDWARE),
+    Option("cache-type", Choice(CACHE_TYPES), (*WEIGHTS, "inspect", "eval"),
            "how keys and values are stored; default: as --dtype says", None, "", HARDWARE),
-    Option("experts-on-cpu", Whole(0, MOST_LAYERS), LOAD,
+    Option("experts-on-cpu", Whole(0, MOST_LAYERS), WEIGHTS,
            "layers whose experts stay with the CPU, for a card that is too small", 0, "N",
            HARDWARE),
-    Option("gpu-layers", WholeOr(Whole(0, MOST_LAYERS), "auto"), LOAD,
+    Option("gpu-layers", WholeOr(Whole(0, MOST_LAYERS), "auto"), WEIGHTS,
            "last layers that are on the card; auto: as many as fit; default: all",
            None, "N", HARDWARE),
-    Option("other-layers", Choice(OTHER_LAYERS), LOAD,
+    Option("other-layers", Choice(OTHER_LAYERS), WEIGHTS,
            "layers that --gpu-layers leaves: cpu runs them, stream copies their weights to the "
            "card at each step, auto is the one that a trial finds faster", "auto", "", HARDWARE),
-    Option("split", Listed(Whole(1, MOST_LAYERS)), LOAD,
+    Option("split", Listed(Whole(1, MOST_LAYERS)), WEIGHTS,
            "layers of each of several cards, --device and those after it; default: all on one",
            None, "N,N", HARDWARE),
-    Option("threads", THREADS, LOAD, "CPU threads; default: cores", None, "N", HARDWARE),
+    Option("threads", THREADS, WEIGHTS, "CPU threads; default: cores", None, "N", HARDWARE),
 )
 # fmt: on
 
