@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -290,14 +291,17 @@ def test_a_step_loads_little() -> None:
 
 
 def test_help_is_quick(note: Callable[[str], None]) -> None:
-    """The house promises 0.2 s, which the note tells; the limit allows for a slow machine."""
+    """The house promises 0.2 s, which the note tells; the limit allows for a slow machine. It is
+    one of processor time, since a busy machine lets a program wait for as long as it works."""
     command = [str(Path(sys.executable).with_name("sfumato")), "--help"]
 
-    def seconds() -> float:
-        start = time.perf_counter()
+    def seconds() -> tuple[float, float]:
+        start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)
-        return time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return time.perf_counter() - start, used
 
-    best = min(seconds() for _ in range(7))
-    note(f"sfumato --help: {best:.3f} s (least of 7)")
-    assert best < 1
+    walls, used = zip(*(seconds() for _ in range(7)), strict=True)
+    note(f"sfumato --help: {min(walls):.3f} s, {min(used):.3f} s of a processor (least of 7)")
+    assert min(used) < 1
