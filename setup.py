@@ -6,7 +6,6 @@ serves every Python of its platform.  Where it does not compile, the package ins
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable
 from multiprocessing.pool import ThreadPool
@@ -17,12 +16,6 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError
-
-# With Apple's clang OpenMP is a matter of the preprocessor, and its runtime torch's: `library.py`
-# loads it before the library, which names none.
-MAC = sys.platform == "darwin"
-OPENMP = ["-Xpreprocessor", "-fopenmp"] if MAC else ["-fopenmp"]
-LINK_OPENMP = ["-undefined", "dynamic_lookup"] if MAC else ["-fopenmp"]
 
 LOST = (
     "sfumato: installed without the compiled CPU operations: torch serves on the CPU, several "
@@ -57,15 +50,11 @@ class BuildLibrary(build_ext):
             print(f"{LOST} (they need GCC or clang, not MSVC)", file=sys.stderr)
             return
         self.compiler.compile = _at_once(self.compiler.compile)
-        for flags, link in ((OPENMP, LINK_OPENMP), (["-Wno-unknown-pragmas"], [])):
-            tried = copy.copy(ext)
-            tried.extra_compile_args = [*ext.extra_compile_args, *flags]
-            tried.extra_link_args = [*ext.extra_link_args, *link]
-            try:
-                return super().build_extension(tried)
-            except (BaseError, CCompilerError, OSError) as error:
-                reason = str(error).partition("\n")[0]
-        print(f"{LOST} (the C++ compiler is missing or failed: {reason})", file=sys.stderr)
+        try:
+            super().build_extension(ext)
+        except (BaseError, CCompilerError, OSError) as error:
+            reason = str(error).partition("\n")[0]
+            print(f"{LOST} (the C++ compiler is missing or failed: {reason})", file=sys.stderr)
 
     def get_ext_filename(self, fullname: str) -> str:
         return fullname.replace(".", "/") + ".so"

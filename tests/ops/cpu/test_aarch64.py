@@ -37,7 +37,6 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "-std=c++17",
             "-O2",
             "-g0",
-            "-fopenmp",
             "-ffp-contract=off",
             "-fno-trapping-math",
             "-w",

@@ -132,7 +132,6 @@ def test_fuzz(tmp_path: Path, everywhere: bool) -> None:
     flags = (
         "-std=c++17",
         "-g1",
-        "-fopenmp",
         "-ffp-contract=off",
         "-fno-trapping-math",
         "-w",

@@ -56,20 +56,42 @@ def test_plain_code_is_only_taken_when_asked_for(monkeypatch: pytest.MonkeyPatch
 
 
 @compiled
-def test_one_thread_is_only_taken_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a library that was built without OpenMP has it."""
-    load = library.load
+def test_one_thread_is_only_taken_when_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where torch has no OpenMP, or another one; a copy of the library has threads of its own."""
+    alone = Path(shutil.copy(LIBRARY, tmp_path))
+    monkeypatch.setattr(library, "RUNTIMES", (("GOMP_parallel", "GOMP_of_none"),))
+    kernels, reason = choose(None, alone)
+    assert kernels is None and "torch has no OpenMP runtime" in reason
+    kernels, _ = choose("avx2" if runs("avx2") else "portable", alone)
+    assert kernels is not None and not kernels.code.sf_has_threads()
+    monkeypatch.setattr(library, "kernels", kernels)
+    assert describe()[0].endswith("without torch's OpenMP: one thread")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    x, weight = torch.randn(40, 64), torch.randn(64)
+    serial = ops.rms_norm(x, weight, 1e-6)
+    monkeypatch.setattr(library, "kernels", choose(kernels.isa)[0])
+    assert torch.equal(ops.rms_norm(x, weight, 1e-6), serial)
 
-    def without_threads(path: Path) -> Any:
-        code = load(path)
-        code.sf_has_threads = lambda: 0
-        return code
 
-    monkeypatch.setattr(library, "load", without_threads)
-    kernels, reason = choose(None)
-    assert kernels is None and "without OpenMP" in reason
-    monkeypatch.setattr(library, "kernels", choose("avx2" if runs("avx2") else "portable")[0])
-    assert describe()[0].endswith("without OpenMP: one thread")
+@compiled
+def test_threads_are_those_of_torch_and_no_others() -> None:
+    """The library names no OpenMP, and a product on several threads starts none that torch has
+    not."""
+    named = LIBRARY.read_bytes()
+    assert not any(name in named for name in (b"libgomp", b"libomp", b"libiomp", b"GOMP_parallel"))
+    threads = run(
+        "",
+        "import torch, os; torch.set_num_threads(3)\n"
+        "count = lambda: len(os.listdir('/proc/self/task'))\n"
+        "from sfumato import ops\n"
+        "x = torch.randn(512, 512); torch.set_num_threads(3); x @ x; torch.exp(x)\n"
+        "before = count(); ops.rms_norm(x, x[0], 1e-6); print(before, count())",
+    )
+    if sys.platform == "linux":
+        before, after = threads.stdout.split()
+        assert before == after, threads.stderr
 
 
 def test_torch_can_be_asked_for() -> None:

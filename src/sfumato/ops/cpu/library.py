@@ -5,8 +5,9 @@ the environment variable SFUMATO_ISA names (one of ISAS; with torch the library 
 the best is a table and never timed, for what is rounded otherwise may become another text.
 
 Every call takes as many threads as torch has at that time (`torch.get_num_threads()`), so that one
-setting governs both.  They are the same threads, too: the library is loaded after torch, and finds
-the OpenMP runtime that torch brought.  Knows C types, and neither weights nor operations.
+setting governs both.  They are the same threads, too: the library is linked to no OpenMP runtime,
+and is given the functions of the one that torch is linked to.  Knows C types, and neither weights
+nor operations.
 
 The library also says which mapped file was truncated, in one line in place of a silent death.  A
 page of a mapped file that is not there any more is a fault of the machine (SIGBUS), which no
@@ -45,12 +46,27 @@ processor: it serves where the level is asked for."""
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
 _NO_MEMORY = -2  # SF_NO_MEMORY of csrc/sfumato.h
-VERSION = 15
+
+RUNTIMES = (
+    ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads"),
+    (
+        *("__kmpc_fork_call", "__kmpc_barrier", "omp_get_thread_num", "omp_get_num_threads"),
+        *("__kmpc_push_num_threads", "__kmpc_global_thread_num"),
+    ),
+)
+"""What `sf_use_threads` takes of GCC's runtime, and of LLVM's and Intel's, which may have both."""
+
+TORCHS_RUNTIME = {"darwin": "libomp.dylib", "win32": "libiomp5md.dll"}
+"""The file beside torch's libraries; elsewhere the runtime has many names, and is found by way of
+torch's own library, which is linked to it."""
+
+VERSION = 16
 
 _LEVEL = _MODE = _KIND = _TYPE = _THREADS = c_int
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "sf_version": (),
     "sf_isa_available": (_LEVEL,),
+    "sf_use_threads": (c_int, c_void_p),
     "sf_has_threads": (),
     "sf_has_bf16": (),
     "sf_workspace_bytes": (),
@@ -152,7 +168,7 @@ def choose(wanted: str | None, path: Path = LIBRARY) -> tuple[Kernels | None, st
     if wanted is None:
         quick = [isa for isa in able if isa not in ONLY_WHEN_ASKED]
         if quick and not code.sf_has_threads():
-            return None, "the compiled operations were built without OpenMP, for one thread alone"
+            return None, "torch has no OpenMP runtime that the compiled operations know: one thread"
         if not quick:
             return None, "quicker here than the plain C++ of the compiled operations"
         return Kernels(code, quick[-1]), "the best that this processor can run"
@@ -169,9 +185,6 @@ def load(path: Path) -> ctypes.CDLL:
             "later) when sfumato was installed, or it failed; with one, install again (pip -v says "
             "more)"
         )
-    if sys.platform == "darwin":  # where the library names no runtime, but finds torch's
-        for runtime in Path(torch.__file__).parent.glob("lib/libomp.dylib"):
-            ctypes.CDLL(str(runtime), ctypes.RTLD_GLOBAL)
     code = ctypes.CDLL(str(path))
     for name, arguments in _SIGNATURES.items():
         function = getattr(code, name, None)
@@ -179,7 +192,23 @@ def load(path: Path) -> ctypes.CDLL:
             raise OSError(f"{path.name} is of another version of sfumato: install sfumato again")
         function.argtypes = arguments
         function.restype = c_int64 if name.endswith("_bytes") else c_int
+    _use_torchs_threads(code)
     return code
+
+
+def _use_torchs_threads(code: ctypes.CDLL) -> None:
+    """Gives the library the functions of the OpenMP runtime that torch is linked to; where there is
+    none, every call runs on the thread that makes it."""
+    name = TORCHS_RUNTIME.get(sys.platform, "libtorch_cpu.so")
+    try:
+        runtime = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+    except OSError:
+        return
+    for kind, names in enumerate(RUNTIMES):
+        if torch.backends.openmp.is_available() and all(hasattr(runtime, each) for each in names):
+            functions = [ctypes.cast(getattr(runtime, each), c_void_p) for each in names]
+            code.sf_use_threads(kind, (c_void_p * len(functions))(*functions))
+            return
 
 
 kernels, reason = choose(os.environ.get(VARIABLE) or None)
@@ -205,7 +234,7 @@ def describe() -> tuple[str, str]:
     """Who computes on the CPU, in a word or two, and why it is them."""
     if kernels is None:
         return "torch", reason
-    threads = "" if kernels.code.sf_has_threads() else ", without OpenMP: one thread"
+    threads = "" if kernels.code.sf_has_threads() else ", without torch's OpenMP: one thread"
     return f"compiled, {kernels.isa}{' with bf16' if kernels.bf16 else ''}{threads}", reason
 
 

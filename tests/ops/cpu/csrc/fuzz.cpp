@@ -376,7 +376,41 @@ void refusals() {
 
 }  // namespace
 
+extern "C" {
+void omp_get_thread_num();
+void omp_get_num_threads();
+#if defined(__clang__)
+void __kmpc_fork_call();
+void __kmpc_barrier();
+void __kmpc_push_num_threads();
+void __kmpc_global_thread_num();
+#else
+void GOMP_parallel();
+void GOMP_barrier();
+#endif
+}
+
+// The threads of the OpenMP runtime that this program is linked to.
+void use_threads() {
+    void *const number = (void *)omp_get_thread_num, *const threads = (void *)omp_get_num_threads;
+#if defined(__clang__)
+    void *const functions[] = {(void *)__kmpc_fork_call, (void *)__kmpc_barrier, number, threads,
+                               (void *)__kmpc_push_num_threads, (void *)__kmpc_global_thread_num};
+    const int kind = SF_KMPC;
+#else
+    void *const functions[] = {(void *)GOMP_parallel, (void *)GOMP_barrier, number, threads};
+    const int kind = SF_GOMP;
+#endif
+    void *const some[] = {number, nullptr, number, threads, number, number};
+    check(!sf_has_threads() && sf_use_threads(2, functions) == SF_BAD_ARGUMENT &&
+              sf_use_threads(kind, nullptr) == SF_BAD_ARGUMENT &&
+              sf_use_threads(kind, some) == SF_BAD_ARGUMENT && !sf_has_threads(),
+          "sf_use_threads: took bad arguments");
+    check(sf_use_threads(kind, functions) == SF_OK && sf_has_threads(), "sf_use_threads");
+}
+
 int main(int count, char **arguments) {
+    use_threads();
     source.seed(count > 1 ? (unsigned)std::atoi(arguments[1]) : 1);
     check(sf_version() == SF_VERSION, "sf_version");
     check(sf_panel_bytes(99, 1, 32) == -1 && sf_panel_bytes(0, 1, 33) == -1 && sf_kind(3) == -1,

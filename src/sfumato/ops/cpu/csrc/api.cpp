@@ -100,14 +100,6 @@ const Attention *attention_of(int isa) {
 
 extern "C" int sf_version(void) { return SF_VERSION; }
 
-extern "C" int sf_has_threads(void) {
-#if defined(_OPENMP)
-    return 1;
-#else
-    return 0;
-#endif
-}
-
 extern "C" int sf_kind(int type) { return format_of(type).kind; }
 
 extern "C" int64_t sf_panel_bytes(int kind, int64_t rows, int64_t cols) {

@@ -17,6 +17,7 @@
 #include "checks.h"
 #include "level.h"
 #include "sfumato.h"
+#include "threads.h"
 #include "workspace.h"
 
 namespace {
@@ -58,8 +59,8 @@ State state_of(const Row &row, const State &all, const State &ours, int64_t kv, 
 }
 
 // Rows first..last - 1, whose panels lie side by side. All threads come here.
-void attend_rows(const Work &work, const Panels &shared, const std::vector<Row> &rows, int64_t first,
-                 int64_t last, const Window &window, const Scratch &s, const State &all,
+void attend_rows(Team &team, const Work &work, const Panels &shared, const std::vector<Row> &rows,
+                 int64_t first, int64_t last, const Window &window, const Scratch &s, const State &all,
                  const State &ours) {
     const Call &call = work.call;
     const sf_shared_call &c = work.c;
@@ -74,10 +75,9 @@ void attend_rows(const Work &work, const Panels &shared, const std::vector<Row> 
     };
     const auto to_attend = [&](const Row &row) { return call.kv_heads * parts(group * row.tokens, most); };
     const int64_t packing = sum(rows, first, last, to_pack);
-#pragma omp for schedule(static)
-    for (int64_t task = 0; task < packing; task++) {
+    team.static_for(packing, [&](int64_t task) {
         int64_t i, within;
-        if (!find(rows, first, last, task, to_pack, &i, &within)) continue;
+        if (!find(rows, first, last, task, to_pack, &i, &within)) return;
         const Row &row = rows[i];
         const int64_t from = begin + within / call.kv_heads * PACKED, left = end(row) - from;
         // Keys are numbered from `split` on, for the shared ones before it are left out.
@@ -86,18 +86,18 @@ void attend_rows(const Work &work, const Panels &shared, const std::vector<Row> 
                          within % call.kv_heads, call.d, from - call.split,
                          from - call.split + (left < PACKED ? left : PACKED), begin - call.split},
                         row.panels);
-    }
+    });
+    team.barrier();
     const int64_t attending = sum(rows, first, last, to_attend);
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t task = 0; task < attending; task++) {
+    team.dynamic_for(attending, 1, [&](int64_t task) {
         int64_t i, within;
-        if (!s.q || !find(rows, first, last, task, to_attend, &i, &within)) continue;
+        if (!s.q || !find(rows, first, last, task, to_attend, &i, &within)) return;
         const int64_t queries = group * rows[i].tokens, blocks = parts(queries, most);
         const int64_t kv = within / blocks, from = within % blocks * most;
         work.level.attend(call, shared, rows[i], s,
                           state_of(rows[i], all, ours, kv, queries, from, call.d), window,
                           {kv, from, queries - from < most ? queries - from : most});
-    }
+    });
 }
 
 bool segments_ok(const sf_rows *keys, const sf_rows *values, int64_t segments, int64_t *count) {
@@ -179,19 +179,18 @@ std::vector<int64_t> groups_of(std::vector<Row> &rows, int64_t before, int64_t e
 }
 
 // The shared keys of a window, before those of any row. All threads come here.
-void pack_shared(const Work &work, const Window &window, const Panels &panels) {
+void pack_shared(Team &team, const Work &work, const Window &window, const Panels &panels) {
     const Call &call = work.call;
     const sf_shared_call &c = work.c;
     const int64_t stop = call.split < window.to ? call.split : window.to;
     const int64_t chunks = stop > window.from ? parts(stop - window.from, PACKED) : 0;
-#pragma omp for schedule(static)
-    for (int64_t task = 0; task < call.kv_heads * chunks; task++) {
+    team.static_for(call.kv_heads * chunks, [&](int64_t task) {
         const int64_t at = window.from + task / call.kv_heads * PACKED, left = stop - at;
         work.level.pack({{{c.keys, c.shared, 0}, {}}, {{c.values, c.shared, 0}, {}},
                          task % call.kv_heads, call.d, at, at + (left < PACKED ? left : PACKED),
                          window.from},
                         panels);
-    }
+    });
 }
 
 int shared_attention(const Attention &level, const sf_shared_call &c, int64_t shared,
@@ -217,29 +216,24 @@ int shared_attention(const Attention &level, const sf_shared_call &c, int64_t sh
     for (std::size_t i = 0; i < rows.size(); i++)
         rows[i].panels = panels_at(own.data + places[i], rows[i].panels.padded, each);
     const State all = once ? State{} : state_at(kept.data, queries * c.heads, c.d);
-    int failed = 0;
-#pragma omp parallel num_threads(threads)
-    {
+    return parallel(threads, [&](Team &team) {
         const Borrowed memory(scratch_bytes(level, c.d));
         Scratch s{};
         State mine{};
-        if (memory.data)
-            s = scratch_at(level, c.d, memory.data, &mine);
-        else {
-#pragma omp atomic write
-            failed = 1;
-        }
+        if (memory.data) s = scratch_at(level, c.d, memory.data, &mine);
         for (int64_t from = 0; from < longest; from += at_once) {
             const Window window{from, from + at_once, from + at_once >= longest};
-            pack_shared(work, window, panels);
+            if (from) team.barrier();  // the panels are free again
+            pack_shared(team, work, window, panels);
             int64_t begin = 0;
             for (const int64_t end : ends) {
-                attend_rows(work, panels, rows, begin, end, window, s, all, mine);
+                if (begin) team.barrier();
+                attend_rows(team, work, panels, rows, begin, end, window, s, all, mine);
                 begin = end;
             }
         }
-    }
-    return failed ? SF_NO_MEMORY : SF_OK;
+        return memory.data ? SF_OK : SF_NO_MEMORY;
+    });
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 /* The C interface of the compiled CPU operations.
  *
- * Every function is re-entrant, keeps no state but memory of its thread (sf_workspace_bytes) and the
- * files that sf_watch names, throws
- * nothing and returns SF_OK or one of the negative codes.  `threads` is the number of OpenMP threads that a call takes.  Pointers to blocks
+ * Every function is re-entrant, keeps no state but memory of its thread (sf_workspace_bytes), the
+ * files that sf_watch names and what sf_use_threads is given, throws
+ * nothing and returns SF_OK or one of the negative codes.  `threads` is the number of threads that a call takes (sf_use_threads).  Pointers to blocks
  * need no alignment; panels lie at an even address, and all else where a number of its type may.
  * No tensor has more than 2^48 elements.  What a row gets depends neither on the other rows of a
  * call nor on `threads`.
@@ -25,7 +25,7 @@
 extern "C" {
 #endif
 
-#define SF_VERSION 15
+#define SF_VERSION 16
 
 enum { SF_OK = 0, SF_BAD_ARGUMENT = -1, SF_NO_MEMORY = -2, SF_UNSUPPORTED = -3 };
 enum { SF_F32 = 0, SF_BF16 = 1 };                     /* dtypes */
@@ -50,7 +50,13 @@ enum { SF_MODE_INT8 = 0, SF_MODE_BF16 = 1 };          /* what activations are ro
 SF_API int sf_version(void);
 /* 1: this processor runs it; 0: it does not; -1: not in this build. */
 SF_API int sf_isa_available(int isa);
-/* Whether calls are shared out to threads: built with OpenMP. */
+/* Gives the library the threads of an OpenMP runtime, by its functions: SF_GOMP takes GOMP_parallel,
+ * GOMP_barrier, omp_get_thread_num and omp_get_num_threads; SF_KMPC takes __kmpc_fork_call, __kmpc_barrier,
+ * omp_get_thread_num, omp_get_num_threads, __kmpc_push_num_threads and __kmpc_global_thread_num.  Once, before
+ * all other calls, which run on one thread without. */
+enum { SF_GOMP = 0, SF_KMPC = 1 };
+SF_API int sf_use_threads(int kind, void *const *functions);
+/* Whether calls are shared out to threads: sf_use_threads was given some. */
 SF_API int sf_has_threads(void);
 /* Whether a level attends: the functions of attention below take it. */
 SF_API int sf_attends(int isa);

@@ -3,6 +3,7 @@
 #include "checks.h"
 #include "panels.h"
 #include "sfumato.h"
+#include "threads.h"
 
 namespace {
 
@@ -52,14 +53,13 @@ extern "C" int sf_unpack(int kind, const void *panels, int64_t matrices, int64_t
         !fits({matrices, rows, cols}))
         return SF_BAD_ARGUMENT;
     const int64_t each = ceil_div(rows, PANEL), bytes = matrix_bytes(kind, rows, cols);
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t i = 0; i < matrices * each; i++) {
+    parallel_for(threads, matrices * each, [&](int64_t i) {
         const int64_t m = i / each, p = i % each;
         const Matrix from(kind, static_cast<const uint8_t *>(panels) + m * bytes, rows, cols);
         with_kind(kind, UnpackPanel{from.codes + p * from.blocks * code_bytes(kind),
                                     from.scales + p * from.blocks * scale_count(kind), from.blocks,
                                     cols, rows - p * PANEL < PANEL ? rows - p * PANEL : PANEL,
                                     out + (m * rows + p * PANEL) * cols});
-    }
+    });
     return SF_OK;
 }
