@@ -457,6 +457,9 @@ class Fills:
             return plan
         if not isinstance(prediction, PredictedText):
             raise Refused("prediction", f"must be a PredictedText, got {quoted(prediction)}")
+        if self._network.config.mask_id is not None:
+            why = "this model writes in place of mask tokens, and changes no token that is there"
+            raise Refused("prediction", why, "leave it out")
         given = {"prediction": True, "thinking": thinking}
         given["mode=causal"] = plan.config.mode == "causal"
         exclusions.check(exclusions.PLAN, given)

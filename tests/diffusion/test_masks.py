@@ -1,5 +1,5 @@
 """Canvases of mask tokens: each step is that of the rules of SDAR and of dLLM, re-written here in
-plain torch."""
+plain torch, on the scores of `transformers`' Qwen3."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.diffusion.tiny import calm_oracle, inverse_cdf
-from tests.support.oracle import network_of
+from tests.diffusion.tiny import inverse_cdf
+from tests.support.qwen3_oracle import MASK, oracle_logits, random_oracle, save_oracle
 from tests.support.recorded_graphs import RecordedGraphs
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from sfumato.diffusion.canvas import Canvas, CanvasPlan, Draft, GivenCanvas, Guidance
+from sfumato.diffusion.constraints.decision_plan import NoiseKey
+from sfumato.diffusion.constraints.read import CanvasRow, read_canvases
+from sfumato.diffusion.constraints.read_template import NOISE, ReadCanvas
 from sfumato.diffusion.limits import Limits, of_process, plan_reply, resolve
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler import (
@@ -35,19 +39,27 @@ from sfumato.diffusion.sampler_config import MASKS, REFERENCE, SamplerConfig
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.batch import Commit, width_for
 from sfumato.model.cache import Slot
+from sfumato.model.devices import fetch_together
+from sfumato.model.families import open_checkpoint
+from sfumato.model.loading import load_network
 from sfumato.model.network import Network
+from sfumato.model.segments import Suffix
 from sfumato.ops import registry
 from sfumato.refused import Refused
 
-MASK, VOCABULARY, LENGTH = 5, 97, 8
+VOCABULARY, LENGTH = 97, 8
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def network() -> Network:
-    """One that repeats its canvas less than others of the tests: its scores are of many tokens."""
-    network = network_of(calm_oracle(sharp=0.6, calm=1.0))
-    network.config = replace(network.config, mask_id=MASK)
-    return network
+def model() -> PreTrainedModel:
+    return random_oracle(0)
+
+
+@pytest.fixture(scope="module")
+def network(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Network:
+    folder = save_oracle(model, tmp_path_factory.mktemp("masks"), "sdar", LENGTH)
+    return load_network(open_checkpoint(folder), CPU, torch.float32)
 
 
 def config(**choices: Any) -> SamplerConfig:
@@ -128,11 +140,12 @@ class Case:
 
     @property
     def prompt(self) -> Tensor:
+        """One or two whole blocks."""
         random = torch.Generator().manual_seed(self.seed)
-        return torch.randint(6, VOCABULARY, (3 + self.seed % 5,), generator=random)
+        return torch.randint(MASK, (LENGTH * (1 + self.seed % 2),), generator=random)
 
 
-def reference(network: Network, case: Case, slot: Slot) -> list[Tensor]:
+def reference(model: PreTrainedModel, case: Case) -> list[Tensor]:
     """The canvas after each step."""
     canvas = torch.full((case.length,), MASK)
     canvas[: len(case.pinned)] = torch.tensor(case.pinned, dtype=torch.int64)
@@ -142,7 +155,7 @@ def reference(network: Network, case: Case, slot: Slot) -> list[Tensor]:
         masked = canvas == MASK
         if not masked.any():
             break
-        logits = network.head.logits(network.denoise([canvas], [slot]))
+        logits = oracle_logits(model, case.prompt, canvas, LENGTH, 0)[len(case.prompt) :].clone()
         logits[:, MASK] = float("-inf")
         probs = probs_of(logits, case.temperature, case.top_k, case.top_p)
         tokens = inverse_cdf(probs, Noise(case.seed, 0).uniforms(step + 1, case.length))
@@ -165,9 +178,9 @@ def reference(network: Network, case: Case, slot: Slot) -> list[Tensor]:
 
 
 CASES = [
-    Case("low_confidence_dynamic"),
+    Case("low_confidence_dynamic", threshold=0.5),
     Case("low_confidence_dynamic", seed=1, threshold=0.3, steps=3, temperature=0.7),
-    Case("low_confidence_dynamic", seed=2, threshold=0.2, temperature=0.0),
+    Case("low_confidence_dynamic", seed=2, threshold=0.4, temperature=0.0),
     Case("low_confidence_dynamic", seed=3, length=4, steps=4, threshold=0.1, pinned=(7, 9)),
     Case("low_confidence_dynamic", seed=4, threshold=0.4, temperature=0.6, top_k=3),
     Case("low_confidence_static", seed=5, steps=3, top_p=0.7),
@@ -203,14 +216,11 @@ def run(
     return states
 
 
-def test_every_step_is_that_of_the_projects(network: Network) -> None:
-    slots = slots_of(network, CASES)
+def test_every_step_is_that_of_the_projects(model: PreTrainedModel, network: Network) -> None:
     canvases = [Canvas.of(case.plan(), network) for case in CASES]
-    steps = set()
-    for case, slot, canvas, own in zip(
-        CASES, slots, canvases, run(Denoiser(network, 4), canvases, slots), strict=True
-    ):
-        expected = reference(network, case, slot)
+    states, steps = run(Denoiser(network, 4), canvases, slots_of(network, CASES)), set()
+    for case, canvas, own in zip(CASES, canvases, states, strict=True):
+        expected = reference(model, case)
         assert [tokens.tolist() for tokens, _ in own] == [each.tolist() for each in expected]
         assert canvas.convergence == "converged"
         for tokens, draft in own:
@@ -322,6 +332,22 @@ def test_what_is_pinned_no_more_is_a_mask_again(network: Network) -> None:
     (draft,) = denoiser.step([canvas], slots)
     assert draft.token_ids[0] == 8 and draft.token_ids[1] == 40
     assert int(draft.accepted.sum()) == 6  # the pinned one, and five masks of seven
+
+
+def test_a_read_is_of_masks(model: PreTrainedModel, network: Network) -> None:
+    """However many steps are asked for."""
+    (slot,), labels = slots_of(network, CASES[:1]), (3, 40, 7)
+    canvas = ReadCanvas((8, NOISE, 9, NOISE), (1, 3), (labels, labels))
+    row = CanvasRow(Suffix(slot), canvas, NoiseKey(0, ()), 0, True)
+    ids = torch.tensor([8, MASK, 9, MASK])
+    logits = oracle_logits(model, CASES[0].prompt, ids, LENGTH, 0)[LENGTH:][[1, 3]]
+    for steps in (1, 3):
+        ((first, second),) = fetch_together([read_canvases(network, [row], steps)])[0]
+        for sample, scores in zip((first, second), logits, strict=True):
+            probs = scores[list(labels)].softmax(0).tolist()
+            assert sample.probabilities == pytest.approx(probs, abs=1e-4)
+            mass = float(scores.softmax(0)[list(labels)].sum())
+            assert sample.label_mass == pytest.approx(mass, abs=1e-4)
 
 
 def test_what_is_refused(network: Network) -> None:

@@ -4,6 +4,7 @@ operations for eight rows as for one. Traced on a device that holds no numbers."
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,18 +14,22 @@ from tests.support.fake_device import DEVICE, HostTraffic, Trace, fake_device, f
 from tests.support.oracle import tiny_config
 from torch import Tensor
 
-from sfumato.diffusion.canvas import Canvas
+from sfumato.diffusion.canvas import Canvas, CanvasPlan
+from sfumato.diffusion.limits import of_process
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler import (
     EntropyBound,
     FixedCount,
+    LinearPace,
     LogitBias,
+    LowConfidence,
     Never,
+    Sequential,
     StableAndConfident,
     StepView,
     Threshold,
 )
-from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
+from sfumato.diffusion.sampler_config import MASKS, REFERENCE, SamplerConfig
 from sfumato.diffusion.step import Denoiser, rules
 from sfumato.diffusion.step import step as parts
 from sfumato.diffusion.step.denoiser import Pending
@@ -67,17 +72,21 @@ class Stalled:
 
 class Step:
     """One step of canvases with these choices, laid out beforehand as from the second step on.
-    step: how many the host knows to be done."""
+    step: how many the host knows to be done; mask: the token that is the noise."""
 
-    def __init__(self, choices: Sequence[dict[str, Any]], step: int = 0) -> None:
-        network = fake_network(CONFIG)
+    def __init__(
+        self, choices: Sequence[dict[str, Any]], step: int = 0, mask: int | None = None
+    ) -> None:
+        network = fake_network(replace(CONFIG, mask_id=mask))
+        defaults = REFERENCE if mask is None else MASKS
         self.slots = network.new_slots(len(choices), 64)
         with torch.device("cpu"):
-            configs = [SamplerConfig(**{"canvas_length": 32} | c).over(REFERENCE) for c in choices]
-            self.canvases = [
-                Canvas(config, Noise(i, 0), CONFIG.vocab_size, DEVICE, pinned={3: 5} if i else None)
+            configs = [SamplerConfig(**{"canvas_length": 32} | c).over(defaults) for c in choices]
+            plans = [
+                CanvasPlan(of_process(config, mask), Noise(i, 0), pinned={3: 5} if i else {})
                 for i, config in enumerate(configs)
             ]
+            self.canvases = [Canvas.of(plan, network) for plan in plans]
             for canvas in self.canvases:
                 canvas.step = step
             self.denoiser = Denoiser(network, len(choices))
@@ -90,10 +99,10 @@ class Step:
         return pending
 
 
-def traced(choices: Sequence[dict[str, Any]], step: int = 0) -> int:
+def traced(choices: Sequence[dict[str, Any]], step: int = 0, mask: int | None = None) -> int:
     """The operations of a step; it copies once to the host, when its forward is done."""
     with fake_device():
-        prepared = Step(choices, step)
+        prepared = Step(choices, step, mask)
         with Trace() as forward:
             result = prepared.denoiser.forward(prepared.canvases, prepared.slots)
         with Trace(copies=1) as write:
@@ -124,6 +133,19 @@ def test_a_step_of_rows_of_every_kind_stays_on_the_device(step: int) -> None:
     """Pins, bans, widths, samplers, histories: all that is no group of its own. The first step is
     as any other."""
     assert traced(MIXED, step) == traced(MIXED, 1 - step)
+
+
+def test_a_step_of_mask_tokens_stays_on_the_device() -> None:
+    """And takes as many operations for rows of other settings as for one."""
+    mixed: list[dict[str, Any]] = [
+        {"sampler": LowConfidence(0.2), "max_steps": 3, "canvas_length": 20},
+        {"sampler": Sequential(), "pace": LinearPace(), "temperature": 0.0},
+        {"sampler": EntropyBound(), "canvas_length": 16},
+        {"sampler": FixedCount(4), "stopping": StableAndConfident()},
+    ]
+    assert traced(mixed, 0, 6) == traced(mixed, 1, 6)
+    settings = [{"sampler": LowConfidence(0.1 * i), "max_steps": 8 + i} for i in range(8)]
+    assert traced(settings, mask=6) <= traced([{}], mask=6) + 1
 
 
 def test_built_in_rules_are_lifted_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,12 +61,18 @@ def read_canvases(
     step, as `forwards` has it where it is given. The host waits for nothing.
 
     Only the open places change from step to step, each to a token that is drawn from the whole
-    vocabulary at temperature 1, and only these have a soft embedding.
+    vocabulary at temperature 1, and only these have a soft embedding. Where the network has a mask
+    token, it stands at the open places, and there is one step: a place with a drawn token would be
+    no question any more.
     """
     denoise = (forwards or network).denoise_beside
     suffixes = [row.suffix for row in rows]
     lengths = [len(row.canvas.ids) for row in rows]
-    canvases = [row.filled(row.first_tokens(network.config.vocab_size)) for row in rows]
+    vocab_size, mask = network.config.vocab_size, network.config.mask_id
+    canvases = [
+        row.filled(row.first_tokens(vocab_size) if mask is None else [mask] * len(row.canvas.open))
+        for row in rows
+    ]
     ids = to_device(torch.cat(canvases), network.device)
     starts = list(accumulate(lengths, initial=0))
     open_places = [
@@ -74,7 +80,7 @@ def read_canvases(
     ]
     places = to_device(torch.tensor(open_places, dtype=torch.int64), network.device)
     soft: Tensor | None = None
-    for step in range(1, steps):
+    for step in range(1, steps if mask is None else 1):
         wanted = [row.canvas.open for row in rows]
         hidden = denoise(ids.split(lengths), suffixes, wanted, soft)
         drawn, of_places = _step(network, rows, hidden, step)
