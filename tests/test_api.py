@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import pydoc
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import BaseModel, Field
 from safetensors.torch import load_file, save_file
 from tests.support.gguf_files import gguf_config, random_state, write_gguf
 from tests.support.pieces import MARKERS
@@ -21,6 +26,7 @@ import sfumato
 from sfumato import Done, Draft, Model, SamplerConfig
 from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.sampler_config import REFERENCE
+from sfumato.engine import EngineDead
 from sfumato.model.model_config import ConfigError
 from sfumato.text.template import TemplateError
 from sfumato.text.tokenizer import TokenizerError
@@ -369,3 +375,70 @@ def test_a_refusal_comes_with_the_call_and_not_with_the_first_event(model: Model
     for options in ({"max_tokens": 0}, {"max_tokens": 1.5}, {"seed": "x"}, {"stop": [""]}):
         with pytest.raises(ValueError, match=f"{next(iter(options))}: must be"):
             model.stream("Hello!", **options)
+
+
+# What people see of it.
+
+
+def test_the_package_says_what_it_has_without_loading_torch() -> None:
+    program = "import sys, sfumato; print(*dir(sfumato), 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    *names, has_torch = done.stdout.split()
+    assert has_torch == "False"
+    assert {*sfumato.__all__} == {name for name in names if not name.startswith("__")}
+
+
+def test_help_of_generate_has_the_options(model: Model) -> None:
+    text = pydoc.plain(pydoc.render_doc(model.generate))
+    for name in signature(Model.stream).parameters.keys() - {"self", "unknown"}:
+        assert f"{name}: '" in text or f'{name}: "' in text, name
+    assert "max_tokens: visible tokens at most" in text and "-> 'Reply'" in text
+
+
+def test_models_and_replies_are_shown_for_people(model: Model) -> None:
+    assert repr(model).startswith(f"Model({model.path.name}, DiffusionGemma: 5 layers of 128, ")
+    messages = [{"role": "user", "content": "Hi"}]
+    reply = model.generate(messages, sampler=TWO_STEPS, max_tokens=40)
+    assert str(reply) == reply.text == model.generate("Hi", sampler=TWO_STEPS, max_tokens=40).text
+    assert repr(reply).startswith(f"Reply({reply.text!r}, {reply.stop_reason}, ")
+    assert len(repr(reply)) < len(reply.text) + 100
+    with pytest.raises(ValueError, match="give exactly one of them"):
+        model.generate(messages, messages=messages)
+
+
+class City(BaseModel):
+    name: str
+    population: int = Field(ge=0)
+
+
+def test_a_reply_is_read_by_its_schema(model: Model) -> None:
+    held = {"schema": City, "max_tokens": 64}
+    reply = model.generate("A city.", **held)
+    done = replace(reply, text='{"name": "Rome", "population": 3}', stop_reason="eos")
+    assert done.parsed == City(name="Rome", population=3)
+    assert replace(done, schema=City.model_json_schema()).parsed == {
+        "name": "Rome",
+        "population": 3,
+    }
+    with pytest.raises(ValueError, match="greater_than_equal"):
+        _ = replace(done, text='{"name": "Rome", "population": -3}').parsed
+    with pytest.raises(ValueError, match="ended by max_tokens; raise max_tokens"):
+        _ = replace(done, text='{"name": "Ro', stop_reason="max_tokens").parsed
+    with pytest.raises(ValueError, match="asked with no schema"):
+        _ = replace(done, schema=None).parsed
+
+
+def test_an_engine_serves_within_a_with_statement(model: Model) -> None:
+    """What was submitted is served at the end; after an exception it is not."""
+    request = sfumato.Request("Hi", sampler=TWO_STEPS, max_tokens=40)
+    with sfumato.Engine(model, sfumato.EngineConfig(1, 256)) as engine:
+        handle = engine.submit(request)
+    assert handle.result().stop_reason in ("eos", "max_tokens")
+    with pytest.raises(EngineDead):
+        engine.submit(request)
+    with pytest.raises(KeyError), sfumato.Engine(model, sfumato.EngineConfig(1, 256)) as engine:
+        raise KeyError
+    with pytest.raises(EngineDead):
+        engine.submit(request)

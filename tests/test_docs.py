@@ -119,7 +119,8 @@ def run_examples(page: Path) -> dict[str, Any]:
 def test_the_examples_for_python_run(capsys: pytest.CaptureFixture[str]) -> None:
     names = run_examples(ROOT / "docs" / "python.md")
     printed = capsys.readouterr().out
-    assert printed.startswith("106 32 ") and "The capital is Paris.\neos\n" in printed
+    assert printed.startswith("Model(embedded, ") and "\n106 32 " in printed
+    assert "The capital is Paris.\neos\n" in printed
     assert names["reply"].stop_reason == "stop"
     assert names["logits"].isfinite().all()
     run_examples(ROOT / "docs" / "engine.md")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property, partial
+from inspect import Parameter, signature
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Never, TypeVar, Unpack, overload
@@ -102,6 +103,22 @@ EMBEDDED = Path(__file__).parent / "embedded"
 
 Messages = Sequence[Mapping[str, Any]]
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _takes_options_of(other: Callable[..., object]) -> Callable[[F], F]:
+    """Makes `help` show a method, which passes its options on to another, with what that one's help
+    says of them."""
+
+    def decorate(method: F) -> F:
+        parameters = signature(other).parameters.values()
+        shown = [each for each in parameters if each.kind is not Parameter.VAR_KEYWORD]
+        method.__signature__ = signature(method).replace(parameters=shown)  # type: ignore[attr-defined]
+        _, blank, options = (other.__doc__ or "").partition("\n\n")
+        method.__doc__ = f"{method.__doc__}{blank}{options}"
+        return method
+
+    return decorate
 
 
 class Model:
@@ -128,15 +145,18 @@ class Model:
     def config(self) -> ModelConfig:
         return self.network.config
 
-    def generate(
-        self, prompt: str | None = None, *, messages: Messages | None = None, **options: Any
-    ) -> Reply:
-        """The reply to a prompt or a conversation; `options` are those of `stream`."""
-        return _last(self.stream(prompt, messages=messages, **options), Done).reply
+    def __repr__(self) -> str:
+        config, network = self.config, self.network
+        dtype = str(network.dtype).removeprefix("torch.")
+        return (
+            f"Model({self.path.name}, {self.family.title}: {len(config.layers)} layers of "
+            f"{config.hidden_size}, canvas {config.canvas_length}, context "
+            f"{config.context_length:,}, {dtype} on {network.device})"
+        )
 
     def stream(
         self,
-        prompt: str | None = None,
+        prompt: str | Messages | None = None,
         *,
         messages: Messages | None = None,
         max_tokens: int = 256,
@@ -153,15 +173,15 @@ class Model:
     ) -> Iterator[Draft | Settled | Done]:
         """Drafts at every denoising step, a `Settled` for every canvas, then one `Done`.
 
-        max_tokens: visible tokens at most; seed: 0..2⁶⁴-1; sampler: what is None in it is the
-        checkpoint's; tools: declarations as JSON schemas; stop: strings that end the reply and
-        are not part of it (inside a thought they are text like any other), or special tokens, each
-        as a `sfumato.text.tokenizer.Marker`; prediction: a text that the reply is expected to
-        resemble, which its canvases begin as; mode: "causal" writes one token after another, each
-        of them a canvas of its own in the events (None: the sampler's); schema: a pydantic model,
-        or a JSON schema as a dict, that the answer matches as JSON (its thought is free);
-        cancelled: called before every step and every chunk of a prefill, True ends the reply with
-        what is committed.
+        prompt: a text, or messages; max_tokens: visible tokens at most; seed: 0..2⁶⁴-1; sampler:
+        what is None in it is the checkpoint's; tools: declarations as JSON schemas; stop: strings
+        that end the reply and are not part of it (inside a thought they are text like any other),
+        or special tokens, each as a `sfumato.text.tokenizer.Marker`; prediction: a text that the
+        reply is expected to resemble, which its canvases begin as; mode: "causal" writes one token
+        after another, each of them a canvas of its own in the events (None: the sampler's); schema:
+        a pydantic model, or a JSON schema as a dict, that the answer matches as JSON (its thought
+        is free), and that `Reply.parsed` reads it by; cancelled: called before every step and every
+        chunk of a prefill, True ends the reply with what is committed.
         Raises ValueError, naming the argument, for what cannot be done, and TypeError for an
         argument that there is not. The stream itself raises FloatingPointError where the model's
         scores are no numbers, and ValueError where a sampler or processor returns a wrong tensor.
@@ -190,7 +210,18 @@ class Model:
         plan = self.fills.with_prediction(plan, prediction, thinking)
         make = partial(Canvas.of, network=self.network)
         task = ReplyTask(plan, made, make, text=transcript)
-        return _reply_events(alone(self.network, task, cancelled))
+        return _reply_events(alone(self.network, task, cancelled), schema)
+
+    @_takes_options_of(stream)
+    def generate(
+        self,
+        prompt: str | Messages | None = None,
+        *,
+        messages: Messages | None = None,
+        **options: Any,
+    ) -> Reply:
+        """The reply to a prompt or a conversation; the arguments are those of `stream`."""
+        return _last(self.stream(prompt, messages=messages, **options), Done).reply
 
     def plan_reply(
         self,
@@ -225,7 +256,7 @@ class Model:
 
     def prompt_ids(
         self,
-        prompt: str | None = None,
+        prompt: str | Messages | None = None,
         messages: Messages | None = None,
         *,
         thinking: bool = False,
@@ -236,7 +267,7 @@ class Model:
 
     def make_prompt(
         self,
-        prompt: str | None = None,
+        prompt: str | Messages | None = None,
         messages: Messages | None = None,
         *,
         thinking: bool = False,
@@ -247,7 +278,9 @@ class Model:
         `sfumato.text.prompt.prompt_ids`."""
         if (prompt is None) == (messages is None):
             raise Refused(("prompt", "messages"), "give exactly one of them")
-        if messages is None:
+        if isinstance(prompt, list | tuple):
+            messages = prompt
+        elif messages is None:
             messages = [{"role": "user", "content": prompt}]
         tower, tokens = self.network.tower, self.text.pictures
         parts: PictureParts | None = None if tower is None or tokens is None else []
@@ -507,10 +540,10 @@ class Model:
 
 
 def _reply_events(
-    run: Generator[Draft | Settled, None, Reply],
+    run: Generator[Draft | Settled, None, Reply], schema: Any
 ) -> Iterator[Draft | Settled | Done]:
     reply = yield from run
-    yield Done(reply)
+    yield Done(replace(reply, schema=schema))
 
 
 def _last(events: Iterator[object], kind: type[T]) -> T:

@@ -6,9 +6,10 @@ understanding. Knows no tokens and no network.
 
 from __future__ import annotations
 
+import re
 import string
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -23,6 +24,13 @@ _FIRST_ASKED = (
     "What can you do?",
     "How do you work?",
 )
+
+
+EARLIER_TURNS = 2
+"""Turns before a question in the training data, at most; with more the answers get wrong."""
+
+_ASKS_ON = re.compile(r"and\b|.*\?$", re.IGNORECASE)
+_MOST_WORDS = 5  # of a question that needs an earlier one
 
 
 @dataclass(frozen=True)
@@ -66,10 +74,59 @@ def countries() -> tuple[dict[str, str], ...]:
 
 def _questions_about_countries() -> Iterator[Question]:
     for form in questions_file()["about_countries"]:
-        needed = {name for _, name, _, _ in string.Formatter().parse(form["answer"]) if name}
         for country in countries():
-            if needed <= country.keys():
+            if _fields(form) <= country.keys():
                 answer = form["answer"].format_map(country)
                 also = tuple(wording.format_map(country) for wording in form["also"])
                 text = form["question"].format_map(country)
                 yield Question(text, answer[0].upper() + answer[1:], also)
+
+
+def follow_up(text: str, before: Sequence[str]) -> str | None:
+    """The whole question about a country that a short text asks with the help of earlier ones:
+    after "What is the capital of France?", "And of Japan?" asks "What is the capital of Japan?".
+    None where the text is no such question. before: the user's earlier texts, the newest last."""
+    if (
+        not _ASKS_ON.match(text.strip())
+        or len(text.split()) > _MOST_WORDS
+        or _plain(text) in _known()
+    ):
+        return None
+    country, form = _mentioned(text)
+    if (country is None) == (form is None):
+        return None
+    for earlier in reversed(before):
+        other, other_form = _mentioned(earlier)
+        country, form = country or other, form or other_form
+    if country is None or form is None:
+        return None
+    meant: str = form["question"].format_map(country)
+    return meant if _plain(meant) in _known() else None
+
+
+def _plain(text: str) -> str:
+    """A wording without what training varies: case, politeness, final mark."""
+    text = text.strip(" .!?").lower().removesuffix(", please")
+    return text.removeprefix("please ")
+
+
+@cache
+def _known() -> frozenset[str]:
+    """Every question in all its wordings."""
+    return frozenset(_plain(word) for q in all_questions() for word in (q.text, *q.also))
+
+
+def _mentioned(text: str) -> tuple[dict[str, str] | None, dict[str, Any] | None]:
+    """The country that a text names, and the form of questions about what it asks of one."""
+
+    def named(word: str) -> bool:
+        return re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) is not None
+
+    forms = questions_file()["about_countries"]
+    country = next((each for each in countries() if named(each["name"].removeprefix("the "))), None)
+    return country, next((form for form in forms if any(map(named, _fields(form)))), None)
+
+
+def _fields(form: dict[str, Any]) -> set[str]:
+    """The fields of a country that an answer has, besides the name: "capital"."""
+    return {name for _, name, _, _ in string.Formatter().parse(form["answer"]) if name} - {"name"}

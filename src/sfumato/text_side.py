@@ -8,6 +8,7 @@ the engine, which so refuse the same ones.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -204,9 +205,9 @@ class Settled:
     log_probs: Tensor | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Reply:
-    """A complete reply."""
+    """A complete reply; `print` shows its text."""
 
     text: str
     thought: str | None
@@ -217,6 +218,35 @@ class Reply:
     warnings: tuple[str, ...] = ()
     filled: Filled | None = None  # of a text with holes, whose texts joined are `text` then
     stop: str | None = None  # the stop string that ended the reply, where one did
+    schema: Any = field(default=None, compare=False)  # that it was asked to match, as given
+
+    @property
+    def parsed(self) -> Any:
+        """The answer to a request with a schema: an instance of the pydantic model, or the value of
+        the JSON. Raises ValueError where there was no schema, where the reply ended before its
+        JSON did, and where the model's own checks fail."""
+        if self.schema is None:
+            raise Refused("parsed", "the reply was asked with no schema", "pass schema=…")
+        try:
+            if isinstance(self.schema, type):
+                return self.schema.model_validate_json(self.text)  # type: ignore[attr-defined]
+            return json.loads(self.text)
+        except ValueError as error:
+            if self.stop_reason == "eos":
+                raise
+            why = f"the reply is no whole JSON, as it ended by {self.stop_reason}"
+            raise Refused("parsed", why, "raise max_tokens") from error
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        stats = self.stats
+        calls = f", {len(self.tool_calls)} tool calls" if self.tool_calls else ""
+        return (
+            f"Reply({self.text!r}, {self.stop_reason}{calls}, {len(self.token_ids)} tokens, "
+            f"{sum(stats.steps)} steps)"
+        )
 
 
 @dataclass(frozen=True)

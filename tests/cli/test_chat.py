@@ -18,6 +18,7 @@ import pytest
 from sfumato.api import EMBEDDED
 from sfumato.cli import chat
 from sfumato.cli.chat import completions, help_text
+from sfumato.embedded_questions import follow_up
 
 
 def user(text: str) -> dict[str, str]:
@@ -41,6 +42,51 @@ def test_clear_keeps_the_system_message(use: Any, cli: Any) -> None:
     model = use("yes")
     cli("chat", "--system", "S", stdin="One?\n/clear\nTwo?\n")
     assert model.requests[1]["messages"] == [{"role": "system", "content": "S"}, user("Two?")]
+
+
+def test_the_embedded_model_reads_whole_questions_and_two_turns_before(use: Any, cli: Any) -> None:
+    """What it cannot know is said before it answers. Other models read what was written."""
+    for path, question in (
+        (EMBEDDED, "What is the capital of Japan?"),
+        (Path("x"), "And of Japan?"),
+    ):
+        model = use("yes")
+        model.path = path
+        questions = ["One?", "What is the capital of France?", "And of Japan?", "Who?"]
+        done = cli("chat", "--system", "S", stdin="\n".join(["/thinking on", *questions]))
+        is_toy = path == EMBEDDED
+        assert ("has not learnt to think" in done.err) == is_toy
+        assert (f"(read as: {question})" in done.out) == is_toy
+        read = [m["content"] for m in model.requests[3]["messages"]]
+        assert read == [
+            "S",
+            *["One?", "yes"] * (not is_toy),
+            questions[1],
+            "yes",
+            question,
+            "yes",
+            "Who?",
+        ]
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "meant"),
+    [
+        ("And of Japan?", "What is the capital of France?", "What is the capital of Japan?"),
+        ("and the Netherlands", "capital of France", "What is the capital of the Netherlands?"),
+        ("And its currency?", "Where is Japan?", "What is the currency of Japan?"),
+        ("And Kenya?", "What money does Japan use?", None),  # its currency is not known
+        ("Where is Japan?", "What is the capital of France?", None),  # needs none before
+        ("Where is Japan, please?", "What is the capital of France?", None),
+        ("I like Japan.", "What is the capital of France?", None),
+        ("And Japan?", "Who are you?", None),
+        ("Who are you?", "What is the capital of France?", None),
+    ],
+)
+def test_what_a_question_after_others_asks(text: str, before: str, meant: str | None) -> None:
+    assert (
+        follow_up(text, ["What is the currency of Peru?"] * (meant is not None) + [before]) == meant
+    )
 
 
 def test_settings(use: Any, cli: Any) -> None:
@@ -78,10 +124,8 @@ def test_mistakes_are_told_and_the_chat_goes_on(use: Any, cli: Any) -> None:
         ("/thinking maybe", "/thinking: 'maybe' is neither on nor off; usage: /thinking on|off"),
         ("/save", "/save: it needs an argument; usage: /save [--force] FILE"),
         ("/clear all", "/clear: it takes no argument; usage: /clear"),
-        (
-            "/nonsense",
-            "/nonsense: no such command; there are /clear, /retry, /undo, /image FILE, /seed N, ",
-        ),
+        ("/claer", "/claer: no such command; did you mean /clear?"),
+        ("/xyz", "/xyz: no such command; /help lists those that there are"),
     ],
 )
 def test_a_wrong_command_is_told_how_it_is_used(
@@ -167,7 +211,7 @@ def test_a_terminal_is_greeted_with_the_model_and_help(
 @pytest.mark.parametrize(
     ("path", "hint"),
     [
-        (EMBEDDED, "this demonstration model cannot answer that"),
+        (EMBEDDED, "this demonstration model cannot answer that; ask a whole question, as"),
         (Path("x.gguf"), "the text may be unsettled: 1 of 1 canvases hit the step cap (2); /steps"),
     ],
 )
@@ -242,7 +286,8 @@ def test_a_line_that_is_no_text_does_not_end_the_chat(
 
 
 def test_at_a_real_terminal() -> None:
-    """The line editor forgets what was typed, and the second Ctrl-C leaves."""
+    """The line editor forgets what was typed, takes a paste of several lines as one message, and
+    clears the screen; the second Ctrl-C leaves."""
     ours, theirs = os.openpty()
     program = subprocess.Popen(
         [sys.executable, "-m", "sfumato", "chat", "--no-visual"],
@@ -282,6 +327,12 @@ def test_at_a_real_terminal() -> None:
         os.write(ours, b"What is the cap")
         expect("cap")
         press_ctrl_c_and_expect("(Ctrl-C again leaves)")
+        expect("› ")
+        os.write(ours, b"\x1b[200~What is the capital\nof France?\x1b[201~\r")  # a paste
+        expect("Paris")
+        expect("› ")
+        os.write(ours, b"\x0c")  # Ctrl-L
+        expect("\x1b[2J")
         expect("› ")
         os.write(ours, b"Who are you?\r")
         expect("Sfumato")

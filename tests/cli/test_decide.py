@@ -70,6 +70,37 @@ def test_a_table_is_decided_and_summed_up(
     ]
 
 
+def test_without_a_file_answers_are_printed(
+    cli: Any, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Standard output has the rows that a file would have, and nothing else."""
+    scripted(monkeypatch)
+    assert cli(*RUN).code == 0
+    Path("t.tsv").write_text(TABLE.replace(",", "\t").replace("p 0.9", "p 0.9 é"))
+    for more in ((), ("-o", "-")):
+        done = cli("decide", "t.csv", "-q", "q.toml", *more)
+        assert (done.code, done.out) == (0, Path("out.csv").read_text())
+        assert done.err.startswith("5 rows decided in ")
+    rows = list(
+        csv.DictReader(cli("decide", "t.tsv", "-q", "q.toml").out.splitlines(), delimiter="\t")
+    )
+    assert rows[0]["text"] == "p 0.9 é" and rows[2]["error"] == "state: has no room"
+    rows = [
+        json.loads(line)
+        for line in cli("decide", "t.csv", "-q", "q.toml", "--json").out.splitlines()
+    ]
+    assert [row["urgent_answer"] for row in rows] == ["yes", "no", None, "yes", None]
+
+    def press(count: int) -> None:
+        if count == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    scripted(monkeypatch, on_request=press)
+    done = cli("decide", "t.csv", "-q", "q.toml", "--concurrency", "1")
+    assert (done.code, len(done.out.splitlines())) == (130, 3)
+    assert "note: stopped after 2 of 5 rows; a file of --out is taken up" in done.err
+
+
 def test_ctrl_c_leaves_whole_rows_and_the_same_command_goes_on(
     cli: Any, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +164,7 @@ def test_json_lines_keep_their_values(
     ("argv", "message"),
     [
         (("decide", "-q", "q.toml"), "give a table, or a text with --state and"),
-        (("decide", "t.csv", "-q", "q.toml"), "--out names the file"),
+        (("decide", "--state", "x", "-q", "q.toml", "-o", "o.csv"), "--out names the file"),
         (("decide", "t.csv", "-q", "q.toml", "-o", "t.csv"), "is the table itself"),
         (("decide", "t.csv", "-q", "q.toml", "-o", "no/o.csv"), "its folder does not exist"),
         (("decide", "t.csv", "-q", "none.toml", "-o", "o.csv"), "none.toml: No such file"),

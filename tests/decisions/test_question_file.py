@@ -10,6 +10,13 @@ from sfumato.decisions.question_file import read_questions
 TEXT = """
 state = "Subject: {subject}"
 
+[questions]
+red = "bool"
+
+[questions.late]
+type = "bool"
+instructions = "Late?"
+
 [questions.urgent]
 type = "yes/no"
 instructions = "Reply needed?"
@@ -39,6 +46,8 @@ def test_a_file_has_questions_and_a_template(tmp_path: Path) -> None:
     file = read_questions(written(tmp_path, TEXT))
     assert file.state and file.state.columns == ["subject"]
     assert file.questions == {
+        "red": YesNo(),
+        "late": YesNo("Late?"),
         "urgent": YesNo("Reply needed?", yes="money is moving"),
         "team": Choice(["billing", "tech"]),
         "kind": Choice({"bug": "does not work", "other": ""}),
@@ -55,7 +64,11 @@ def test_a_file_has_questions_and_a_template(tmp_path: Path) -> None:
         ("state = 3\n[questions.a]\ntype='yes/no'", "state must be a text"),
         ("state = '{'\n[questions.a]\ntype='yes/no'", r"q\.toml: state: .*names no column"),
         ("questions.a = 3", r"\[questions\.a\]: must be a table"),
-        ("[questions.a]\ntype='bool'", r"\[questions\.a\]: type must be one of yes/no"),
+        ("[questions.a]\ntype='int'", r"\[questions\.a\]: type must be one of yes/no, bool, "),
+        ("red = 'bool'", r"red: is a question outside .* table \[questions\.red\] with a type"),
+        ("[red]\ntype='bool'", r"red: is a question outside .* table \[questions\.red\] with"),
+        ("[question.red]\ntype='bool'", "unknown key 'question'; the nearest is 'questions'"),
+        ("[questions]\nred = 'int'", r"\[questions\.red\]: must be a table with a type"),
         ("[questions.a]\ntype='yes/no'\nlevels=[]", r"unknown key 'levels'; the nearest is"),
         ("[questions.a]\ntype='choice'\noptions='b'", "options must be a list or a table"),
         ("[questions.a]\ntype='choice'\noptions=['b','b']", "'b' is there twice"),

@@ -55,6 +55,14 @@ def test_a_device_that_is_not_here_is_refused_by_name(name):
         pick_device(name)
 
 
+def test_gpu_is_the_accelerator_there_is(monkeypatch):
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available: None)
+    with pytest.raises(ValueError, match=r"device: 'gpu': torch .* sees none.*name cpu, or see"):
+        pick_device("gpu")
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available: CPU)
+    assert pick_device("gpu") == CPU
+
+
 def test_a_device_may_be_torchs_own_and_nothing_else():
     assert pick_device(CPU) == CPU
     with pytest.raises(ValueError, match="device: 'None' cannot be used"):

@@ -137,6 +137,13 @@ COMMANDS = (
         ),
     ),
     Command(
+        "mcp",
+        "give a model to an editor or an agent as tools (MCP): decide, fill, generate",
+        examples=(
+            "sfumato mcp -m model.gguf  # docs/agents.md: what editors are to be configured",
+        ),
+    ),
+    Command(
         "demo",
         "watch the embedded model solve a Sudoku and answer questions",
         examples=("sfumato demo --seed 3",),
@@ -307,7 +314,9 @@ class CommandLine:
         front of the command or without any, where it belongs."""
         first = words[0].partition("=")[0] if words else ""
         if first and not first.startswith("-") and first not in self.commands:
-            self.parser.error(f"there is no command {first!r}; {_meant(first, self.commands)}")
+            near = " or ".join(nearest(first, self.commands))
+            meant = f"did you mean {near}?" if near else f"there are {', '.join(self.commands)}"
+            self.parser.error(f"there is no command {first!r}; {meant}")
         if owners := _owners(first):
             self.parser.error(f"{first} belongs to a command: sfumato {owners[0]} {first} …")
         if first.startswith("-") and first not in ("-h", "--help", "--version"):
@@ -365,13 +374,13 @@ def _owners(flag: str) -> list[str]:
     return [command.name for command in COMMANDS if flag and command.name in named]
 
 
-def _meant(word: str, names: Iterable[str]) -> str:
-    """The name that a word may stand for, as a question; all names where none is near."""
+def nearest(word: str, names: Iterable[str]) -> list[str]:
+    """The names that a wrong word may stand for: those that begin with it, or the one most alike;
+    none where no name is near."""
     from difflib import get_close_matches
 
     names = list(names)
-    near = [name for name in names if name.startswith(word)] or get_close_matches(word, names, 1)
-    return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
+    return [name for name in names if name.startswith(word)] or get_close_matches(word, names, 1)
 
 
 def _unknown(words: Sequence[str], command: str) -> str:
@@ -380,8 +389,8 @@ def _unknown(words: Sequence[str], command: str) -> str:
     first = next((word for word in words if word.startswith("--")), "").partition("=")[0]
     if owners := _owners(first):
         return f"{message}; {first} is an option of {', '.join(owners)}"
-    meant = _meant(first, [option.flag for option in options_of(command)]) if first else ""
-    return f"{message}; {meant}" if meant.startswith("did") else message
+    near = nearest(first, [option.flag for option in options_of(command)]) if first else []
+    return f"{message}; did you mean {' or '.join(near)}?" if near else message
 
 
 def origin_of(args: argparse.Namespace, key: str) -> Origin:

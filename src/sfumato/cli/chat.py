@@ -12,12 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.cli import INTERRUPTED, complain, files, generation, pictures
+from sfumato.cli.arguments import nearest
 from sfumato.cli.terminal import named, print_message, wrapped
+from sfumato.embedded_questions import EARLIER_TURNS, follow_up
 from sfumato.engine import Engine, EngineError, TooLarge
 from sfumato.options import LAST_SEED, MOST_STEPS
+from sfumato.server.examples import CANNOT
 from sfumato.values import Whole, quoted
 
 EMBEDDED_NAME = "sfumato-embedded"
+ASK = 'ask a whole question, as "What is the capital of Japan?", or /clear the conversation'
+READS = f"It reads the last {EARLIER_TURNS} turns before a question; /clear begins anew."
 CONTEXT = 4096  # tokens of conversation before a larger cache slot has to be made
 KEPT = 3  # prompts that later ones continue: of the system message, of the last turn, of this one
 
@@ -60,6 +65,7 @@ class Chat:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.model = generation.load(args)
+        generation.note_thinking(args, self.model)
         self.engine: Engine | None = None  # made for the first answer
         self.talk = Conversation(generation.opening(args))
         self._pictures: list[dict[str, Any]] = []  # that the next question is about
@@ -69,19 +75,36 @@ class Chat:
         """The model's name, and the command that lists the others."""
         path = Path(self.args.model).absolute().name if self.args.model else EMBEDDED_NAME
         name = getattr(self.args, "asked_for", path)
-        toy = [generation.TOY] if generation.is_embedded(self.model) else []
+        toy = [f"{generation.TOY} {READS}"] if generation.is_embedded(self.model) else []
         return "\n".join(map(wrapped, [f"{name} · /help lists the commands", *toy]))
 
     def take(self, text: str) -> None:
         """Run a command or answer a message; an error is reported, and the chat goes on."""
         try:
-            if text.startswith("/"):
+            if text.startswith("/") and "\n" not in text:
                 self._command(*text[1:].split(maxsplit=1))
             elif text:
-                content, self._pictures = pictures.content(text, self._pictures), []
+                content, self._pictures = pictures.content(self._meant(text), self._pictures), []
                 self._answer(self.talk.messages, content)
         except (ValueError, OSError) as error:
             complain(error)
+
+    def _meant(self, text: str) -> str:
+        """The text; of a question that the embedded model knows as a whole one alone, that one."""
+        contents = [m["content"] for m in self.talk.messages if m["role"] == "user"]
+        texts = [each for each in contents if isinstance(each, str)]
+        meant = follow_up(text, texts) if generation.is_embedded(self.model) else None
+        if meant is None:
+            return text
+        print(f"(read as: {meant})")
+        return meant
+
+    def _read(self, messages: list[generation.Message]) -> list[generation.Message]:
+        """The messages that the model reads: all of them; of the embedded model, which has learned
+        no longer ones, the last turns."""
+        first = sum(message["role"] == "system" for message in messages)
+        most = 2 * EARLIER_TURNS + 1 if generation.is_embedded(self.model) else len(messages)
+        return [*messages[:first], *messages[first:][-most:]]
 
     def _answer(self, before: list[generation.Message], content: Content) -> None:
         """Answers a question that follows the messages before it."""
@@ -91,7 +114,7 @@ class Chat:
             self.talk.unanswered = content
         self._answered_with = self._settings
         display = generation.display(self.args, self.model)
-        request = generation.request(self.args, messages)
+        request = generation.request(self.args, self._read(messages))
         try:
             if self.engine is None:
                 context = min(CONTEXT, self.model.config.context_length)
@@ -107,7 +130,7 @@ class Chat:
         if answer.interrupted:
             print("(interrupted)")
         elif hint := generation.remark(answer, self.model, "/steps"):
-            print_message("hint", hint)
+            print_message("hint", f"{hint}; {ASK}" if hint == CANNOT else hint)
         if sys.stdin.isatty():
             print()
         # Text that was committed before Ctrl-C stays in the conversation; an empty turn does not.
@@ -128,7 +151,9 @@ class Chat:
 
     def _command(self, name: str = "", value: str = "") -> None:
         if name not in COMMANDS:
-            raise ValueError(f"/{name}: no such command; there are {', '.join(USAGES.values())}")
+            meant = nearest(name, COMMANDS)
+            near = f"did you mean /{meant[0]}?" if meant else "/help lists those that there are"
+            raise ValueError(f"/{name}: no such command; {near}")
         try:
             self._obey(name, value)
         except ValueError as error:
@@ -160,6 +185,7 @@ class Chat:
                 if value not in ("on", "off"):
                     raise ValueError(f"{value!r} is neither on nor off")
                 self.args.thinking = value == "on"
+                generation.note_thinking(self.args, self.model)
             case "save":
                 first, _, rest = value.partition(" ")
                 force = first == FORCE and bool(rest.strip())
@@ -229,6 +255,9 @@ def _edit_lines() -> None:
     readline.set_completer_delims("")  # the whole line is completed: names of files have spaces
     is_libedit = "libedit" in (readline.__doc__ or "")
     readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
+    if not is_libedit:  # which has no such variable
+        # Python turns it off; a paste of several lines is one message then.
+        readline.parse_and_bind("set enable-bracketed-paste on")
 
 
 def _typed() -> str:
@@ -263,8 +292,11 @@ USAGES = {name: f"/{name} {argument}".rstrip() for name, (argument, _) in COMMAN
 def help_text() -> str:
     """The commands and keys, in lines of the terminal's width."""
     commands = named([(USAGES[name], does) for name, (_, does) in COMMANDS.items()])
-    long = "A line that ends in \\ goes on in the next."
-    keys = "Ctrl-C ends an answer, or clears a line; again, on an empty line, it leaves."
+    long = "A line that ends in \\ goes on in the next; pasted lines are one message."
+    keys = (
+        "Ctrl-C ends an answer, or clears a line; again, on an empty line, it leaves. Ctrl-L "
+        "clears the screen."
+    )
     return "\n".join([*commands, wrapped(long), wrapped(keys)])
 
 

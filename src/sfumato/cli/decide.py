@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
@@ -21,7 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from sfumato.api import Model
 from sfumato.cli import INTERRUPTED, files, generation, pictures, terminal
-from sfumato.cli.files import Row, Source, Target, cell_text
+from sfumato.cli.files import Printed, Row, Source, Target, cell_text
 from sfumato.cli.terminal import rows_progress, table
 from sfumato.decisions.calibration import (
     HIGHEST,
@@ -76,8 +77,8 @@ def _decide(args: argparse.Namespace) -> int:
         raise ValueError(
             "give a table, or a text with --state and pictures with --image, and not both"
         )
-    if (args.table is None) != (args.out is None):
-        raise ValueError("--out names the file for the answers to a table; give both or none")
+    if is_one and args.out is not None:
+        raise ValueError("--out names the file for the answers to a table, and there is none")
     file = read_questions(args.questions)
     calibration = find_calibration(file.path, args.calibration) if args.calibration else None
     mass = not args.no_label_mass
@@ -103,15 +104,8 @@ def _table(args: argparse.Namespace, asking: Asking) -> int:
     # The whole table is checked before a model is loaded: a mistake in its last row shows now.
     total, columns = source.scan(lambda row: row_state(asking.file, row.cells))
     answers = asking.columns(args.probabilities)
-    names = names_beside(answers, columns)
-    if Path(args.out).suffix.lower() != ".jsonl":  # whose rows may have any keys
-        names = [*columns, *names]
-    out = Path(args.out)
-    if out.exists() and out.samefile(source.path):
-        raise Refused("out", f"{out} is the table itself", "name another file")
-    if not out.parent.is_dir():
-        raise Refused("out", f"{out}: its folder does not exist", "make it first")
-    with Target(args.out, names, _made(args, asking), args.force) as target:
+    beside = names_beside(answers, columns)
+    with _target(args, asking, source, columns, beside) as target:
         summary = Summary(asking.questions, target.count)
         rows = _rest(source, target, columns, total)
         if target.count < total:
@@ -124,15 +118,40 @@ def _table(args: argparse.Namespace, asking: Asking) -> int:
                 target.append({**outcome.row.cells, **cells_of(answers, decision, outcome.error)})
                 summary.add(decision, outcome.error)
             summary.seconds = time.perf_counter() - began
-    figures = summary.figures()
-    terminal.print_report(args.json, figures, lines(figures))
+    figures, is_printed = summary.figures(), isinstance(target, Printed)
+    if is_printed:  # the answers are what standard output has
+        print("\n".join(lines(figures)), file=sys.stderr)
+    else:
+        terminal.print_report(args.json, figures, lines(figures))
     done = target.count + summary.rows
     if done < total:
-        terminal.print_message(
-            "note", f"stopped after {done:,} of {total:,} rows; the same command goes on"
-        )
+        text = "a file of --out is taken up" if is_printed else "the same command goes on"
+        terminal.print_message("note", f"stopped after {done:,} of {total:,} rows; {text}")
         return INTERRUPTED
     return 0
+
+
+def _target(
+    args: argparse.Namespace,
+    asking: Asking,
+    source: Source,
+    columns: list[str],
+    beside: list[str],
+) -> AbstractContextManager[Target | Printed]:
+    """Where answers go: the file of --out, or standard output in the format of the table. columns:
+    of the table; beside: those of the answers. Raises ValueError or OSError for a file that cannot
+    be written."""
+    if args.out in (None, "-"):
+        delimiter = None if args.json else files.delimiter_of(source.path)
+        return nullcontext(Printed([*columns, *beside], delimiter))
+    out = Path(args.out)
+    if out.exists() and out.samefile(source.path):
+        raise Refused("out", f"{out} is the table itself", "name another file")
+    if not out.parent.is_dir():
+        raise Refused("out", f"{out}: its folder does not exist", "make it first")
+    # The rows of JSON Lines may have any keys.
+    names = beside if out.suffix.lower() == ".jsonl" else [*columns, *beside]
+    return Target(args.out, names, _made(args, asking), args.force)
 
 
 def _made(args: argparse.Namespace, asking: Asking) -> dict[str, Any]:
@@ -150,7 +169,9 @@ def _made(args: argparse.Namespace, asking: Asking) -> dict[str, Any]:
     }
 
 
-def _rest(source: Source, target: Target, columns: list[str], total: int) -> Iterator[Row]:
+def _rest(
+    source: Source, target: Target | Printed, columns: list[str], total: int
+) -> Iterator[Row]:
     """The rows that the target does not have. Raises ValueError where those that it has are of
     another table."""
     rows = source.rows()

@@ -337,7 +337,7 @@ class Target:
             for row in Source(self.path, MOST_OWN_ROW, MOST_OWN_COLUMNS).rows():
                 self.count, self.last = self.count + 1, row.cells
         elif self._delimiter is not None:
-            self._append(self._csv(self._columns))
+            self._append(_csv_text(self._columns, self._delimiter))
 
     @property
     def _about(self) -> Path:
@@ -368,11 +368,7 @@ class Target:
 
     def append(self, cells: Mapping[str, Any]) -> None:
         """Writes a row to its end, or not at all. Raises OSError."""
-        if self._delimiter is None:
-            line = json.dumps(cells, ensure_ascii=False) + "\n"
-        else:
-            line = self._csv([cell_text(cells.get(name)) for name in self._columns])
-        self._append(line)
+        self._append(_row_text(cells, self._columns, self._delimiter))
 
     def _append(self, line: str) -> None:
         start = self._file.tell()
@@ -384,19 +380,6 @@ class Target:
             self._file.truncate(start)  # of a full disk, say
             raise
 
-    def _csv(self, cells: Sequence[str]) -> str:
-        text = io.StringIO()
-        assert self._delimiter
-        # Before Python 3.13 a lone carriage return is not quoted by itself.
-        writer = csv.writer(
-            text,
-            delimiter=self._delimiter,
-            lineterminator="\n",
-            quoting=csv.QUOTE_ALL if any("\r" in cell for cell in cells) else csv.QUOTE_MINIMAL,
-        )
-        writer.writerow(cells)
-        return text.getvalue()
-
     def __enter__(self) -> Target:
         return self
 
@@ -404,6 +387,48 @@ class Target:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
+
+
+class Printed:
+    """A table of answers on standard output, in UTF-8, from its first row on. Has what a command
+    asks of a `Target`."""
+
+    path = Path("-")
+    count = 0
+    last: Mapping[str, Any] = {}
+
+    def __init__(self, columns: Sequence[str], delimiter: str | None) -> None:
+        """columns: of CSV; delimiter: None for JSON Lines."""
+        self._columns, self._delimiter = columns, delimiter
+        self._head = "" if delimiter is None else _csv_text(columns, delimiter)
+
+    def append(self, cells: Mapping[str, Any]) -> None:
+        """Prints a row, the first one below the names of the columns. Raises OSError."""
+        if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.isatty():
+            sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+        text = self._head + _row_text(cells, self._columns, self._delimiter)
+        self._head = ""
+        print(text, end="", flush=True)
+
+
+def _row_text(cells: Mapping[str, Any], columns: Sequence[str], delimiter: str | None) -> str:
+    """A row with its end. columns: of CSV; JSON Lines have all cells."""
+    if delimiter is None:
+        return json.dumps(cells, ensure_ascii=False) + "\n"
+    return _csv_text([cell_text(cells.get(name)) for name in columns], delimiter)
+
+
+def _csv_text(cells: Sequence[str], delimiter: str) -> str:
+    text = io.StringIO()
+    # Before Python 3.13 a lone carriage return is not quoted by itself.
+    writer = csv.writer(
+        text,
+        delimiter=delimiter,
+        lineterminator="\n",
+        quoting=csv.QUOTE_ALL if any("\r" in cell for cell in cells) else csv.QUOTE_MINIMAL,
+    )
+    writer.writerow(cells)
+    return text.getvalue()
 
 
 def _whole_records(file: BinaryIO, quoted: bool) -> tuple[int, int]:

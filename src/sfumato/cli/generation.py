@@ -60,6 +60,8 @@ TOY = (
     "and writes small JSON objects (docs/embedded-model.md). -m PATH loads a real model."
 )
 
+NO_THOUGHT = "the embedded model has not learnt to think, and answers at once"
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -110,7 +112,7 @@ def weights_of(args: argparse.Namespace) -> str:
 def check_device(name: str) -> None:
     """Raises ValueError for a name that is no device; loading says whether this machine has it."""
     try:
-        torch.device("cpu" if name == "auto" else name)
+        torch.device("cpu" if name in ("auto", "gpu") else name)
     except RuntimeError:  # its message lists many devices that cannot run a model
         raise Refused("device", f"{name!r} is none of {DEVICES}") from None
 
@@ -267,6 +269,12 @@ def counted() -> Iterator[Presses]:
 def is_embedded(model: Model) -> bool:
     """Whether it is the model in the package."""
     return model.path.resolve() == EMBEDDED.resolve()
+
+
+def note_thinking(args: argparse.Namespace, model: Model) -> None:
+    """Says on standard error, before an answer, where thinking is asked of the embedded model."""
+    if args.thinking and is_embedded(model):
+        terminal.print_message("note", NO_THOUGHT)
 
 
 def remark(answer: Answer, model: Model, raises: str = "--steps") -> str | None:

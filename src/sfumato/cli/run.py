@@ -42,6 +42,7 @@ def main(args: argparse.Namespace) -> int:
     images = [(name, pictures.read(name, f"--image {name}")) for name in args.image]
     request = generation.request(args, [])  # a wrong option is refused before the model is loaded
     model = generation.load(args)
+    generation.note_thinking(args, model)
     content = pictures.content(question, [pictures.part(*each, model) for each in images])
     messages = [*generation.opening(args), {"role": "user", "content": content}]
     request = replace(request, messages=messages)

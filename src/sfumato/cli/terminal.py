@@ -99,12 +99,28 @@ class Advance(Protocol):
 
 
 @contextmanager
-def progress(what: str, in_bytes: bool = False, least: float = 0.0) -> Iterator[Advance]:
-    """Shows a bar and the time left at a terminal, which are erased at the end.
+def progress(
+    what: str,
+    in_bytes: bool = False,
+    least: float = 0.0,
+    every_s: float = EVERY_S,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Advance]:
+    """Shows a bar and the time left at a terminal, which are erased at the end; elsewhere a line
+    every so many seconds.
 
     in_bytes: counts are bytes; least: a smaller total is not shown."""
     if not sys.stderr.isatty():
-        yield lambda done, total, more="": None
+        last, shown = clock(), size if in_bytes else "{:,}".format
+
+        def line(done: int, total: int, more: str = "", /) -> None:
+            nonlocal last
+            if total > least and clock() - last >= every_s:
+                last = clock()
+                counts = f"{what}: {shown(done)} of {shown(total)}"
+                print(", ".join(filter(None, [counts, more])), file=sys.stderr, flush=True)
+
+        yield line
         return
     from rich import progress as bars
     from rich.console import Console
@@ -127,26 +143,17 @@ def progress(what: str, in_bytes: bool = False, least: float = 0.0) -> Iterator[
 def rows_progress(
     total: int, before: int, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[int], None]]:
-    """Yields a function that takes how many rows of a table this run has decided. At a terminal a
-    bar shows the rate, elsewhere a line a minute. total: rows of the table; before: of them, those
-    that were decided earlier."""
-    start = last = clock()
+    """Yields a function that takes how many rows of a table this run has decided, and shows it with
+    the rate. total: rows of the table; before: of them, those that were decided earlier."""
+    start, has_bar = clock(), sys.stderr.isatty()
 
     def update(done: int) -> None:
-        nonlocal last
-        now = clock()
-        rate = done / max(now - start, 1e-9)
-        show(before + done, total, f"{rate:.3g} rows/s")
-        if now - last >= EVERY_S and not sys.stderr.isatty():
-            last = now
-            left = (total - before - done) / rate if rate else 0.0
-            print(
-                f"{before + done:,} of {total:,} rows, {rate:.3g} rows/s, {left / 60:.0f} min left",
-                file=sys.stderr,
-                flush=True,
-            )
+        rate = done / max(clock() - start, 1e-9)
+        left = (total - before - done) / rate if rate else 0.0
+        left_text = "" if has_bar else f", {left / 60:.0f} min left"
+        show(before + done, total, f"{rate:.3g} rows/s{left_text}")
 
-    with progress("deciding") as show:
+    with progress("deciding rows", clock=clock) as show:
         show(before, total, "")
         yield update
 

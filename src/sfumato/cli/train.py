@@ -11,6 +11,7 @@ from pathlib import Path
 from sfumato.cli import files, terminal
 
 MOST_BYTES = 64 << 20  # of a text: its tokens take some gigabytes as a list
+EVERY_S = 10.0  # between two lines of `eval`, where there is no terminal
 WINDOW = 2048  # tokens of a window at most, where no option says
 
 
@@ -52,7 +53,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     from sfumato.train import evaluate
 
     config = sfumato.SamplerConfig().options(**sampler_options(args))
-    with terminal.progress("answering") as progress:
+    with terminal.progress("answering tasks", every_s=EVERY_S) as progress:
         figures = evaluate.run(
             args.model,
             count=args.count,

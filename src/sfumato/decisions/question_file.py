@@ -111,6 +111,9 @@ def _cell(value: Any) -> str:
 
 
 LARGEST = 4 << 20  # bytes of a file
+_ALIKE = 0.8  # a name and what its user may mean
+TYPES = ("yes/no", "bool", "choice", "score")
+"""The types of questions; bool is yes/no, as in Python."""
 _KEYS = {
     "yes/no": ("type", "instructions", "yes", "no"),
     "choice": ("type", "instructions", "options"),
@@ -135,6 +138,11 @@ def read_questions(path: str | PathLike[str]) -> QuestionFile:
     """Raises OSError where the file cannot be read, and ValueError naming the file and the key."""
     path = Path(path)
     raw = read_toml(path)
+    for name, value in raw.items():
+        is_question = isinstance(value, dict) or value in TYPES
+        if is_question and not get_close_matches(name, ("state", "questions"), 1, _ALIKE):
+            why = f"is a question outside of questions; write it as a table [questions.{name:.80}]"
+            raise ValueError(f'{path}: {name:.80}: {why} with a type, such as type = "bool"')
     _refuse_others(raw, ("state", "questions"), str(path))
     state = raw.get("state")
     if not isinstance(state, str | None):
@@ -145,7 +153,7 @@ def read_questions(path: str | PathLike[str]) -> QuestionFile:
     questions = {}
     for name, table in tables.items():
         try:
-            questions[name] = _question(table)
+            questions[name] = question_of(table)
         except ValueError as error:
             raise ValueError(f"{path}: [questions.{name:.80}]: {error}") from None
     try:
@@ -168,12 +176,16 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: is not TOML: {error}") from None
 
 
-def _question(table: Any) -> Kind:
+def question_of(table: Any) -> Kind:
+    """The question that a table of a file is. Raises ValueError, naming the key."""
+    if table in ("yes/no", "bool"):  # which need nothing else
+        table = {"type": table}
     if not isinstance(table, dict):
         raise ValueError('must be a table with a type, such as type = "yes/no"')
     kind = table.get("type")
-    if not isinstance(kind, str) or kind not in _KEYS:
-        raise ValueError(f"type must be one of {', '.join(_KEYS)}, got {kind!r:.80}")
+    if not isinstance(kind, str) or kind not in TYPES:
+        raise ValueError(f"type must be one of {', '.join(TYPES)}, got {kind!r:.80}")
+    kind = "yes/no" if kind == "bool" else kind
     _refuse_others(table, _KEYS[kind], "")
     instructions = _text(table, "instructions")
     if kind == "yes/no":

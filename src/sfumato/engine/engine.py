@@ -7,6 +7,7 @@ What clients call may be called from any thread: checks, refusals, deadlines and
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -249,7 +250,8 @@ def own_engine(model: Model, layout: EngineConfig, advice: str) -> Engine:
 class Engine:
     """Serves requests with one model, whose network no other code may use meanwhile.
 
-    Either `start()` gives it a thread, or its owner calls `step()`. Any thread may submit.
+    Either `start()` gives it a thread, or its owner calls `step()`. Any thread may submit. `with
+    Engine(model) as engine:` starts it, and closes it once it has served what was submitted.
     """
 
     def __init__(
@@ -479,6 +481,12 @@ class Engine:
         """Gives the engine its thread."""
         self._lifecycle.start(self._iterate, lambda: self._circuit.reason is not None)
         return self
+
+    def __enter__(self) -> Engine:
+        return self if self._lifecycle.thread else self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(drain_s=0.0 if kind else math.inf)
 
     def close(self, drain_s: float = 0.0, join_s: float = JOIN_S) -> None:
         """Takes no more requests, waits up to drain_s for those accepted, and fails the rest.

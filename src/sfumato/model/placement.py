@@ -146,7 +146,7 @@ SMALL = 100 << 20  # bytes of tensors; see `pick_dtype`
 
 def pick_device(name: str | torch.device = "auto") -> torch.device:
     """The torch device of that name; "auto" is the accelerator, where there is one that torch has
-    code for.
+    code for, and "gpu" the accelerator, where there is one.
 
     Raises ValueError for a device that this machine does not have, or that torch has no code for.
     """
@@ -156,6 +156,12 @@ def pick_device(name: str | torch.device = "auto") -> torch.device:
             return accelerator or torch.device("cpu")
         _log.warning("device: %s is left out: %s", accelerator, problem)
         return torch.device("cpu")
+    if name == "gpu":
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        if accelerator is None:
+            why = f"'gpu': torch {torch.__version__} sees none on this machine"
+            raise Refused("device", why, f"name cpu, or see `sfumato doctor` and {INSTALL}")
+        name = accelerator
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

@@ -106,7 +106,7 @@ FORMATS = (
     *("q4_k_m", "q5_k_m", "q8_0", "q6_k", "q5_k", "q4_k", "q5_0"),
     *("bf16", "f16", "f32"),
 )
-DEVICES = "auto, cpu, cuda, cuda:1, mps, xpu"
+DEVICES = "auto, cpu, gpu (the one there is), cuda, cuda:1, mps, xpu"
 SAMPLER_NAMES = ", ".join(SAMPLERS)
 
 SERVE, BENCH = ("serve",), ("bench",)
@@ -114,10 +114,10 @@ TALK = ("run", "chat")
 DECIDE, CALIBRATE = ("decide",), ("calibrate",)
 FILL, EDIT = ("fill",), ("edit",)
 WRITE = (*TALK, *FILL, *EDIT)
-LOAD = (*WRITE, "serve", "decide", "calibrate", "perplexity")
+LOAD = (*WRITE, "serve", "mcp", "decide", "calibrate", "perplexity")
 WEIGHTS = (*LOAD, "verify-model")  # take the options of loading
 EVERY = (
-    *("run", "chat", "fill", "edit", "decide", "calibrate", "serve", "demo", "inspect"),
+    *("run", "chat", "fill", "edit", "decide", "calibrate", "serve", "mcp", "demo", "inspect"),
     *("convert", "doctor", "pull", "list", "remove", "verify-model", "train", "eval", "bench"),
     "perplexity",
 )
@@ -264,7 +264,8 @@ DECIDING = (
            "picture to decide about, beside --state or alone; may be given several times",
            (), "FILE"),
     Option("out", PATH, DECIDE,
-           "CSV, TSV or JSON Lines file for the answers; one that is not complete is taken up",
+           "CSV, TSV or JSON Lines file for the answers; one that is not complete is taken up; "
+           "default: standard output",
            metavar="FILE", short="o"),
     Option("force", FLAG, DECIDE, "replace the file of answers", False),
     Option("probabilities", FLAG, DECIDE, "write the probability of every option too", False),
