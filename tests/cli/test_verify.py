@@ -58,7 +58,7 @@ def test_what_to_do_with_the_report(monkeypatch: pytest.MonkeyPatch, reported: s
     (words,) = verify._next(findings | {"reported": entry.verified or None})
     if not reported:
         assert f"{entry.name} is {catalog.NOT_VERIFIED}" in words and verify.FORM in words
-        form = Path(__file__).parents[2] / ".github" / "ISSUE_TEMPLATE" / "published-weights.yml"
-        assert "name: Published weights that were tried\n" in form.read_text(encoding="utf-8")
+        form = Path(__file__).parents[2] / ".github" / "ISSUE_TEMPLATE" / "model.yml"
+        assert "name: A model was verified\n" in form.read_text(encoding="utf-8")
     else:
         assert ("differ" in words) == (reported == "other")

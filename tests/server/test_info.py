@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from sfumato import Hole
+from sfumato import Hole, catalog
 from sfumato.api import Model
 from sfumato.cli.fill import holes_of
 from sfumato.diffusion.constraints.grammar import schema_source
@@ -46,7 +46,8 @@ def test_props_tell_a_page_what_it_needs(server: Any, embedded: Model) -> None:
 
 
 def test_only_the_embedded_model_is_called_a_demonstration(embedded: Model) -> None:
-    assert page_texts(ServedModel.of(embedded).embedded)["demonstration"]
+    words = page_texts(ServedModel.of(embedded).embedded)["demonstration"]
+    assert words.endswith(f"sfumato serve -m {catalog.FIRST.name}")
     other = copy(embedded)
     other.path = Path("model.gguf")
     assert page_texts(ServedModel.of(other).embedded)["demonstration"] is None

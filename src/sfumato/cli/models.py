@@ -33,7 +33,7 @@ def _list(args: argparse.Namespace) -> int:
     )
     absent = [each for each in findings["published"] if not each["here"]]
     if absent:
-        lines += ["To download, by `sfumato pull NAME` or where -m names it:"]
+        lines.append(wrapped("To download, by `sfumato pull NAME` or where -m names it:"))
         about = {entry.name: entry.size for entry in catalog.CATALOGUE.values()}
         lines += _rows(
             [each["name"], about[each["name"]], each["licence"], each["good_for"]]

@@ -27,7 +27,7 @@ PROMPTS = (
     "Name three primary colours.",
 )
 MAX_TOKENS, SEED = 48, 0
-FORM = "an issue of Sfumato's repository, with the form 'Published weights that were tried'"
+FORM = "an issue of Sfumato's repository, with the form 'A model was verified'"
 
 
 def main(args: argparse.Namespace) -> int:
