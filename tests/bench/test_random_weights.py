@@ -99,7 +99,7 @@ def test_other_numbers_of_layers() -> None:
         random_checkpoint("tiny", "f32", layers=3), torch.device("cpu"), torch.float32
     )
     assert [layer.sliding for layer in network.config.layers] == [True, True, False]
-    canvas = torch.arange(PRESETS["tiny"][1])
+    canvas = torch.arange(PRESETS["tiny"]["canvas_length"])
     hidden = network.denoise([canvas], [network.new_slot(1)])
     assert hidden.isfinite().all()
 
@@ -122,3 +122,17 @@ def test_no_two_tokens_have_the_same_row() -> None:
         weight = random_checkpoint("180m", format, vocab=8200).read("embed_tokens.weight")
         rows = weight.data if isinstance(weight, QuantizedTensor) else weight
         assert len(rows.unique(dim=0)) == 8200
+
+
+def test_networks_of_another_family() -> None:
+    """Its sizes are those that are published, and a tiny one runs; other numbers of tokens have
+    their last one as mask."""
+    shapes = random_checkpoint("sdar-1.7b", "q8_0").tensors
+    assert shapes["lm_head.weight"].shape == (151936, 2048) and len(shapes) == 28 * 11 + 3
+    assert "lm_head.weight" not in random_checkpoint("qwen3-0.6b").tensors
+    checkpoint = random_checkpoint("tiny-qwen3", "q4_k_m", vocab=500)
+    assert checkpoint.tensors["lm_head.weight"].format == "Q6_K"
+    network = load_network(checkpoint, torch.device("cpu"), torch.float32)
+    assert network.config.mask_id == 499
+    hidden = network.denoise([torch.arange(4)], [network.new_slot(1)])
+    assert float(network.head.logits(hidden).std()) == pytest.approx(3, rel=0.2)

@@ -27,7 +27,7 @@ from typing import Any, Literal
 from rich.table import Table
 
 from sfumato.bench.report import Values, number
-from sfumato.model.loading import expected_shapes
+from sfumato.model.loading import expected_shapes, output_name
 from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.quantization import TARGETS, formats
@@ -140,6 +140,8 @@ def codes_of(formats: Mapping[str, str]) -> dict[str, Products]:
 
 def experts_touched(config: ModelConfig, tokens: int) -> float:
     """The expected number of experts of a layer that at least one of the tokens chooses."""
+    if not config.num_experts:
+        return 0.0
     missed = 1 - config.experts_per_token / config.num_experts
     return config.num_experts * (1 - missed**tokens)
 
@@ -169,8 +171,8 @@ def step_costs(
         }
         kernels = [
             *_attention(config, layer, shape, own),
-            *_dense(config, shape.tokens, own, "layers"),
-            *_experts(config, shape.tokens, own, touched),
+            *(_dense(config, shape.tokens, own, "layers") if config.intermediate_size else ()),
+            *(_experts(config, shape.tokens, own, touched) if config.num_experts else ()),
         ]
         for cost in kernels:
             # Of the matrices that the layer has: a full layer's values are its keys.
@@ -201,9 +203,10 @@ def _attention(
 ) -> list[KernelCost]:
     tokens, hidden, d = shape.tokens, config.hidden_size, layer.head_dim
     heads = config.num_heads * d
-    kv = layer.kv_heads * d * (2 if layer.sliding else 1)  # a full layer's V is its raw K
+    products = 3 if "self_attn.v_proj.weight" in own else 2  # else its V is its raw K
+    kv = layer.kv_heads * d * (products - 1)
     names = MATRICES["q, k, v projections"]
-    projected, products = heads + kv, 3 if layer.sliding else 2
+    projected = heads + kv
     # The pieces of a long prefix are merged by a launch of its own.
     launches = 1 if layer.sliding or shape.prefix + shape.width <= _PIECE else 2
     held = min(shape.prefix, config.sliding_window - 1) if layer.sliding else shape.prefix
@@ -233,7 +236,7 @@ def _attention(
 def _pairs(shape: StepShape, config: ModelConfig, layer: LayerConfig) -> float:
     """Pairs of a query and a key that it sees, in one row."""
     window = config.sliding_window if layer.sliding else math.inf
-    if not shape.encodes:
+    if not shape.encodes or config.block:  # of a whole block all see one another
         return shape.width * (min(shape.prefix, window - 1) + shape.width)
     # Token i sees min(prefix + i + 1, window) keys.
     first, last = shape.prefix + 1, shape.prefix + shape.width
@@ -285,11 +288,12 @@ def _experts(
 
 def _outside(config: ModelConfig, shape: StepShape, stored: Mapping[str, int]) -> list[KernelCost]:
     tokens, hidden, vocab = shape.tokens, config.hidden_size, config.vocab_size
-    embedding = stored["embed_tokens.weight"]
+    embedding, output = stored["embed_tokens.weight"], stored[output_name(stored)]
     rows = tokens * embedding / vocab
     groups, chunks = math.ceil(tokens / GROUP), math.ceil(vocab / head_chunk(vocab))
     kinds = len({rotary_key(layer) for layer in config.layers})
-    (conditioning,) = _dense(config, tokens, stored, "outside", "self_conditioning.")
+    reads = config.design.self_conditioning
+    conditioning = _dense(config, tokens, stored, "outside", "self_conditioning.") if reads else ()
     return [
         # Rows and their scale, the final norm, a copy of flags, and one of the ids of several rows.
         KernelCost(
@@ -302,12 +306,12 @@ def _outside(config: ModelConfig, shape: StepShape, stored: Mapping[str, int]) -
             "positions and rotary tables", "outside", 0.0, 0.0, 0.0, 2 + 3 * shape.reads + 6 * kinds
         ),
         # Beside the products: a norm before them, the sum, and a norm.
-        replace(conditioning, launches=conditioning.launches + 3),
+        *(replace(cost, launches=cost.launches + 3) for cost in conditioning),
         # A product for the scores, then one for the soft embedding of the same chunk.
         KernelCost(
-            "vocabulary head", "outside", embedding,
+            "vocabulary head", "outside", output,
             tokens * hidden * (_ACTIVATION + _EXACT), 4.0 * tokens * vocab * hidden,
-            groups * (2 * chunks + 1), again=(2 * groups - 1) * embedding,
+            groups * (2 * chunks + 1), again=(2 * groups - 1) * output,
         ),
         # Entropies, draws, words of noise, flags and tokens, each 8 bytes at most.
         KernelCost("sampler", "outside", 0.0, 10.0 * tokens * 8, 0.0, 3),

@@ -21,12 +21,20 @@ from torch import Tensor
 
 from sfumato.api import Model, TextSide
 from sfumato.bench.report import Prompt
-from sfumato.diffusion.sampler_config import REFERENCE
+from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
 from sfumato.engine import EngineConfig, EngineError
 from sfumato.engine.memory.estimate import ModelFootprint
 from sfumato.engine.memory.guard import check_load
-from sfumato.model.families import DIFFUSION_GEMMA, family_of, open_checkpoint
-from sfumato.model.loading import config_of, expected_shapes, load_network
+from sfumato.model.families import (
+    BD3LM,
+    DIFFUSION_GEMMA,
+    FAMILIES,
+    SDAR,
+    family_of,
+    find_family,
+    open_checkpoint,
+)
+from sfumato.model.loading import config_of, expected_shapes, load_network, output_name
 from sfumato.model.model_config import ConfigError
 from sfumato.model.network import Network
 from sfumato.model.placement import CACHE_TYPES, pick_device, pick_dtype
@@ -89,15 +97,62 @@ _TINY = _180M | {
     "num_experts": 24,
     "moe_intermediate_size": 32,
 }
-PRESETS: dict[str, tuple[dict[str, int], int]] = {
-    "26b-a4b": (_FULL, 256),
-    "180m": (_180M, 256),
-    "tiny": (_TINY, 32),
+_QWEN3_600M = {
+    "model_type": BD3LM.model_type,
+    "block_size": 32,
+    "mask_token_id": 151669,
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 40960,
 }
-"""Sizes as config.json names them, and the canvas length. Every 6th layer is full, and the last.
+_SDAR_1_7B = _QWEN3_600M | {
+    "model_type": SDAR.model_type,
+    "block_size": 4,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 32768,
+}
+_TINY_QWEN3 = _SDAR_1_7B | {
+    "mask_token_id": 511,
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 288,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+}
 
-Even `tiny` has rows of 256, so that every format is itself there, and down projections that do not
-divide into blocks of 256, as the 26B-A4B's do not."""
+
+def _gemma(sizes: Mapping[str, int], canvas: int) -> dict[str, Any]:
+    """Every 6th layer is full, and the last."""
+    return {
+        "model_type": DIFFUSION_GEMMA.model_type,
+        "canvas_length": canvas,
+        "text_config": sizes,
+    }
+
+
+PRESETS: dict[str, Mapping[str, Any]] = {
+    "26b-a4b": _gemma(_FULL, 256),
+    "180m": _gemma(_180M, 256),
+    "tiny": _gemma(_TINY, 32),
+    "qwen3-0.6b": _QWEN3_600M,
+    "sdar-1.7b": _SDAR_1_7B,
+    "tiny-qwen3": _TINY_QWEN3,
+}
+"""The config.json of each.
+
+Even the tiny ones have rows of 256, so that every format is itself there, and down projections that
+do not divide into blocks of 256, as the 26B-A4B's do not."""
 
 PUBLISHED = {**{name.lower(): name for name in CODED}, "int4": "INT4", "nvfp4": "NVFP4"}
 """What the matrices of published formats become on a GPU, by the name of the option."""
@@ -125,10 +180,13 @@ def random_config(
     """
     if preset not in PRESETS:
         raise Refused("random_weights", f"{preset!r} is none of {', '.join(PRESETS)}")
-    sizes, canvas = PRESETS[preset]
-    changed = {"num_hidden_layers": layers, "vocab_size": vocab}
-    text = sizes | {name: value for name, value in changed.items() if value is not None}
-    return {"model_type": DIFFUSION_GEMMA.model_type, "canvas_length": canvas, "text_config": text}
+    config = dict(PRESETS[preset])
+    mask = None if vocab is None or "mask_token_id" not in config else vocab - 1
+    wanted = {"num_hidden_layers": layers, "vocab_size": vocab, "mask_token_id": mask}
+    changed = {name: value for name, value in wanted.items() if value is not None}
+    if "text_config" in config:  # has the sizes
+        return config | {"text_config": config["text_config"] | changed}
+    return config | changed
 
 
 @dataclass(frozen=True)
@@ -138,18 +196,20 @@ class RandomCheckpoint(Checkpoint):
 
     seed: int = field(default=0, repr=False)
     device: torch.device = field(default=CPU, repr=False)
+    query_norm: float = field(default=QUERY_NORM, repr=False)
 
     def read(self, name: str) -> Tensor | Stored:
         info = self.tensors[name]
         number = list(self.tensors).index(name)
         random = torch.Generator().manual_seed(self.seed * len(self.tensors) + number)
         deviation = info.shape[-1] ** -0.5
-        is_embedding = name == "embed_tokens.weight"
-        if is_embedding:
+        is_output = name == output_name(self.tensors)
+        if is_output:
             deviation *= 3  # scores of deviation 3: a distribution that is neither flat nor certain
         if len(info.shape) == 1:
             vector = torch.randn(info.shape, generator=random).mul_(VECTOR_SPREAD).add_(1)
-            return vector.mul_(_middle(name, info.shape[0]))
+            middle = self.query_norm if "q_norm" in name else _middle(name, info.shape[0])
+            return vector.mul_(middle)
         format = FORMATS[info.format]
         is_blocks = format.form == BLOCKS
         floats = float_dtype(info.format) or torch.bfloat16  # codes are rounded from these
@@ -166,7 +226,7 @@ class RandomCheckpoint(Checkpoint):
             return quantize(numbers.view(length, size), format).data.to(self.device)
 
         # Tokens with the same row would share the probability of one.
-        data = _filled(piece, count, _BLOCK_TILE if is_blocks else _TILE, is_embedding)
+        data = _filled(piece, count, _BLOCK_TILE if is_blocks else _TILE, is_output)
         if is_blocks:
             return QuantizedTensor(data.view(*info.shape[:-1], -1), format, info.shape)
         data = data.view(info.shape)
@@ -191,11 +251,12 @@ def random_checkpoint(
         known = ", ".join((*TARGETS, *PUBLISHED))
         raise Refused("format", f"{format!r} is none of {known}")
     config = random_config(preset, layers, vocab)
+    metadata: Mapping[str, Any] = {"config": config, "generation_config": {}}
     try:
-        shapes = expected_shapes(DIFFUSION_GEMMA.config.from_hf(config, {}))
+        network = find_family("safetensors", metadata, FAMILIES).config.from_hf(config, {})
     except ConfigError as error:
         raise Refused("layers", f"{layers} make no network ({error})") from None
-    path = Path(f"random-{preset}")
+    path, shapes = Path(f"random-{preset}"), expected_shapes(network)
     kinds = formats(shapes, TARGETS["bf16" if published else format])
     if published:
         narrow = (name for name, shape in shapes.items() if _narrows(format, name, shape))
@@ -204,8 +265,8 @@ def random_checkpoint(
         name: TensorInfo(name, shapes[name], kind, FORMATS[kind].nbytes(shapes[name]), path, 0)
         for name, kind in kinds.items()
     }
-    metadata: Mapping[str, Any] = {"config": config, "generation_config": {}}
-    return RandomCheckpoint(path, "safetensors", tensors, {}, metadata, {}, seed, device)
+    queries = 1.0 if network.design.scaled_queries else QUERY_NORM
+    return RandomCheckpoint(path, "safetensors", tensors, {}, metadata, {}, seed, device, queries)
 
 
 def _narrows(format: str, name: str, shape: tuple[int, ...]) -> bool:
@@ -226,8 +287,6 @@ def _random_nvfp4(length: int, deviation: float, random: torch.Generator) -> Ten
 
 def _middle(name: str, size: int) -> float:
     """What the values of a vector lie around."""
-    if "q_norm" in name:
-        return QUERY_NORM
     # A router divides by the root of its width, and its rows have length 1.
     return ROUTER_SPREAD * size**0.5 if name.endswith("router.scale") else 1.0
 
@@ -329,7 +388,8 @@ def random_subject(
     about = {"model": f"random {preset}, {format}", **_about(checkpoint, network)}
     about["made_s"] = time.perf_counter() - began
     text = number_text(network.config.vocab_size)
-    model = Model(network, text, REFERENCE, (), Path(f"random-{preset}"), family_of(checkpoint))
+    defaults, family = checkpoint_defaults(checkpoint), family_of(checkpoint)
+    model = Model(network, text, defaults, (), Path(f"random-{preset}"), family)
     return Subject(model, False, None, about)
 
 

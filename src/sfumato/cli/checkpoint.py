@@ -187,6 +187,10 @@ def report(summary: dict[str, Any]) -> list[str]:
         return [*lines, f"cannot run: {summary['why_not']}"]
     config, memory = summary["config"], summary["memory"]
     full = sum(not layer["sliding"] for layer in config["layers"])
+    window = f"the others with a window of {config['sliding_window']}"
+    layers = f"{full} full, {window}" if full < len(config["layers"]) else "all full"
+    experts = f"{config['num_experts']} experts, {config['experts_per_token']} active"
+    parts = experts if config["num_experts"] else f"an MLP of {config['intermediate_size']}"
     how = f"in {memory['dtype']}"
     for option in ("quantize", "cache_type"):
         if memory[option]:
@@ -195,11 +199,9 @@ def report(summary: dict[str, Any]) -> list[str]:
     tower = [("vision tower", size(memory["vision_tower"]), "")] if memory["vision_tower"] else []
     return [
         *lines,
-        f"{len(config['layers'])} layers ({full} full, the others with a window of "
-        f"{config['sliding_window']}), hidden size {config['hidden_size']}, vocabulary "
-        f"{config['vocab_size']}",
-        f"{config['num_experts']} experts, {config['experts_per_token']} active; canvas of "
-        f"{config['canvas_length']}, context of {config['context_length']}",
+        f"{len(config['layers'])} layers ({layers}), hidden size {config['hidden_size']}, "
+        f"vocabulary {config['vocab_size']}",
+        f"{parts}; canvas of {config['canvas_length']}, context of {config['context_length']}",
         f"memory predicted on {memory['device']}, {how}:",
         *table(
             [

@@ -178,8 +178,11 @@ def _kept(checkpoint: Checkpoint, shapes: Shapes) -> dict[str, str]:
 
 def _narrow(checkpoint: Checkpoint) -> dict[str, str]:
     """The formats of the tensors that reading makes of a checkpoint's narrow matrices."""
-    infos = checkpoint.tensors.items()
-    return {name: info.format for name, info in infos if isinstance(info, JoinedTensor)}
+    return {
+        name: info.format
+        for name, info in checkpoint.tensors.items()
+        if isinstance(info, JoinedTensor) and info.is_narrow
+    }
 
 
 def _notes(checkpoint: Checkpoint, chosen: Mapping[str, str]) -> list[str]:
@@ -239,30 +242,69 @@ def gguf_tensors(
     name → format, all of the network's) in their order."""
     family = family_of(checkpoint)
     constants = family.config.gguf_constants(config).items()
-    file_name = family.tensor_names.gguf_name
-    return [
-        *(TensorStream.of(name, value, "F32") for name, value in constants),
-        *(_stream(checkpoint, file_name(name), name, chosen[name]) for name in chosen),
-    ]
+    names = family.tensor_names
+    streams = [TensorStream.of(name, value, "F32") for name, value in constants]
+    for name, format in chosen.items():
+        stack = names.stack_of(name)
+        if stack is None or not stack.ranges:
+            streams.append(_stream(checkpoint, names.gguf_name(name), name, format))
+            continue
+        prefix = name.removesuffix(stack.name)
+        for part, own in enumerate(stack.ranges):
+            at = (None, part, len(stack.ranges))
+            streams.append(_stream(checkpoint, names.gguf_name(prefix + own), name, format, at))
+    return streams
 
 
 def hf_tensors(checkpoint: Checkpoint, shapes: Shapes, format: str) -> list[TensorStream]:
     """The tensors of a safetensors folder, all in one format: F32, F16 or BF16."""
-    file_name = family_of(checkpoint).tensor_names.transformers_name
-    return [_stream(checkpoint, file_name(name), name, format) for name in shapes]
+    names, streams = family_of(checkpoint).tensor_names, list[TensorStream]()
+    for name, shape in shapes.items():
+        stack = names.stack_of(name)
+        if stack is None or not stack.in_parts:
+            streams.append(_stream(checkpoint, names.transformers_name(name), name, format))
+            continue
+        prefix = names.transformers_name(name.removesuffix(stack.name))
+        for number in range(shape[0]):
+            for part, own in enumerate(stack.parts):
+                at = (number, part, len(stack.parts))
+                file_name = prefix + own.format(number)
+                streams.append(_stream(checkpoint, file_name, name, format, at))
+    return streams
 
 
-def _stream(checkpoint: Checkpoint, file_name: str, name: str, format: str) -> TensorStream:
+StackPart = tuple[int | None, int, int]
+"""Which matrix of a stack (None: every one), and which of how many equal ranges of its rows."""
+
+
+def _stream(
+    checkpoint: Checkpoint, file_name: str, name: str, format: str, at: StackPart | None = None
+) -> TensorStream:
+    """A tensor as it is written, or the part of a stack that files have by themselves: a matrix, or
+    a range of rows of all matrices."""
+    shape = checkpoint.tensors[name].shape
+    if at is not None:
+        own, part, parts = at
+        numbers = range(shape[0]) if own is None else (own,)
+        shape = *(shape[:1] if own is None else ()), shape[1] // parts, shape[2]
+
+    def pieces() -> Iterator[Tensor]:
+        if at is None:
+            yield from checkpoint.recoded(name, format)
+            return
+        for number in numbers:
+            yield from checkpoint.recoded_part(name, format, number, part, parts)
+
     def chunks() -> Iterator[Tensor]:
         try:
-            yield from checkpoint.recoded(name, format)
+            yield from pieces()
         except CheckpointError:
             raise  # names the file and the tensor of it
         except ValueError as error:
             info = checkpoint.tensors[name]
             raise ValueError(f"{info.file}: {info.name}: as {format}: {error}") from error
 
-    return TensorStream(file_name, checkpoint.tensors[name].shape, format, chunks)
+    return TensorStream(file_name, shape, format, chunks)
 
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6  # ggml's token types

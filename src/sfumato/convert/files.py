@@ -45,7 +45,7 @@ def config_files(
     generation = {
         **defaults_to_hf(sampler, family.sampler),
         "bos_token_id": config.bos_id,
-        "eos_token_id": list(end_ids),
+        "eos_token_id": list(end_ids) or None,
         "pad_token_id": config.pad_id,
     }
     return {

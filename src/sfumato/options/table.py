@@ -297,7 +297,8 @@ MEASURING = (
     # Name, kind, commands, help, default, metavar, group.
     Option("model", PATH, BENCH, _FILE_OR_NAME, None, "PATH", SUBJECT, short="m"),
     Option("random-weights", TEXT, BENCH,
-           "no checkpoint: 26b-a4b, 180m or tiny", None, "SIZE", SUBJECT),
+           "no checkpoint: 26b-a4b, 180m, qwen3-0.6b, sdar-1.7b, tiny or tiny-qwen3",
+           None, "SIZE", SUBJECT),
     Option("format", TEXT, BENCH,
            "of random weights: q4_k_m, bf16, fp8, int4, nvfp4, …; default: q4_k_m, on a GPU bf16",
            None, "NAME", SUBJECT),

@@ -25,7 +25,7 @@ from sfumato.weights.files.narrow import Scheme, read_scheme
 from sfumato.weights.files.safetensors import INDEX, check_header_sizes, read_safetensors
 from sfumato.weights.files.tensorfile import TensorFile, TensorInfo, recoded, require_readable
 from sfumato.weights.formats import Weight
-from sfumato.weights.joined import JoinedTensor, group_pieces, join
+from sfumato.weights.joined import JoinedTensor, group_pieces, join, stacked
 from sfumato.weights.names import TensorNames, TensorPlace
 
 _PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
@@ -243,6 +243,18 @@ class Checkpoint:
             return info.recoded(self.files, format)
         return recoded(self.read(name), format)
 
+    def recoded_part(
+        self, name: str, format: str, number: int, part: int, parts: int
+    ) -> Iterator[Tensor]:
+        """One of `parts` equal ranges of the rows of a matrix of a stack [n, rows, columns], as
+        `recoded`."""
+        info = self.tensors[name]
+        if isinstance(info, JoinedTensor) and len(info.pieces) == info.shape[0] * parts:
+            return info.piece(number * parts + part).recoded(self.files, format)
+        matrix = self.read(name)[number]
+        rows = matrix.shape[0] // parts
+        return recoded(matrix[part * rows : (part + 1) * rows], format)
+
     def is_view(self, name: str) -> bool:
         """Whether `read` gives a view of the mapped file, without memory of the process."""
         info = self.tensors[name]
@@ -306,7 +318,9 @@ def open_with(path: str | Path, names_of: NamesOf) -> Checkpoint:
     infos = [info for file in files for info in file.tensors.values()]
     place = names.place_gguf if kind == "gguf" else names.place_transformers
     tensors, vision = _sort(infos if scheme is None else group_pieces(infos, scheme), place)
-    if scheme is not None:
+    if scheme is None:
+        tensors = stacked(tensors, names, metadata if kind == "gguf" else metadata["config"])
+    else:
         tensors = join(tensors, names, metadata["config"], scheme)
     for info in tensors.values():
         require_readable(info)

@@ -1,5 +1,6 @@
 """Narrow matrices of files under canonical names: which tensors belong to one, whether their
-headers fit together, its codes and scales; and matrices that were saved one by one as one stack.
+headers fit together, its codes and scales; and stacks of matrices that were saved one by one, or
+as several tensors with some rows of each.
 
 No data is read before `NarrowPiece.read`, which checks the scales' values. The values are those of
 the publishers' own programs, in float32: FP8 and INT8 codes times a scale of the row, INT4 codes
@@ -326,7 +327,16 @@ class JoinedTensor(TensorInfo):
 
     @property
     def stored(self) -> tuple[TensorInfo, ...]:
-        return tuple(info for piece in self.pieces for info in piece.stored)
+        return tuple(dict.fromkeys(info for piece in self.pieces for info in piece.stored))
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether its matrices are narrow ones."""
+        return isinstance(self.pieces[0], NarrowPiece)
+
+    def piece(self, number: int) -> JoinedTensor:
+        """One of its matrices."""
+        return _joined(self.name, self.pieces[number].shape, self.pieces[number : number + 1])
 
     def unchanged(self) -> JoinedTensor | None:
         """The same tensor, whose `read` gives FP8 or INT8 codes with a scale for each row, or INT4
@@ -370,6 +380,21 @@ class JoinedTensor(TensorInfo):
                 raise CheckpointError(f"{where}: as {format.name}: {error}") from error
 
 
+@dataclass(frozen=True)
+class MatrixOfStack(TensorInfo):
+    """A matrix [rows, columns] of a tensor [n, rows, columns]."""
+
+    source: TensorInfo = field(repr=False)
+    number: int
+
+    @property
+    def stored(self) -> tuple[TensorInfo, ...]:
+        return self.source.stored
+
+    def read(self, files: Files) -> Weight:
+        return self.source.read(files)[self.number]
+
+
 def join(
     tensors: Mapping[str, TensorInfo],
     names: TensorNames,
@@ -395,14 +420,57 @@ def join(
                 f"{info.file}: tensor {quoted(info.name)} is {scheme.kind}, and is read "
                 "in full precision alone; use a checkpoint that keeps it so"
             )
-    members, rest = _members(tensors, names.stacks)
-    count = _count(config, names.stack_count)
-    for name, (stack, stacked) in members.items():
-        rest[name] = _stacked(name, stack, stacked, count)
     return {
         name: _joined(name, info.shape, (info,)) if isinstance(info, NarrowPiece) else info
-        for name, info in rest.items()
+        for name, info in stacked(tensors, names, config).items()
     }
+
+
+def stacked(
+    tensors: Mapping[str, TensorInfo], names: TensorNames, config: Mapping[str, Any]
+) -> dict[str, TensorInfo]:
+    """The same tensors, with one in place of the matrices, or the ranges of rows, of each stack.
+    Raises CheckpointError naming what a stack lacks or has too much."""
+    members, rest = _members(tensors, names.stacks)
+    count = _count(config, names.stack_count)
+    for name, (stack, matrices) in members.items():
+        rest[name] = _stacked(name, stack, matrices, count)
+    for stack in names.stacks:
+        if stack.ranges:
+            _join_ranges(rest, stack)
+    return rest
+
+
+def _join_ranges(tensors: dict[str, TensorInfo], stack: Stack) -> None:
+    """Puts one tensor in place of those that have ranges of the rows of a stack."""
+    first = "." + stack.ranges[0]
+    for prefix in [name.removesuffix(first[1:]) for name in tensors if name.endswith(first)]:
+        infos = [tensors.pop(prefix + own, None) for own in stack.ranges]
+        present = [info for info in infos if info is not None]
+        count = present[0].shape[0]
+        lacks = len(present) < len(infos)
+        if lacks or any(len(i.shape) != 3 or i.shape != present[0].shape for i in present):
+            shown = ", ".join(f"{quoted(info.name)} {list(info.shape)}" for info in present)
+            raise CheckpointError(
+                f"{present[0].file}: {prefix}{stack.name} is made of {len(infos)} tensors of one "
+                f"shape, and the file has {shown}; download the checkpoint again"
+            )
+        if count > _MOST:
+            first_info = present[0]
+            raise CheckpointError(
+                f"{first_info.file}: {first_info.name}: {count} matrices; no real checkpoint"
+            )
+        pieces = tuple(_matrix(info, number) for number in range(count) for info in present)
+        _check_alike(pieces, len(present))
+        rows = sum(info.shape[1] for info in present)
+        name = prefix + stack.name
+        tensors[name] = _joined(name, (count, rows, present[0].shape[2]), pieces)
+
+
+def _matrix(info: TensorInfo, number: int) -> MatrixOfStack:
+    nbytes = info.nbytes // info.shape[0]
+    given = info.name, info.shape[1:], info.format, nbytes, info.file, info.offset + number * nbytes
+    return MatrixOfStack(*given, info, number)
 
 
 def _check_ignored(narrow: Mapping[str, TensorInfo], names: TensorNames, scheme: Scheme) -> None:

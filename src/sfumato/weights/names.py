@@ -33,11 +33,15 @@ class Stack:
     """A tensor that some files hold as one matrix after another.
 
     name: its canonical name, without the layer's; parts: those of the matrices, with {} for their
-    number. The rows of a number's parts follow one another.
+    number. The rows of a number's parts follow one another. in_parts: whether safetensors are
+    written so too. ranges: the canonical names of the tensors that GGUF files have in place of it,
+    if they do: each has of every matrix the rows of one part.
     """
 
     name: str
     parts: tuple[str, ...]
+    in_parts: bool = False
+    ranges: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class TensorNames:
     prefix: what safetensors files put before a canonical name; beside: those of other names → the
     canonical ones. tied_prefix: what they put before
     a tied copy of one, except for `tied_layer` (file's → canonical), which are independent tensors.
+    layer: names within a layer of safetensors that differ from the canonical ones, which follow.
     stack_count: the keys of config.json that lead to the number of a stack's matrices. exact: ends
     of canonical names of tensors that are never read from narrow formats.
     """
@@ -62,6 +67,7 @@ class TensorNames:
     beside: Mapping[str, str] = field(default_factory=dict)
     tied_prefix: str = ""
     tied_layer: Mapping[str, str] = field(default_factory=dict)
+    layer: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)  # the file's names → canonical names
     vision: tuple[str, ...] = ()  # prefixes
     stacks: tuple[Stack, ...] = ()
@@ -95,7 +101,11 @@ class TensorNames:
                 return TensorPlace("tensor", f"layers.{layer[1]}.{self.tied_layer[layer[2]]}")
             return TensorPlace("alias", rest)
         if name.startswith(self.prefix):
-            return TensorPlace("tensor", name.removeprefix(self.prefix))
+            rest = name.removeprefix(self.prefix)
+            layer = _CANONICAL_LAYER.fullmatch(rest)
+            if layer and layer[2] in self.layer:
+                rest = f"layers.{layer[1]}.{self.layer[layer[2]]}"
+            return TensorPlace("tensor", rest)
         return TensorPlace("unknown", name)
 
     def gguf_name(self, canonical: str) -> str:
@@ -110,7 +120,15 @@ class TensorNames:
         layer, tied = _CANONICAL_LAYER.fullmatch(canonical), _back(self.tied_layer)
         if layer and layer[2] in tied:
             return f"{self.tied_prefix}layers.{layer[1]}.{tied[layer[2]]}"
+        if layer and (own := _back(self.layer).get(layer[2])):
+            return f"{self.prefix}layers.{layer[1]}.{own}"
         return _back(self.beside).get(canonical) or self.prefix + canonical
+
+    def stack_of(self, canonical: str) -> Stack | None:
+        """The rule of a canonical tensor that some files hold in parts."""
+        layer = _CANONICAL_LAYER.fullmatch(canonical)
+        own = layer[2] if layer else canonical
+        return next((stack for stack in self.stacks if stack.name == own), None)
 
 
 def _back(table: Mapping[str, str]) -> dict[str, str]:

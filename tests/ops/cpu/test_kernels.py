@@ -188,23 +188,24 @@ def expert_inputs(
 def test_experts(isa: str, name: str, mode: str, dtype: torch.dtype) -> None:
     x, chosen, shares, gate_up, down = expert_inputs(name, mode, 40)
     x = x.to(dtype)
-    with forced(isa):
-        out = kernels.experts(x, chosen, shares, gate_up, down)
-    assert out.dtype == dtype and out.shape == x.shape
     plain = gate_up.dequantize(), down.dequantize()
-    expected = reference.experts.reference(x.float(), chosen, shares, *plain)
     rounding = 2e-3 if dtype == torch.bfloat16 else 0
-    assert relative(out, expected) < EXPERTS[mode] + rounding
+    for gating in ("gelu", "silu"):
+        with forced(isa):
+            out = kernels.experts(x, chosen, shares, gate_up, down, gating)
+        assert out.dtype == dtype and out.shape == x.shape
+        expected = reference.experts.reference(x.float(), chosen, shares, *plain, gating)
+        assert relative(out, expected) < EXPERTS[mode] + rounding
 
 
 def emulated(
-    x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Tensor, down: Tensor, mode: str
+    x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Tensor, down: Tensor, mode: str, gating: str
 ) -> Tensor:
     out = torch.zeros(len(x), down.shape[1], dtype=torch.float64)
     for token, (row, ids) in enumerate(zip(x, chosen.tolist(), strict=True)):
         for expert, share in zip(ids, shares[token].double(), strict=True):
             gate, up = product(row[None], gate_up[expert], mode).chunk(2, dim=-1)
-            inner = (F.gelu(gate, approximate="tanh") * up).float()
+            inner = reference.gated.reference(gate, up, gating).float()
             out[token] += share * product(inner, down[expert], mode)[0]
     return out
 
@@ -219,6 +220,7 @@ def emulated(
     tokens=st.sampled_from((0, 1, 2, 7, 33)),
     count=st.integers(1, 9),
     everybody=st.booleans(),
+    gating=st.sampled_from(("gelu", "silu")),
     seed=seeds,
 )
 def test_experts_of_any_shape(
@@ -230,6 +232,7 @@ def test_experts_of_any_shape(
     tokens: int,
     count: int,
     everybody: bool,
+    gating: str,
     seed: int,
 ) -> None:
     """Two formats, uneven experts; with `everybody`, the last expert has all tokens, and twice."""
@@ -246,13 +249,13 @@ def test_experts_of_any_shape(
     shares = torch.rand(tokens, 2, generator=random)
     x = normal(seed + 2, tokens, hidden) * hidden**-0.5
     with forced(isa):
-        out = kernels.experts(x, chosen, shares, gate_up, down)
+        out = kernels.experts(x, chosen, shares, gate_up, down, gating)
     if tokens:
         plain = gate_up.dequantize(), down.dequantize()
         # An inner number next to a rounding's edge may fall to either side; with bfloat16 weights
         # may be rounded, too, and the sizes are so small that it hardly averages out.
         limit = 4e-3 if mode == "int8" else 1.2e-2
-        assert relative(out, emulated(x, chosen, shares, *plain, mode)) < limit
+        assert relative(out, emulated(x, chosen, shares, *plain, mode, gating)) < limit
 
 
 @each_isa

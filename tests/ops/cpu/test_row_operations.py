@@ -1,4 +1,4 @@
-"""The compiled gated GELU, RMS norm and rotary embedding against their plain twins."""
+"""The compiled gated products, RMS norm and rotary embedding against their plain twins."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ pytestmark = [
     each_isa,
     pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16]),
 ]
-NAMES = ("gated", "rms_norm", "plain rms_norm", "rotate")
+NAMES = ("gelu", "silu", "rms_norm", "plain rms_norm", "rotate")
 
 
 def apply(name: str, x: Tensor, weight: Tensor) -> Tensor:
     """The operation on rows [n, size]; weight [size]."""
     size = x.shape[1]
-    if name == "gated":
-        return ops.gated(*(x * 3).chunk(2, dim=1))
+    if name in ("gelu", "silu"):
+        return ops.gated(*(x * 3).chunk(2, dim=1), name)
     if name == "rotate":
         # Each row turns by angles of its own, which its first numbers give.
         angles = x[:, : size // 6].float() * 9
@@ -74,8 +74,8 @@ def test_the_library_serves(isa: str, dtype: torch.dtype, monkeypatch: pytest.Mo
     with forced(isa):
         for name in NAMES:
             apply(name, x, weight)
-        assert seen == ["sf_geglu", "sf_rms_norm", "sf_rms_norm", "sf_rotate"]
+        assert seen == ["sf_gated", "sf_gated", "sf_rms_norm", "sf_rms_norm", "sf_rotate"]
         for name in NAMES:
             apply(name, x.clone().requires_grad_(), weight)
             apply(name, x.half(), weight.half())
-        assert len(seen) == 4
+        assert len(seen) == 5

@@ -18,25 +18,29 @@ from sfumato.model.families.family import (
     ReadFormat,
     SamplerKeys,
 )
-from sfumato.model.families.qwen3_blocks import QWEN3_BLOCKS
+from sfumato.model.families.qwen3_blocks import BD3LM, SDAR, SDAR_MOE
 from sfumato.ops.cpu.library import watch
 from sfumato.weights.checkpoint import Checkpoint, Kind, open_with
 from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.names import TensorNames
 
 __all__ = [
+    "BD3LM",
     "DIFFUSION_GEMMA",
     "FAMILIES",
+    "SDAR",
+    "SDAR_MOE",
     "CanvasProcess",
     "ConfigFormat",
     "Family",
     "ReadFormat",
     "SamplerKeys",
     "family_of",
+    "find_family",
     "open_checkpoint",
 ]
 
-FAMILIES: tuple[Family, ...] = (DIFFUSION_GEMMA, *QWEN3_BLOCKS)
+FAMILIES: tuple[Family, ...] = (DIFFUSION_GEMMA, SDAR, SDAR_MOE, BD3LM)
 
 
 def open_checkpoint(path: str | Path, families: Sequence[Family] = FAMILIES) -> Checkpoint:

@@ -1,5 +1,5 @@
-"""Operations by the compiled library: products with packed weights, dequantization, gated GELU, RMS
-norm and rotary embedding (one pass, rounded once), and the update of an online softmax state.
+"""Operations by the compiled library: products with packed weights, dequantization, gates, RMS norm
+and rotary embedding (one pass, rounded once), and the update of an online softmax state.
 
 A row's result depends neither on the other rows of a call nor on the number of threads.
 """
@@ -22,6 +22,9 @@ from sfumato.weights.formats import BLOCKS, QuantizedTensor
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """What activations may be, by their number in the library."""
+
+GATINGS: dict[Gating, int] = {"gelu": 0, "silu": 1}
+"""The functions of a gate, by their number in the library."""
 
 
 _PACKED = "weights that are packed for it"
@@ -77,7 +80,7 @@ def experts(
         *("sf_experts", mode, gate_up.kind, gate_up.data.data_ptr()),
         *(down.kind, down.data.data_ptr(), count, hidden, inner),
         *(given.data_ptr(), DTYPES[given.dtype], len(given)),
-        *(chosen.data_ptr(), shares.data_ptr(), chosen.shape[-1]),
+        *(chosen.data_ptr(), shares.data_ptr(), chosen.shape[-1], GATINGS[gating]),
         *(out.data_ptr(), DTYPES[out.dtype]),
     )
     return out.to(x.dtype)
@@ -115,11 +118,7 @@ def _same_dtype(x: Tensor, *others: Tensor) -> bool:
     return same and library.kernels is not None
 
 
-def _gates(gate: Tensor, up: Tensor, gating: Gating) -> bool:
-    return gating == "gelu" and _same_dtype(gate, up)
-
-
-@twin("gated", "cpu", serves=_gates, refusal=library.refusal)
+@twin("gated", "cpu", serves=lambda gate, up, _: _same_dtype(gate, up), refusal=library.refusal)
 def gated(gate: Tensor, up: Tensor, gating: Gating = "gelu") -> Tensor:
     """See `ops.gated`. Both may be parts of the columns of a wider tensor."""
     assert gate.shape == up.shape, f"{gate.shape} and {up.shape}"
@@ -129,8 +128,8 @@ def gated(gate: Tensor, up: Tensor, gating: Gating = "gelu") -> Tensor:
         return out
     gate, up = _rows(gate), _rows(up)
     library.run(
-        *("sf_geglu", gate.data_ptr(), gate.stride(0)),
-        *(up.data_ptr(), up.stride(0), DTYPES[gate.dtype], len(gate), columns, out.data_ptr()),
+        *("sf_gated", gate.data_ptr(), gate.stride(0), up.data_ptr(), up.stride(0)),
+        *(DTYPES[gate.dtype], GATINGS[gating], len(gate), columns, out.data_ptr()),
     )
     return out
 

@@ -60,9 +60,9 @@ TORCHS_RUNTIME = {"darwin": "libomp.dylib", "win32": "libiomp5md.dll"}
 """The file beside torch's libraries; elsewhere the runtime has many names, and is found by way of
 torch's own library, which is linked to it."""
 
-VERSION = 16
+VERSION = 17
 
-_LEVEL = _MODE = _KIND = _TYPE = _THREADS = c_int
+_LEVEL = _MODE = _KIND = _TYPE = _GATING = _THREADS = c_int
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "sf_version": (),
     "sf_isa_available": (_LEVEL,),
@@ -83,12 +83,13 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     ),
     "sf_experts": (
         *(_LEVEL, _MODE, _KIND, c_void_p, _KIND, c_void_p, *[c_int64] * 3),
-        *(c_void_p, _TYPE, c_int64, c_void_p, c_void_p, c_int64, c_void_p, _TYPE, _THREADS),
+        *(c_void_p, _TYPE, c_int64, c_void_p, c_void_p, c_int64, _GATING, c_void_p, _TYPE),
+        _THREADS,
     ),
     "sf_dequantize": (_LEVEL, _TYPE, c_void_p, c_int64, c_void_p, _TYPE, _THREADS),
     "sf_softmax_update": (_LEVEL, c_void_p, _THREADS),
-    "sf_geglu": (
-        *(_LEVEL, c_void_p, c_int64, c_void_p, c_int64, _TYPE, c_int64, c_int64),
+    "sf_gated": (
+        *(_LEVEL, c_void_p, c_int64, c_void_p, c_int64, _TYPE, _GATING, c_int64, c_int64),
         *(c_void_p, _THREADS),
     ),
     "sf_rms_norm": (

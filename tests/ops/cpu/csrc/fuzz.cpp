@@ -169,6 +169,11 @@ void columns() {
           "sf_linear: multiplied columns by bfloat16");
 }
 
+double gate_of(int gating, double g) {
+    if (gating == SF_SILU) return g / (1 + std::exp(-g));
+    return 0.5 * g * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g)));
+}
+
 void experts() {
     const int64_t hidden = 256 * pick(1, 2), inner = 32 * pick(1, 3), count = pick(1, 6);
     const int64_t active = pick(1, 3), tokens = pick(1, 90);
@@ -178,12 +183,12 @@ void experts() {
     const auto x = in.floats(), shares = random_rows(tokens * active);
     std::vector<int64_t> chosen(tokens * active);
     for (auto &expert : chosen) expert = pick(0, 2) ? pick(0, count - 1) : 0;
-    const int mode = (int)pick(0, 1);
+    const int mode = (int)pick(0, 1), gating = (int)pick(0, 1);
     const auto call = [&] {
         return sf_experts(random_isa(), mode, gate_up.kind, gate_up.panels.data(), down.kind,
                           down.panels.data(), count, hidden, inner, in.data(), in.dtype, tokens,
-                          chosen.data(), shares.data(), active, result.data(), result.dtype,
-                          (int)pick(1, 3));
+                          chosen.data(), shares.data(), active, gating, result.data(),
+                          result.dtype, (int)pick(1, 3));
     };
     check(!call(), "sf_experts");
     const auto out = result.floats();
@@ -195,10 +200,7 @@ void experts() {
             for (int64_t k = 0; k < hidden; k++)
                 mid[r] += (double)row[k] * gate_up.values[(chosen[i] * 2 * inner + r) * hidden + k];
         }
-        for (int64_t r = 0; r < inner; r++) {
-            const double g = mid[r];
-            mid[r] = 0.5 * g * (1 + std::tanh(0.7978845608 * (g + 0.044715 * g * g * g))) * mid[inner + r];
-        }
+        for (int64_t r = 0; r < inner; r++) mid[r] = gate_of(gating, mid[r]) * mid[inner + r];
         for (int64_t h = 0; h < hidden; h++)
             for (int64_t r = 0; r < inner; r++)
                 wanted[i / active * hidden + h] +=
@@ -276,24 +278,23 @@ void softmax_update() {
     }
 }
 
-// Gated GELU, RMS norm and rotary embedding.
+// Gated products, RMS norm and rotary embedding.
 void row_operations() {
     const int64_t rows = pick(1, 6), half = pick(1, 300), columns = 2 * half;
-    const int isa = random_isa(), threads = (int)pick(1, 3);
+    const int isa = random_isa(), threads = (int)pick(1, 3), gating = (int)pick(0, 1);
     const Numbers x(random_rows(rows * columns));
     const auto numbers = x.floats();
     Numbers input = x, out = random_numbers(x.dtype, rows * columns), gated = random_numbers(x.dtype, rows * half);
     std::vector<double> wanted(rows * half);
     char *gate = static_cast<char *>(input.data());
-    check(!sf_geglu(isa, gate, columns, gate + half * (x.dtype == SF_F32 ? 4 : 2), columns, x.dtype,
-                    rows, half, gated.data(), threads),
-          "sf_geglu");
+    check(!sf_gated(isa, gate, columns, gate + half * (x.dtype == SF_F32 ? 4 : 2), columns, x.dtype,
+                    gating, rows, half, gated.data(), threads),
+          "sf_gated");
     for (int64_t i = 0; i < rows * half; i++) {
         const double g = numbers[i / half * columns + i % half];
-        const double z = std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g);
-        wanted[i] = g * 0.5 * (1 + std::tanh(z)) * numbers[i / half * columns + half + i % half];
+        wanted[i] = gate_of(gating, g) * numbers[i / half * columns + half + i % half];
     }
-    check(distance(gated.floats(), wanted) < 0.01, "sf_geglu: wrong result");
+    check(distance(gated.floats(), wanted) < 0.01, "sf_gated: wrong result");
     Numbers weight(random_rows(columns));
     const bool weighted = pick(0, 1);
     check(!sf_rms_norm(isa, input.data(), x.dtype, rows, columns, weighted ? weight.data() : nullptr,
@@ -340,13 +341,13 @@ void refusals() {
         check(sf_dequantize(0, 2, panels, size, x.data(), 0, 1) == bad, "sf_dequantize: took any size");
         check(sf_linear(0, 0, kind, panels, 16, 32, x.data(), 0, size, x.data(), 0, 1) == bad,
               "sf_linear: took any size");
-        check(sf_geglu(0, x.data(), 1, x.data(), size, 0, 2, 1, x.data(), 1) == bad &&
+        check(sf_gated(0, x.data(), 1, x.data(), size, 0, 0, 2, 1, x.data(), 1) == bad &&
                   sf_rms_norm(0, x.data(), 0, size, 2, nullptr, 0, 1.0f, x.data(), 1) == bad &&
                   sf_rotate(0, x.data(), 0, 1, 1, size, x.data(), x.data(), x.data(), 1) == bad,
               "row operations: took any size");
         for (int which = 0; which < 3; which++)
             check(sf_experts(0, 0, kind, panels, kind, panels, which == 0 ? size : 1, 32, 32, x.data(), 0,
-                             which == 1 ? size : 1, &chosen, x.data(), which == 2 ? size : 1,
+                             which == 1 ? size : 1, &chosen, x.data(), which == 2 ? size : 1, 0,
                              x.data(), 0, 1) == bad,
                   "sf_experts: took any size");
     }

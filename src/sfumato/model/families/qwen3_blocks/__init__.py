@@ -19,7 +19,7 @@ from sfumato.model.families.family import (
 )
 from sfumato.model.families.qwen3_blocks.config import Kind
 from sfumato.text.markers import ChatMarkers
-from sfumato.weights.names import TensorNames
+from sfumato.weights.names import Stack, TensorNames
 
 MARKERS = ChatMarkers(
     turn_open="<|im_start|>",
@@ -55,6 +55,10 @@ _GGUF_LAYER = {
     "ffn_gate.weight": "mlp.gate_proj.weight",
     "ffn_up.weight": "mlp.up_proj.weight",
     "ffn_down.weight": "mlp.down_proj.weight",
+    "ffn_gate_inp.weight": "router.proj.weight",
+    "ffn_gate_exps.weight": "experts.gate_proj",
+    "ffn_up_exps.weight": "experts.up_proj",
+    "ffn_down_exps.weight": "experts.down_proj",
 }
 
 TENSOR_NAMES = TensorNames(
@@ -62,17 +66,28 @@ TENSOR_NAMES = TensorNames(
     gguf_layer=_GGUF_LAYER,
     prefix="model.",
     beside={"lm_head.weight": "lm_head.weight"},
-    exact=("embed_tokens.weight", "lm_head.weight"),
+    layer={
+        "mlp.gate.weight": "router.proj.weight",
+        "mlp.experts.gate_up_proj": "experts.gate_up_proj",
+        "mlp.experts.down_proj": "experts.down_proj",
+    },
+    stacks=(
+        Stack(
+            "experts.gate_up_proj",
+            ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
+            in_parts=True,
+            ranges=("experts.gate_proj", "experts.up_proj"),
+        ),
+        Stack("experts.down_proj", ("mlp.experts.{}.down_proj.weight",), in_parts=True),
+    ),
+    stack_count=("num_experts",),
+    # A router's choice is discrete, and rows of an embedding are read one by one.
+    exact=("router.proj.weight", "embed_tokens.weight", "lm_head.weight"),
 )
 
 
 def _family(
-    name: str,
-    title: str,
-    kind: Kind,
-    names: TensorNames,
-    threshold: float,
-    pace: Literal["even", "linear"],
+    name: str, title: str, kind: Kind, threshold: float, pace: Literal["even", "linear"]
 ) -> Family:
     """threshold and pace: the defaults of the project's own sampler."""
     return Family(
@@ -80,7 +95,7 @@ def _family(
         title=title,
         model_type=kind.model_type,
         architecture=kind.architecture,
-        tensor_names=names,
+        tensor_names=TENSOR_NAMES,
         gguf_keys=kind.gguf_keys,
         config=ConfigFormat(
             from_hf=kind.from_hf,
@@ -104,15 +119,18 @@ def _family(
 SDAR = _family(
     *("sdar", "SDAR"),
     Kind("sdar", "SDARForCausalLM", "qwen3", "front", block=4, tied=False),
-    TENSOR_NAMES,
+    threshold=0.85,
+    pace="even",
+)
+SDAR_MOE = _family(
+    *("sdar_moe", "SDAR-MoE"),
+    Kind("sdar_moe", "SDARMoeForCausalLM", "qwen3moe", "front", 4, tied=False, experts=True),
     threshold=0.85,
     pace="even",
 )
 BD3LM = _family(
     *("bd3lm", "BD3LM"),
     Kind("a2d-qwen3", "A2DQwen3LMHeadModel", "qwen3", "back", block=32, tied=False),
-    TENSOR_NAMES,
     threshold=1.0,
     pace="linear",
 )
-QWEN3_BLOCKS = (SDAR, BD3LM)

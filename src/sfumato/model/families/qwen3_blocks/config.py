@@ -154,6 +154,7 @@ class Kind:
         size = read.integer("attention.key_length", 128)
         read.only("attention.value_length", size)
         heads, theta = read.integer("attention.head_count_kv"), read.number("rope.freq_base", 1e4)
+        eps = read.number("attention.layer_norm_rms_epsilon", 1e-6, below=LARGEST_EPS)
         return ModelConfig(
             vocab_size=vocab_size,
             hidden_size=read.integer("embedding_length"),
@@ -162,9 +163,9 @@ class Kind:
             sliding_window=max(2, context),
             canvas_length=diffusion.integer("canvas_length", self.block),
             context_length=context,
-            rms_norm_eps=read.number("attention.layer_norm_rms_epsilon", 1e-6, below=LARGEST_EPS),
+            rms_norm_eps=shortest_float(eps),
             logit_softcap=0.0,
-            layers=(LayerConfig(False, heads, size, theta, size // 2),) * count,
+            layers=(LayerConfig(False, heads, size, shortest_float(theta), size // 2),) * count,
             bos_id=token.token("bos_token_id", vocab_size),
             eos_ids=token.tokens("eos_token_id", vocab_size),
             pad_id=token.token("padding_token_id", vocab_size),
@@ -223,7 +224,10 @@ def _hf_experts(read: FieldReader) -> dict[str, int]:
     read.only("mlp_only_layers", None, [])
     return {
         "intermediate_size": 0,
-        "num_experts": read.integer("num_experts"),
+        # Newer versions of `transformers` write the second name.
+        "num_experts": read.integer(
+            "num_experts" if "num_experts" in read.values else "num_local_experts"
+        ),
         "experts_per_token": read.integer("num_experts_per_tok"),
         "expert_size": read.integer("moe_intermediate_size"),
     }

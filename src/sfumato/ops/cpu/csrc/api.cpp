@@ -156,13 +156,13 @@ extern "C" int sf_linear(int isa, int mode, int kind, const void *panels, int64_
 extern "C" int sf_experts(int isa, int mode, int gate_up_kind, const void *gate_up, int down_kind,
                           const void *down, int64_t experts, int64_t hidden, int64_t inner,
                           const void *x, int x_dtype, int64_t tokens, const int64_t *chosen,
-                          const float *shares, int64_t active, void *out, int out_dtype,
-                          int threads) {
+                          const float *shares, int64_t active, int gating, void *out,
+                          int out_dtype, int threads) {
     mode = std::max(mode_for(mode, gate_up_kind), mode_for(mode, down_kind));
     const Products *products = products_of(isa, mode);
     if (!products || !panels_ok(gate_up) || !panels_ok(down) || !x || !chosen || !shares || !out ||
         experts < 1 || hidden < 1 || inner < 1 || active < 1 || threads < 1 || mode < 0 ||
-        mode > 1 || gate_up_kind == S8 || down_kind == S8 || !dtype_ok(x_dtype) || !dtype_ok(out_dtype) ||
+        mode > 1 || !gating_ok(gating) || gate_up_kind == S8 || down_kind == S8 || !dtype_ok(x_dtype) || !dtype_ok(out_dtype) ||
         !fits({experts, inner, hidden}) ||
         !fits({tokens, active, hidden}) || sf_panel_bytes(gate_up_kind, 2 * inner, hidden) < 0 ||
         sf_panel_bytes(down_kind, hidden, inner) < 0)
@@ -173,7 +173,7 @@ extern "C" int sf_experts(int isa, int mode, int gate_up_kind, const void *gate_
         if (!grouping.ok) return SF_BAD_ARGUMENT;
         return products->experts({mode, gate_up_kind, down_kind, gate_up, down, hidden, inner, x,
                                x_dtype, tokens, active, grouping.order.data(),
-                               grouping.tasks.data(), (int64_t)grouping.tasks.size(), shares, out,
+                               grouping.tasks.data(), (int64_t)grouping.tasks.size(), shares, gating, out,
                                out_dtype, threads});
     } catch (const std::bad_alloc &) {
         return SF_NO_MEMORY;
@@ -196,15 +196,15 @@ extern "C" int sf_softmax_update(int isa, const sf_softmax_call *call, int threa
     return level->update_softmax(c, threads);
 }
 
-extern "C" int sf_geglu(int isa, const void *gate, int64_t gate_stride, const void *up,
-                        int64_t up_stride, int dtype, int64_t rows, int64_t columns, void *out,
-                        int threads) {
+extern "C" int sf_gated(int isa, const void *gate, int64_t gate_stride, const void *up,
+                        int64_t up_stride, int dtype, int gating, int64_t rows, int64_t columns,
+                        void *out, int threads) {
     const Level *level = level_of(isa);
-    if (!level || !gate || !up || !out || threads < 1 || !dtype_ok(dtype) || columns < 1 ||
-        gate_stride < 0 || up_stride < 0 || !fits({rows, columns}) || !fits({rows, gate_stride}) ||
+    if (!level || !gate || !up || !out || threads < 1 || !dtype_ok(dtype) || !gating_ok(gating) ||
+        columns < 1 || gate_stride < 0 || up_stride < 0 || !fits({rows, columns}) || !fits({rows, gate_stride}) ||
         !fits({rows, up_stride}))
         return SF_BAD_ARGUMENT;
-    level->geglu({gate, up, gate_stride, up_stride, dtype, rows, columns, out, threads});
+    level->gated({gate, up, gate_stride, up_stride, dtype, gating, rows, columns, out, threads});
     return SF_OK;
 }
 

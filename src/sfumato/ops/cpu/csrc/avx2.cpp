@@ -75,7 +75,7 @@ inline void add_products(const uint8_t *codes, const uint8_t *rows, __m256i (&do
 #include "attention_f32.inc"
 
 const Level AVX2_LEVEL = {
-    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns,
+    {linear, experts}, update_softmax, gated, rms_norm, rotate, pack, dequantize, pack_columns,
     of_attention::FLOAT32};
 
 #if defined(__clang__)

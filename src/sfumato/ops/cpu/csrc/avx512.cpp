@@ -174,7 +174,7 @@ inline Floats add_products_of(Floats a, Floats b, Floats sums) { return _mm512_f
 #include "attention_f32.inc"
 
 const Level AVX512_LEVEL = {
-    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns,
+    {linear, experts}, update_softmax, gated, rms_norm, rotate, pack, dequantize, pack_columns,
     of_attention::FLOAT32};
 
 #if defined(__clang__)

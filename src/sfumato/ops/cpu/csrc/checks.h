@@ -11,6 +11,8 @@ namespace {
 
 inline bool dtype_ok(int dtype) { return dtype == SF_F32 || dtype == SF_BF16; }
 
+inline bool gating_ok(int gating) { return gating == SF_GELU || gating == SF_SILU; }
+
 // Of keys and values.
 inline bool stored_ok(int dtype) { return dtype >= SF_F32 && dtype <= SF_Q8_0_BF16; }
 

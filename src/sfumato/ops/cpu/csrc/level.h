@@ -35,14 +35,15 @@ struct ExpertsCall {
     const ExpertTask *tasks;
     int64_t task_count;
     const float *shares;
+    int gating;
     void *out;
     int out_dtype, threads;
 };
 
-struct GegluCall {
+struct GatedCall {
     const void *gate, *up;
     int64_t gate_stride, up_stride;
-    int dtype;
+    int dtype, gating;
     int64_t rows, columns;
     void *out;
     int threads;
@@ -101,7 +102,7 @@ struct Products {
 struct Level {
     Products products;
     int (*update_softmax)(const sf_softmax_call &, int threads);
-    void (*geglu)(const GegluCall &);
+    void (*gated)(const GatedCall &);
     void (*rms_norm)(const RmsNormCall &);
     void (*rotate)(const RotateCall &);
     int (*pack)(const PackCall &);

@@ -85,7 +85,7 @@ void bf16_tile(const uint8_t *left, const uint8_t *right, int64_t blocks, const 
 #include "attention_f32.inc"
 
 const Level NEON_LEVEL = {
-    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns,
+    {linear, experts}, update_softmax, gated, rms_norm, rotate, pack, dequantize, pack_columns,
     of_attention::FLOAT32};
 
 #if defined(__clang__)

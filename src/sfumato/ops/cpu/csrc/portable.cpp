@@ -104,4 +104,4 @@ void widen_panel(const uint8_t *codes, const uint16_t *scales, int64_t blocks, u
 #include "row_operations.inc"
 
 const Level PORTABLE_LEVEL = {
-    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns, {}};
+    {linear, experts}, update_softmax, gated, rms_norm, rotate, pack, dequantize, pack_columns, {}};

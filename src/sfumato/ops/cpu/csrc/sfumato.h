@@ -25,7 +25,7 @@
 extern "C" {
 #endif
 
-#define SF_VERSION 16
+#define SF_VERSION 17
 
 enum { SF_OK = 0, SF_BAD_ARGUMENT = -1, SF_NO_MEMORY = -2, SF_UNSUPPORTED = -3 };
 enum { SF_F32 = 0, SF_BF16 = 1 };                     /* dtypes */
@@ -46,6 +46,8 @@ enum {
     SF_ISAS = 8
 };
 enum { SF_MODE_INT8 = 0, SF_MODE_BF16 = 1 };          /* what activations are rounded to */
+/* The function f of a gate: x/2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), or x / (1 + e^-x). */
+enum { SF_GELU = 0, SF_SILU = 1 };
 
 SF_API int sf_version(void);
 /* 1: this processor runs it; 0: it does not; -1: not in this build. */
@@ -102,12 +104,14 @@ SF_API int sf_linear(int isa, int mode, int kind, const void *panels, int64_t ro
                      int threads);
 
 /* out [tokens][hidden] = sum over a token's `active` experts, in their order, of
- * shares . down . (gelu_tanh(gate . x) * up . x); gate_up [experts][2 inner][hidden], the gate
- * first; down [experts][hidden][inner]; chosen and shares [tokens][active]. */
+ * shares . down . (f(gate . x) * up . x), where f is what `gating` says; gate_up
+ * [experts][2 inner][hidden], the gate first; down [experts][hidden][inner]; chosen and shares
+ * [tokens][active]. */
 SF_API int sf_experts(int isa, int mode, int gate_up_kind, const void *gate_up, int down_kind,
                       const void *down, int64_t experts, int64_t hidden, int64_t inner,
                       const void *x, int x_dtype, int64_t tokens, const int64_t *chosen,
-                      const float *shares, int64_t active, void *out, int out_dtype, int threads);
+                      const float *shares, int64_t active, int gating, void *out, int out_dtype,
+                      int threads);
 
 /* A chunk of the vocabulary's scores, to be taken into the distribution of each position.
  *
@@ -138,11 +142,11 @@ typedef struct {
 
 SF_API int sf_softmax_update(int isa, const sf_softmax_call *call, int threads);
 
-/* out [rows][columns] = gelu_tanh(gate) . up, rounded once; rows of gate and up lie `gate_stride`
- * and `up_stride` elements apart. */
-SF_API int sf_geglu(int isa, const void *gate, int64_t gate_stride, const void *up,
-                    int64_t up_stride, int dtype, int64_t rows, int64_t columns, void *out,
-                    int threads);
+/* out [rows][columns] = f(gate) . up, where f is what `gating` says, rounded once; rows of gate and
+ * up lie `gate_stride` and `up_stride` elements apart. */
+SF_API int sf_gated(int isa, const void *gate, int64_t gate_stride, const void *up,
+                    int64_t up_stride, int dtype, int gating, int64_t rows, int64_t columns,
+                    void *out, int threads);
 
 /* out [rows][columns] = x / sqrt(mean x^2 + eps) . weight (null: 1), in float32, rounded once. */
 SF_API int sf_rms_norm(int isa, const void *x, int dtype, int64_t rows, int64_t columns,
