@@ -1,6 +1,6 @@
 """What the docs take from the code's tables: docs/options.md and docs/exclusions.md (`make options`
 writes them), the formats in docs/conversion.md, the names of models in docs/serving.md, and the
-models in README.md (to be pasted).
+models in docs/performance.md (to be pasted).
 
     python docs/tables.py options|exclusions|formats|models|catalogue
 
@@ -234,11 +234,11 @@ def _format(format: Format) -> str:
 
 
 def models() -> str:
-    """The table of README.md."""
+    """The table of docs/performance.md."""
     heads = ["format", "download", "size", "memory", *(f"s a step, {m.name}" for m in MACHINES)]
     rows = [heads, ["---"] * len(heads)]
     for entry in PUBLISHED:
-        cells = [entry.format, f"`.venv/bin/sfumato pull {entry.address}`"]
+        cells = [entry.format, f"`sfumato pull {entry.address}`"]
         cells += [gigabytes(entry.nbytes), gigabytes(entry.needs())]
         for machine in MACHINES:
             seconds = step_seconds(entry, machine)

@@ -82,12 +82,20 @@ def test_words(page: Path) -> None:
     assert [match[0] for match in QUAINT.finditer(text)] == []
 
 
-def test_every_page_is_on_the_site_and_in_the_readme() -> None:
+def test_every_page_is_on_the_site_and_in_the_contents() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    contents = (ROOT / "docs" / "contents.md").read_text(encoding="utf-8")
     for page in (ROOT / "docs").glob("*.md"):
         assert f": {page.name}\n" in text, page.name
-        assert f"](docs/{page.name})" in readme, page.name
+        assert f"]({page.name})" in contents or page.name == "contents.md", page.name
+
+
+def test_the_readme_is_short_and_has_the_two_commands() -> None:
+    """What a stranger reads first; what is checked there is what it says."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.split()) <= 700
+    assert "](docs/contents.md)" in text and ".venv/bin/sfumato" not in text
+    assert all(f"\n```sh\n{command}\n```\n" in text for command in ("make demo", "make test"))
 
 
 def test_the_site_links_to_the_reference() -> None:
