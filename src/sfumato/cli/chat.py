@@ -96,7 +96,7 @@ class Chat:
         meant = follow_up(text, texts) if generation.is_embedded(self.model) else None
         if meant is None:
             return text
-        print(f"(read as: {meant})")
+        print(wrapped(f"(read as: {meant})"), file=sys.stderr)  # what is piped has answers alone
         return meant
 
     def _read(self, messages: list[generation.Message]) -> list[generation.Message]:

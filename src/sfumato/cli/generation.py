@@ -57,7 +57,7 @@ _ADVICE = "lower --max-tokens, or free some memory"
 LARGE = 100e6  # bytes; a smaller checkpoint is loaded at once
 TOY = (
     "The embedded model is a toy: it solves 4x4 Sudoku, answers a fixed set of simple questions, "
-    "and writes small JSON objects (docs/embedded-model.md). -m PATH loads a real model."
+    "and writes small JSON objects (docs/embedded-model.md). -m loads a real one (sfumato list)."
 )
 
 NO_THOUGHT = "the embedded model has not learnt to think, and answers at once"
