@@ -27,7 +27,7 @@ from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.model.families import family_of
 from sfumato.model.loading import config_of
 from sfumato.model.quantization import TARGETS, QuantRecipe, formats
-from sfumato.train.vocabulary import CHARACTERS, CHAT_TEMPLATE, SPECIAL_TOKENS
+from sfumato.train.vocabulary import CHARACTERS, GEMMA, SPECIAL_TOKENS
 from sfumato.weights.files.atomic_write import atomic_path
 from sfumato.weights.files.gguf import layout, read_gguf
 from sfumato.weights.files.tensorfile import TensorStream
@@ -114,7 +114,7 @@ def vocabulary(rows: int, path: Path | None) -> dict[str, Any]:
         **{f"tokenizer.ggml.{name}_token_id": i for name, i in ids.items()},
         "tokenizer.ggml.add_space_prefix": False,
         "tokenizer.ggml.add_bos_token": True,
-        "tokenizer.chat_template": CHAT_TEMPLATE,
+        "tokenizer.chat_template": GEMMA.template,
     }
 
 
