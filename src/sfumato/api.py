@@ -80,7 +80,7 @@ from sfumato.tasks.reply import ReplyTask
 from sfumato.tasks.works import Prompt
 from sfumato.text.messages import PictureParts
 from sfumato.text.prompt import prompt_ids
-from sfumato.text.reply import Stop
+from sfumato.text.reply import Stop, region_after
 from sfumato.text_side import (
     EDIT_ROOM,
     Done,
@@ -198,7 +198,7 @@ class Model:
             made = made.followed_by([] if thinking else self.fills.empty_thought)
         # What cannot be done is refused by this call, and not by the first `next`.
         plan, transcript = self.plan_reply(
-            len(made.ids),
+            made.ids,
             max_tokens,
             seed,
             sampler,
@@ -225,7 +225,7 @@ class Model:
 
     def plan_reply(
         self,
-        prompt_tokens: int,
+        prompt: Sequence[int],
         max_tokens: int,
         seed: int,
         sampler: SamplerConfig | None = None,
@@ -235,18 +235,20 @@ class Model:
         source: Source | None = None,
         thinking: bool = False,
     ) -> tuple[ReplyPlan, Transcript]:
-        """All checks of a reply to so many tokens, for `stream` and for the engine. most_steps:
-        denoising steps per canvas; source: what the reply has to match; thinking: whether a thought
-        may come before that. Raises ValueError, naming the argument, for what cannot be done."""
+        """All checks of a reply to a prompt of these ids, for `stream` and for the engine.
+        most_steps: denoising steps per canvas; source: what the reply has to match; thinking:
+        whether a thought may come before that. Raises ValueError, naming the argument, for what
+        cannot be done."""
         check_sampler(sampler)
         config = (sampler or SamplerConfig()).over(self.sampler_defaults)
-        constraint = None
+        constraint, markers = None, self.template.markers
+        begins = region_after(prompt, self.tokenizer, markers)
         if source is not None:
             exclusions.check(exclusions.GRAMMAR, {**config.beside_grammar, "stop": stop})
-            constraint = self.grammars.constraint(source, thinking)
-        transcript = Transcript(self.tokenizer, self.template.markers, stop, config.ignore_eos)
+            constraint = self.grammars.constraint(source, thinking, begins)
+        transcript = Transcript(self.tokenizer, markers, stop, config.ignore_eos, begins)
         limits = Limits(max_tokens, self.end_ids, transcript.cut, cancelled)
-        plan = plan_reply(self.network, prompt_tokens, config, limits, seed, most_steps)
+        plan = plan_reply(self.network, len(prompt), config, limits, seed, most_steps)
         return replace(plan, constraint=constraint), transcript
 
     @cached_property
@@ -719,7 +721,7 @@ def _identity(
 
 
 def _fitting_text(checkpoint: Checkpoint, config: ModelConfig) -> TextSide:
-    text = load_text(checkpoint)
+    text = load_text(checkpoint, config.vocab_size)
     # The other way round is fine: embeddings are often padded with rows that no token uses.
     if text.tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(

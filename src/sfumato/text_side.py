@@ -59,7 +59,7 @@ from sfumato.tasks.works import PlacedPicture, Prompt
 from sfumato.text.calls import ToolCall
 from sfumato.text.markers import ChatMarkers
 from sfumato.text.prompt import empty_thought_ids, user_turn
-from sfumato.text.reply import Delta, ReplyParser, Stop, StopCut, StopGate, StopStrings
+from sfumato.text.reply import Delta, Region, ReplyParser, Stop, StopCut, StopGate, StopStrings
 from sfumato.text.template import ChatTemplate, TemplateError
 from sfumato.text.tokenizer import Detokenizer, Tokenizer
 from sfumato.weights.checkpoint import Checkpoint
@@ -135,15 +135,17 @@ def _picture_tokens(checkpoint: Checkpoint, tokenizer: Tokenizer) -> PictureToke
     )
 
 
-def load_text(checkpoint: Checkpoint) -> TextSide:
-    """The tokenizer and chat template of a checkpoint."""
-    markers = family_of(checkpoint).markers
+def load_text(checkpoint: Checkpoint, rows: int = 0) -> TextSide:
+    """The tokenizer and chat template of a checkpoint. rows: of the embedding; those that no token
+    has are no text."""
+    family = family_of(checkpoint)
+    markers = family.markers
     if checkpoint.kind == "gguf":
-        tokenizer = Tokenizer.from_gguf(checkpoint.metadata)
-        template = ChatTemplate.from_gguf(checkpoint.metadata, markers)
+        tokenizer = Tokenizer.from_gguf(checkpoint.metadata, markers.tokens, rows)
+        template = ChatTemplate.from_gguf(checkpoint.metadata, markers, family.template)
     else:
-        tokenizer = Tokenizer.from_file(checkpoint.folder / "tokenizer.json")
-        template = ChatTemplate.from_folder(checkpoint.folder, markers)
+        tokenizer = Tokenizer.from_file(checkpoint.folder / "tokenizer.json", markers.tokens, rows)
+        template = ChatTemplate.from_folder(checkpoint.folder, markers, family.template)
     return TextSide(tokenizer, template, _picture_tokens(checkpoint, tokenizer))
 
 
@@ -260,17 +262,23 @@ class Transcript(ReplyText):
     """The text of one reply, as its canvases settle."""
 
     def __init__(
-        self, tokenizer: Tokenizer, markers: ChatMarkers, stop: Stop, ignore_ends: bool = False
+        self,
+        tokenizer: Tokenizer,
+        markers: ChatMarkers,
+        stop: Stop,
+        ignore_ends: bool = False,
+        begins: Region = Region.ANSWER,
     ) -> None:
-        """stop: what ends the reply. Raises ValueError for any other value."""
+        """stop: what ends the reply; begins: where the prompt ends. Raises ValueError for a stop of
+        another type."""
         super().__init__(tokenizer.decode)
-        self.markers = markers
+        self.markers, self.begins = markers, begins
         stops = StopStrings(stop)
-        self.cut = StopCut(tokenizer, stops, markers, ignore_ends)
+        self.cut = StopCut(tokenizer, stops, markers, ignore_ends, begins)
         self.pieces = tokenizer.pieces
         self._detokenizer = Detokenizer(tokenizer)
-        self._gate = StopGate(stops, markers, ignore_ends)
-        self._parser = ReplyParser(markers, ignore_ends=ignore_ends)
+        self._gate = StopGate(stops, markers, ignore_ends, begins)
+        self._parser = ReplyParser(markers, begins, ignore_ends)
 
     def add(self, settled: SettledCanvas, last: Draft | None = None) -> Settled:
         """What a canvas adds; `last` is the draft of its last step, where the caller has it."""
@@ -332,11 +340,16 @@ class ModelGrammars:
         self._text = text
         self.cache = GrammarCache(_grammar_tokens(text.tokenizer, end_ids))
 
-    def constraint(self, source: Source, thinking: bool = False) -> Constraint:
-        """What a reply must satisfy that is to match a source, behind a thought where one may come.
-        Raises ValueError, naming the source's field, for what is no grammar or not supported."""
+    def constraint(
+        self, source: Source, thinking: bool = False, begins: Region = Region.ANSWER
+    ) -> Constraint:
+        """What a reply must satisfy that is to match a source, behind a thought where one may come
+        or the prompt ends in one. Raises ValueError, naming the source's field, for what is no
+        grammar or not supported."""
         quote = source.quote if isinstance(source, CallSource) else None
-        return Constraint(self.cache.grammar(source), self._thought if thinking else None, quote)
+        in_thought = begins is Region.THOUGHT
+        thought = self._thought if thinking or in_thought else None
+        return Constraint(self.cache.grammar(source), thought, quote, in_thought)
 
     @property
     def _thought(self) -> tuple[int, int] | None:
@@ -351,7 +364,7 @@ def _grammar_tokens(tokenizer: Tokenizer, end_ids: tuple[int, ...]) -> GrammarTo
     size = tokenizer.vocab_size
 
     def piece(token: int) -> bytes:
-        byte = tokenizer.byte(token)
+        byte = tokenizer.bytes_of(token)
         return tokenizer.token_text(token).encode() if byte is None else byte
 
     return GrammarTokens(

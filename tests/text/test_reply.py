@@ -17,9 +17,12 @@ CALL = '<|tool_call>call:f{a:<|"|>x<|"|>,n:3,t:true,l:[1],o:{k:null}}<tool_call|
 CALLED = ToolCall("f", {"a": "x", "n": 3, "t": True, "l": [1], "o": {"k": None}})
 
 
+BEGINS = {False: Region.ANSWER, True: Region.THOUGHT}
+
+
 def parse(text: str, in_thought: bool = False) -> ParsedReply:
     """A reply whose markers are special tokens."""
-    return parse_reply(pieces(text), MARKERS, in_thought)
+    return parse_reply(pieces(text), MARKERS, BEGINS[in_thought])
 
 
 @pytest.mark.parametrize(
@@ -167,9 +170,9 @@ def _cut(reply: list[Piece], sizes: list[int]) -> Iterator[Piece]:
 
 @given(_replies, st.lists(st.integers(1, 9), min_size=1, max_size=12), st.booleans())
 def test_cuts_do_not_matter(reply: list[Piece], sizes: list[int], in_thought: bool) -> None:
-    expected = parse_reply(reply, MARKERS, in_thought)
+    expected = parse_reply(reply, MARKERS, BEGINS[in_thought])
     for size in (sizes, [1]):
-        parser = ReplyParser(MARKERS, in_thought)
+        parser = ReplyParser(MARKERS, BEGINS[in_thought])
         events = [event for piece in _cut(reply, size) for event in parser.feed([piece])]
         events += parser.flush()
         assert parser.finish() == expected

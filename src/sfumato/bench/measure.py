@@ -266,7 +266,7 @@ def where_it_goes(subject: Subject, ids: Tensor, config: SamplerConfig, seed: in
     """
     network = subject.network
     # The reply has room for one canvas, as far as its checks and processors go.
-    plan, _ = subject.model.plan_reply(len(ids), config.canvas_length or 1, seed, config)
+    plan, _ = subject.model.plan_reply(ids.tolist(), config.canvas_length or 1, seed, config)
     slot = network.new_slot(max(1, len(ids)))
     network.encode([ids], [slot])
     make = partial(Canvas.of, network=network)

@@ -43,7 +43,16 @@ from sfumato.model.vision.config import vision_to_hf
 from sfumato.model.vision.loading import find_tower
 from sfumato.text.markers import ChatMarkers
 from sfumato.text.template import ChatTemplate
-from sfumato.text.tokenizer import SPACE, Tokenizer, TokenizerError, from_gguf, from_json
+from sfumato.text.tokenizer import (
+    PIPELINES,
+    SPACE,
+    UNUSED,
+    Pipeline,
+    Tokenizer,
+    TokenizerError,
+    from_gguf,
+    from_json,
+)
 from sfumato.weights.checkpoint import Checkpoint, is_mmproj
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.files.atomic_write import check_writable
@@ -307,7 +316,7 @@ def _stream(
     return TensorStream(file_name, shape, format, chunks)
 
 
-NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6  # ggml's token types
+NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6  # ggml's token types, with UNUSED
 SCORE = -1000.0  # what published files give every token: BPE does not use scores
 
 _PRINTABLE = "\n" + "".join(map(chr, range(0x20, 0x7F)))
@@ -320,7 +329,7 @@ def tokenizer_keys(folder: Path, rows: int, markers: ChatMarkers) -> dict[str, A
 
     rows: of the embedding; llama.cpp wants a token for each. markers: of the chat format; those
     that other programs look for in the text are written as visible tokens. Raises TokenizerError or
-    TemplateError for files that cannot be used, or that GGUF's one kind of vocabulary cannot say.
+    TemplateError for files that cannot be used, or that no kind of vocabulary of GGUF can say.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -330,7 +339,8 @@ def tokenizer_keys(folder: Path, rows: int, markers: ChatMarkers) -> dict[str, A
     if state["model"]["type"] != "BPE":
         raise TokenizerError(f"{path}: a {state['model']['type']} model; only BPE can be converted")
     ids = inner.get_vocab(with_added_tokens=True)
-    space = _space(path, state, ids)
+    pipeline = _pipeline(path, state)
+    space = " " if pipeline.by_bytes else _space(path, state, ids)
     tokens = {i: token.replace(" ", space) for token, i in ids.items()}
     if sorted(tokens) != list(range(len(tokens))) or len(tokens) > rows:
         raise TokenizerError(
@@ -340,9 +350,12 @@ def tokenizer_keys(folder: Path, rows: int, markers: ChatMarkers) -> dict[str, A
     names = _special_names(folder / "tokenizer_config.json")
     named_ids = {long: ids.get(names[short]) for short, long in _NAMED.items()}
     metadata = {
-        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.model": pipeline.model,
+        **({} if pipeline.pre is None else {"tokenizer.ggml.pre": pipeline.pre}),
         "tokenizer.ggml.tokens": [tokens.get(i, f"[PAD{i}]") for i in range(rows)],
-        "tokenizer.ggml.scores": np.full(rows, SCORE, np.float32),
+        **(
+            {} if pipeline.by_bytes else {"tokenizer.ggml.scores": np.full(rows, SCORE, np.float32)}
+        ),
         "tokenizer.ggml.token_type": _types(inner, tokens, rows, markers.visible),
         "tokenizer.ggml.merges": [
             " ".join(part.replace(" ", space) for part in merge)
@@ -350,10 +363,10 @@ def tokenizer_keys(folder: Path, rows: int, markers: ChatMarkers) -> dict[str, A
         ],
         **{f"tokenizer.ggml.{key}_token_id": i for key, i in named_ids.items() if i is not None},
         "tokenizer.ggml.add_space_prefix": False,
-        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_bos_token": named_ids["bos"] is not None or not pipeline.by_bytes,
     }
     source = ChatTemplate.from_folder(folder).source if _has_template(folder) else ""
-    _check(path, metadata, [source, f"{markers.turn_open}user\nHi{markers.turn_close}"])
+    _check(path, metadata, [source, f"{markers.turn_open}user\nHi{markers.turn_close}"], markers)
     return metadata | ({"tokenizer.chat_template": source} if source else {})
 
 
@@ -381,6 +394,28 @@ def write_tokenizer(metadata: Mapping[str, Any], folder: Path) -> None:
     }
     text = json.dumps(config, ensure_ascii=False, indent=2) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+def _pipeline(path: Path, state: Mapping[str, Any]) -> Pipeline:
+    """What a GGUF file calls the pipeline. Of the vocabularies of characters there is one; `_space`
+    and `_check` look further. Raises TokenizerError."""
+    by_bytes = (state["decoder"] or {}).get("type") == "ByteLevel"
+    named = [each for each in PIPELINES if each.by_bytes == by_bytes]
+    if not by_bytes:
+        return named[0]
+    ours = state["normalizer"], _without_offsets(state["pre_tokenizer"])
+    for each in () if state["model"].get("ignore_merges") else named:
+        if ours == (each.normalizer, _without_offsets(each.pre_tokenizer)):
+            return each
+    raise TokenizerError(
+        f"{path}: how it normalizes and splits texts before BPE is known to GGUF files under no "
+        f"name; known are {', '.join(each.pre or '' for each in named)}"
+    )
+
+
+def _without_offsets(part: object) -> str:
+    """A part of a pipeline, without what only says where tokens stand in the text."""
+    return json.dumps(part, sort_keys=True).replace('"trim_offsets": true', '"trim_offsets": false')
 
 
 def _space(path: Path, state: Mapping[str, Any], ids: Mapping[str, int]) -> str:
@@ -435,9 +470,12 @@ def _has_template(folder: Path) -> bool:
     return config.is_file() and "chat_template" in read_object(config)
 
 
-def _check(path: Path, metadata: Mapping[str, Any], texts: Sequence[str]) -> None:
+def _check(
+    path: Path, metadata: Mapping[str, Any], texts: Sequence[str], markers: ChatMarkers
+) -> None:
     """Raises TokenizerError where the keys encode a text otherwise than the file does."""
-    before, after = Tokenizer.from_file(path), Tokenizer.from_gguf(metadata)
+    before = Tokenizer.from_file(path, markers.tokens)
+    after = Tokenizer.from_gguf(metadata, markers.tokens)
     for text in (_PRINTABLE, "  two  spaces\n\n", *texts):
         if before.encode(text) != after.encode(text):
             raise TokenizerError(

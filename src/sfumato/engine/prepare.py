@@ -174,7 +174,7 @@ def _prepare_reply(
     writes = request.max_tokens != 0 or want is None
     max_tokens = _max_tokens(model, request) if writes else 1
     plan, transcript = model.plan_reply(
-        len(prompt.ids),
+        prompt.ids,
         max_tokens,
         _seed(request),
         request.sampler,
@@ -282,6 +282,7 @@ def _policies(
         max_tokens,
         model.config.canvas_length if is_causal else plan.config.canvas_length,
         plan.config.ignore_eos,
+        transcript.begins,
     )
     empty = partial(is_empty, transcript) if request.retry_empty else None
     # A read has no answer to make room for; a given canvas is drawn once.
@@ -326,7 +327,7 @@ def _with_prediction(plan: ReplyPlan, request: Request, model: Model, longest: i
 def is_empty(transcript: Transcript, ids: list[int]) -> bool:
     """Whether a reply of these tokens has neither answer nor tool call; a broken call counts as
     one, and text around thoughts does too."""
-    parsed = parse_reply(transcript.pieces(ids), transcript.markers)
+    parsed = parse_reply(transcript.pieces(ids), transcript.markers, transcript.begins)
     return not (parsed.text.strip() or parsed.tool_calls or parsed.warnings)
 
 

@@ -61,6 +61,7 @@ class ThinkingBudget:
     tokens: int
     strict: bool  # the request sets it, so that a thought that ended by itself is cut too
     ignore_ends: bool  # end markers end no thought
+    begins: Region = Region.ANSWER  # where the prompt ends
 
     @classmethod
     def of(
@@ -71,6 +72,7 @@ class ThinkingBudget:
         max_tokens: int,
         canvas_length: int,
         ignore_ends: bool,
+        begins: Region = Region.ANSWER,
     ) -> ThinkingBudget:
         """requested: the request's own limit. In any case min(canvas, max_tokens // 2) tokens are
         left for the answer; None shortens only a thought that would take them."""
@@ -80,7 +82,8 @@ class ThinkingBudget:
         tokens = room if requested is None else min(requested, room)
         markers = {token: tokenizer.token_text(token) for token in tokenizer.special_ids}
         closes = tokenizer.token_id(format.thought_close)
-        return cls(format, markers, closes, header, tokens, requested is not None, ignore_ends)
+        strict = requested is not None
+        return cls(format, markers, closes, header, tokens, strict, ignore_ends, begins)
 
     def cut(self, reply: list[int], added: list[int]) -> int | None:
         """How many tokens of a settled canvas are kept before its thought is closed; None where
@@ -103,7 +106,7 @@ class ThinkingBudget:
     def _thoughts(self, ids: Iterable[int]) -> Iterator[tuple[int, range, bool]]:
         """For each thought the place after its opening marker, where its tokens stand, without
         markers and header, and whether it ended."""
-        tokens, region, opened = tuple(ids), Region.ANSWER, 0
+        tokens, region, opened = tuple(ids), self.begins, 0
         for place, token in enumerate(tokens):
             marker = self.markers.get(token)
             begun = None

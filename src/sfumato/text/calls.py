@@ -1,6 +1,6 @@
-"""The argument syntax of tool calls: `call:NAME{key:<quote>text<quote>,n:3,list:[true,null]}`.
+"""The syntaxes of tool calls: `call:NAME{key:<quote>text<quote>,n:3,list:[true,null]}`, and JSON.
 
-Models write this syntax with mistakes, so the reader is lenient where the meaning is plain
+Models write the first with mistakes, so the reader is lenient where the meaning is plain
 (parentheses for braces, `=` for `:`, JSON quotes, words without quotes) and refuses the rest. It
 never evaluates anything; time is linear in the length (no pattern here can backtrack over its input
 twice) and nesting is bounded. Knows nothing of replies (reply.py finds the calls in them).
@@ -17,6 +17,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from sfumato.text.jsonscan import JsonTooLarge, extent, unicode_fault
 
 QUOTE = "\ud800"
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -74,6 +76,43 @@ def parse_call(text: str, quote: str) -> ToolCall:
     if reader.at < len(text):
         raise reader.expected("the end of the call")
     return ToolCall(head[1], arguments)
+
+
+def parse_json_call(text: str, quote: str = "") -> ToolCall:
+    """Read `{"name": "NAME", "arguments": {…}}`. Control characters may stand in texts, the
+    arguments may be absent, null or JSON in a text, and other members are left out.
+
+    Raises:
+        CallSyntaxError: the text is none of these, or nests deeper than MAX_DEPTH.
+    """
+    call = _decoded(text)
+    if not isinstance(call, dict) or not isinstance(name := call.get("name"), str):
+        raise CallSyntaxError('expected an object with "name" and "arguments"')
+    if not TOOL_NAME.fullmatch(name):
+        raise CallSyntaxError(f"{name[:40]!r} is no name of a tool")
+    arguments = call.get("arguments")
+    if isinstance(arguments, str):
+        arguments = _decoded(arguments)
+    if not isinstance(arguments, dict | None):
+        raise CallSyntaxError('expected an object at "arguments"')
+    return ToolCall(name, arguments or {})
+
+
+def _decoded(text: str) -> Any:
+    """The value of a JSON text. Raises CallSyntaxError."""
+    try:
+        extent(text.encode(), most_depth=MAX_DEPTH + 1)
+        value = _JSON.decode(text)
+        fault = unicode_fault(json.dumps(value, ensure_ascii=False))  # "\ud800" is half a character
+    except JsonTooLarge:
+        raise CallSyntaxError(f"nested deeper than {MAX_DEPTH} levels") from None
+    except json.JSONDecodeError as error:
+        raise CallSyntaxError(f"expected JSON: {error.msg} at character {error.pos}") from error
+    except UnicodeEncodeError as error:
+        raise CallSyntaxError(f"expected Unicode at character {error.start}") from error
+    if fault:
+        raise CallSyntaxError("expected a text with JSON escapes")
+    return value
 
 
 def as_written(text: str, quote: str) -> str:
@@ -173,3 +212,12 @@ def _scalar(word: str) -> Any:
     if _FLOAT.fullmatch(word) and math.isfinite(float(word)):
         return float(word)
     return word  # a text without its quotes: models forget them
+
+
+# Numbers that no float holds, and NaN, are texts, as they are without quotes in the other syntax.
+_JSON = json.JSONDecoder(
+    strict=False, parse_float=_scalar, parse_int=_scalar, parse_constant=_scalar
+)
+
+PARSERS = {"bare": parse_call, "json": parse_json_call}
+"""By `CallStyle.arguments`."""

@@ -130,7 +130,8 @@ def without_thoughts(text: str, markers: ChatMarkers) -> str:
     """An assistant's past text without its thoughts, an unclosed one too."""
     if not markers.thought_open:
         return text
-    parts = text.split(markers.thought_close) if markers.thought_close else [text]
+    first, *rest = text.split(markers.thought_close) if markers.thought_close else [text]
+    parts = (first, *(part.removeprefix(markers.thought_footer) for part in rest))
     return "".join(part.split(markers.thought_open)[0] for part in parts)
 
 

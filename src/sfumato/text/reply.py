@@ -19,7 +19,7 @@ from itertools import groupby
 from typing import Literal
 
 from sfumato.refused import Refused
-from sfumato.text.calls import QUOTE, CallSyntaxError, ToolCall, as_written, parse_call
+from sfumato.text.calls import PARSERS, QUOTE, CallSyntaxError, ToolCall, as_written
 from sfumato.text.markers import ChatMarkers
 from sfumato.text.tokenizer import Detokenizer, Marker, Piece, Tokenizer
 
@@ -48,6 +48,23 @@ class Region(Enum):
         if marker == markers.thought_open:
             return Region.THOUGHT
         return Region.ANSWER if marker == markers.thought_close else None
+
+
+def common_start(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def region_after(ids: Sequence[int], tokenizer: Tokenizer, markers: ChatMarkers) -> Region:
+    """Where a reply to a prompt begins: in a thought that the prompt has opened and not closed, or
+    in the answer."""
+    names = (markers.thought_open, markers.thought_close, markers.turn_open)
+    opens, *others = (tokenizer.token_id(name) if name else None for name in names)
+    if opens is None:
+        return Region.ANSWER
+    last = next((token for token in reversed(ids) if token == opens or token in others), None)
+    return Region.THOUGHT if last == opens else Region.ANSWER
 
 
 @dataclass(frozen=True)
@@ -83,18 +100,25 @@ class ReplyParser:
 
     Args:
         markers: of the chat format.
-        in_thought: the prompt ended inside a thought, so the reply starts with thought.
+        begins: where the prompt ends: in a thought, or where an answer begins.
         ignore_ends: end markers end nothing; they are dropped like any other marker.
     """
 
     def __init__(
-        self, markers: ChatMarkers, in_thought: bool = False, ignore_ends: bool = False
+        self, markers: ChatMarkers, begins: Region = Region.ANSWER, ignore_ends: bool = False
     ) -> None:
         self._markers = markers
-        self._region = Region.THOUGHT if in_thought else Region.ANSWER
-        self._in_header = in_thought  # the thought's header may still be coming
+        self._region = begins
         self._ignore_ends = ignore_ends
-        self._header = ""  # the part of it that was read
+        # What may still be coming that is no part of the region, and the part of it that was read.
+        self._lead = markers.thought_header if begins is Region.THOUGHT else ""
+        self._read = ""
+        self._held = ""  # the end of the answer, which a call would follow
+        self._leads = {
+            markers.thought_open: markers.thought_header,
+            markers.thought_close: markers.thought_footer,
+            markers.call_close: markers.calls.beside,
+        }
         self._call: list[str] = []
         self._texts = {"thought": _Text(strip=True), "answer": _Text(strip=False)}
         self._calls: list[ToolCall] = []
@@ -129,26 +153,27 @@ class ReplyParser:
     def _on_marker(self, marker: str, out: list[Delta | ToolCall]) -> None:
         begun = self._region.begun_by(marker, self._markers, self._ignore_ends)
         if begun is not None:
-            self._enter(begun, out)
+            self._enter(begun, out, self._leads.get(marker, ""))
         elif self._region is Region.CALL and marker == self._markers.quote:
             self._call.append(QUOTE)
 
-    def _enter(self, region: Region, out: list[Delta | ToolCall]) -> None:
-        """Closes what is open."""
-        if self._in_header and self._header != self._markers.thought_header.strip():
-            self._append("thought", self._header, out)
-        elif self._region is Region.CALL:
+    def _enter(self, region: Region, out: list[Delta | ToolCall], lead: str = "") -> None:
+        """Closes what is open. lead: what may be written first, and is no part of the region."""
+        if self._region is Region.CALL:
             self._close_call(out)
-        self._region, self._header = region, ""
-        self._in_header = region is Region.THOUGHT
-        if self._in_header:
+        elif self._read.strip() and self._read != self._lead.strip():
+            self._add(self._read, out)
+        if self._region is Region.ANSWER and region is not Region.CALL:
+            self._append("answer", self._held, out)
+        self._region, self._lead, self._read, self._held = region, lead, "", ""
+        if region is Region.THOUGHT:
             self._texts["thought"].new_paragraph()
 
     def _close_call(self, out: list[Delta | ToolCall]) -> None:
         text = "".join(self._call)
         self._call = []
         try:
-            call = parse_call(text, self._markers.quote)
+            call = PARSERS[self._markers.calls.arguments](text, self._markers.quote)
         except CallSyntaxError as error:
             text = as_written(text, self._markers.quote)
             shown = text if len(text) <= 80 else text[:80] + "…"
@@ -160,19 +185,26 @@ class ReplyParser:
     def _on_text(self, text: str, out: list[Delta | ToolCall]) -> None:
         if self._region is Region.CALL:
             self._call.append(text)
-        elif self._region is Region.ANSWER:
-            self._append("answer", text, out)
-        elif self._region is Region.THOUGHT:
-            self._append("thought", self._after_header(text) if self._in_header else text, out)
+        elif self._region is not Region.NOTHING:
+            self._add(self._after_lead(text) if self._lead else text, out)
 
-    def _after_header(self, text: str) -> str:
-        """The part of a text after the thought's header."""
-        read, header = self._header + text, self._markers.thought_header
-        if read != header and header.startswith(read):
-            self._header = read
+    def _add(self, text: str, out: list[Delta | ToolCall]) -> None:
+        """Text of a thought or of the answer."""
+        if self._region is Region.THOUGHT:
+            self._append("thought", text, out)
+            return
+        text, end = self._held + text, self._markers.calls.beside
+        self._held = end if end and text.endswith(end) else ""
+        self._append("answer", text.removesuffix(self._held), out)
+
+    def _after_lead(self, text: str) -> str:
+        """The part of a text after the lead; of white space, a part of it is one too."""
+        read, lead = self._read + text, self._lead
+        if read != lead and lead.startswith(read):
+            self._read = read
             return ""
-        self._in_header, self._header = False, ""
-        return read.removeprefix(header)
+        self._lead, self._read = "", ""
+        return read[common_start(read, lead) :] if lead.isspace() else read.removeprefix(lead)
 
     def _append(
         self, kind: Literal["thought", "answer"], text: str, out: list[Delta | ToolCall]
@@ -222,10 +254,10 @@ class _Text:
 
 
 def parse_reply(
-    pieces: Iterable[Piece], markers: ChatMarkers, in_thought: bool = False
+    pieces: Iterable[Piece], markers: ChatMarkers, begins: Region = Region.ANSWER
 ) -> ParsedReply:
     """A whole reply, its special tokens as markers, to its parts; see `ReplyParser`."""
-    parser = ReplyParser(markers, in_thought)
+    parser = ReplyParser(markers, begins)
     parser.feed(pieces)
     return parser.finish()
 
@@ -261,12 +293,18 @@ class StopSearch:
         stop: the stop string; None until one is complete, and of a marker.
     """
 
-    def __init__(self, stops: StopStrings, markers: ChatMarkers, ignore_ends: bool = False) -> None:
+    def __init__(
+        self,
+        stops: StopStrings,
+        markers: ChatMarkers,
+        ignore_ends: bool = False,
+        begins: Region = Region.ANSWER,
+    ) -> None:
         self.read = 0
         self.stop_at: int | None = None
         self.stop: str | None = None
         self._stops, self._markers, self._ignore_ends = stops, markers, ignore_ends
-        self._region = Region.ANSWER
+        self._region = begins
         # The end of what was read: a stop string may begin in it. A stop string may span markers
         # that are dropped, but not two regions.
         self._tail = ""
@@ -326,10 +364,11 @@ class StopCut:
         stops: StopStrings,
         markers: ChatMarkers,
         ignore_ends: bool = False,
+        begins: Region = Region.ANSWER,
     ) -> None:
         self._stops = stops
         self._detokenizer = Detokenizer(tokenizer)
-        self._search = StopSearch(stops, markers, ignore_ends)
+        self._search = StopSearch(stops, markers, ignore_ends, begins)
         self._ends: list[int] = []  # of each id: where its last character ends, complete or not
 
     def __call__(self, reply: Sequence[int], added: Sequence[int]) -> int | None:
@@ -364,8 +403,14 @@ class StopGate:
     """Passes on the pieces of one reply up to its first stop string; holds back an end of the text
     that may be the beginning of one."""
 
-    def __init__(self, stops: StopStrings, markers: ChatMarkers, ignore_ends: bool = False) -> None:
-        self._search = StopSearch(stops, markers, ignore_ends)
+    def __init__(
+        self,
+        stops: StopStrings,
+        markers: ChatMarkers,
+        ignore_ends: bool = False,
+        begins: Region = Region.ANSWER,
+    ) -> None:
+        self._search = StopSearch(stops, markers, ignore_ends, begins)
         self._held: deque[Piece] = deque()
         self._passed = 0  # characters
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,13 @@ class ChatTemplate:
             ) from error
 
     @classmethod
-    def from_folder(cls, path: str | Path, markers: ChatMarkers = NO_MARKERS) -> ChatTemplate:
+    def from_folder(
+        cls, path: str | Path, markers: ChatMarkers = NO_MARKERS, default: str = ""
+    ) -> ChatTemplate:
         """The template of a checkpoint's folder.
 
         `chat_template.jinja`, else `chat_template` in `tokenizer_config.json`: a text, or a list of
-        `{"name": …, "template": …}` whose "default" is taken.
+        `{"name": …, "template": …}` whose "default" is taken; else `default`, where it is given.
 
         Raises:
             TemplateError: there is none, or it is broken.
@@ -81,7 +84,7 @@ class ChatTemplate:
         folder = Path(path)
         config = folder / "tokenizer_config.json"
         try:
-            source, origin = _source(folder / "chat_template.jinja", config)
+            source, origin = _source(folder / "chat_template.jinja", config, default)
             tokens = named_tokens(config)
         except (CheckpointError, TokenizerError, OSError) as error:
             raise TemplateError(str(error)) from error
@@ -89,14 +92,15 @@ class ChatTemplate:
 
     @classmethod
     def from_gguf(
-        cls, metadata: Mapping[str, Any], markers: ChatMarkers = NO_MARKERS
+        cls, metadata: Mapping[str, Any], markers: ChatMarkers = NO_MARKERS, default: str = ""
     ) -> ChatTemplate:
-        """The template in GGUF metadata, `tokenizer.chat_template`.
+        """The template in GGUF metadata, `tokenizer.chat_template`, else `default`, where it is
+        given.
 
         Raises:
             TemplateError: there is none, or it is broken.
         """
-        source = metadata.get("tokenizer.chat_template")
+        source = metadata.get("tokenizer.chat_template", default or None)
         if not isinstance(source, str):
             raise TemplateError(
                 "tokenizer.chat_template: the GGUF file has no chat template; use an "
@@ -168,6 +172,10 @@ class ChatTemplate:
     def _filled(self, messages: list[dict[str, Any]], rest: Mapping[str, Any]) -> str:
         if "tool_responses" in self.source:
             messages = _with_tool_responses(messages)
+        # Beside calls there may be none, which many templates do not expect.
+        messages = [{**message, "content": message.get("content", "")} for message in messages]
+        if any(isinstance(message["content"], list) for message in messages):
+            messages = messages if self._shows_parts else [*map(_with_text, messages)]
         try:
             return self._template.render(
                 messages=messages, bos_token=self.bos, eos_token=self.eos, **rest
@@ -176,9 +184,34 @@ class ChatTemplate:
             reason = str(error) or type(error).__name__
             raise TemplateError(f"{self.origin}: {reason[:400]}") from error
 
+    @cached_property
+    def _shows_parts(self) -> bool:
+        """Whether a message's content may be a list of parts; some templates expect a text, and
+        others print any value as Python does."""
+        message = {"role": "user", "content": [{"type": "text", "text": _PROBE}]}
+        rest = {"tools": None, "add_generation_prompt": False, "enable_thinking": False}
+        try:
+            text = self._template.render(
+                messages=[message], bos_token=self.bos, eos_token=self.eos, **rest
+            )
+        except Exception:  # as above
+            return False
+        return _PROBE in text and not any(f"{quote}{_PROBE}{quote}" in text for quote in "'\"")
 
-def _source(jinja: Path, config: Path) -> tuple[str, Path]:
-    """The source, and the file that it is from."""
+
+_PROBE = "probe"
+
+
+def _with_text(message: dict[str, Any]) -> dict[str, Any]:
+    """The message, its parts as one text where all are texts."""
+    parts = message["content"]
+    if isinstance(parts, str) or any(part["type"] != "text" for part in parts):
+        return message
+    return message | {"content": "\n".join(part["text"] for part in parts)}
+
+
+def _source(jinja: Path, config: Path, default: str) -> tuple[str, Path]:
+    """The source, and the file that it is from or could be."""
     if jinja.is_file():
         try:
             return jinja.read_text(encoding="utf-8"), jinja
@@ -198,6 +231,8 @@ def _source(jinja: Path, config: Path) -> tuple[str, Path]:
                 f"{config}: chat_template has no entry named 'default', only {sorted(named)}"
             )
         source = named["default"]
+    if source is None and default:
+        return default, jinja
     if source is None:
         raise TemplateError(
             f"{jinja}: does not exist, and {config.name} has no chat_template; complete the "

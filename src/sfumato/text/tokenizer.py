@@ -1,5 +1,6 @@
-"""Text to token ids and back, for SentencePiece-style BPE vocabularies with byte fallback, from a
-`tokenizer.json` with its `tokenizer_config.json` or from GGUF metadata.
+"""Text to token ids and back, for BPE vocabularies of characters with byte fallback, which is
+SentencePiece's style, and of bytes, which is GPT-2's; from a `tokenizer.json` with its
+`tokenizer_config.json` or from GGUF metadata.
 
 Knows no chat format: which marker means what is the business of template.py and reply.py.
 """
@@ -9,14 +10,14 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import AddedToken, models
 
 from sfumato.refused import Refused
 from sfumato.text.jsonscan import unicode_fault
@@ -26,8 +27,81 @@ from sfumato.weights.files.jsonfile import read_object
 SPACE = "▁"
 # ggml's token types: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte
 _TOKEN_TYPES = range(1, 7)
+UNUSED = 5
 _MARKER_TYPES = (3, 4)
 _NAMED = {"bos": "bos", "eos": "eos", "pad": "padding"}
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What stands around BPE, as `tokenizer.json` has it, and what GGUF files call it.
+
+    model, pre: `tokenizer.ggml.model` and `tokenizer.ggml.pre`; pre is None where the model says
+    all. by_bytes: tokens are bytes in GPT-2's alphabet, and not characters.
+    """
+
+    model: str
+    pre: str | None
+    by_bytes: bool
+    normalizer: Mapping[str, Any]
+    pre_tokenizer: Mapping[str, Any] | None
+    decoder: Mapping[str, Any]
+
+    def around(self, model: models.BPE) -> tokenizers.Tokenizer:
+        """The library's tokenizer, without added tokens."""
+        parts = {name: getattr(self, name) for name in ("normalizer", "pre_tokenizer", "decoder")}
+        empty = {"type": "BPE", "vocab": {}, "merges": []}
+        state = {"added_tokens": [], "post_processor": None, "model": empty, **parts}
+        inner = tokenizers.Tokenizer.from_str(json.dumps(state))
+        inner.model = model
+        return inner
+
+
+_OF_BYTES = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": False,
+    "use_regex": False,
+}
+
+
+def _splitting(pre: str, pattern: str) -> Pipeline:
+    """GPT-2's style: a pattern splits texts, of which BPE merges the bytes."""
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    steps = [{**split, "invert": False}, _OF_BYTES]
+    before = {"type": "Sequence", "pretokenizers": steps}
+    return Pipeline("gpt2", pre, True, {"type": "NFC"}, before, _OF_BYTES)
+
+
+PIPELINES = (
+    Pipeline(
+        "gemma4",
+        None,
+        False,
+        {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+        None,
+        {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+            ],
+        },
+    ),
+    _splitting(
+        "qwen2",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+)
+"""The pipelines that GGUF files can name."""
+
+_LETTERS = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _LETTERS]
+_BYTE = {chr(byte): byte for byte in _LETTERS}
+_BYTE |= {chr(0x100 + at): byte for at, byte in enumerate(_OTHERS)}
+"""GPT-2's alphabet: a printable character for each byte."""
 
 
 class TokenizerError(Refused):
@@ -57,15 +131,10 @@ def from_json(path: Path) -> tokenizers.Tokenizer:
 def from_gguf(metadata: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, int | None]]:
     """The library's tokenizer of `tokenizer.ggml.*`, and its `bos_id`, `eos_id` and `pad_id`.
 
-    The pipeline is that of Gemma's `tokenizer.json`: spaces become U+2581, BPE runs over the whole
-    text between markers, unknown characters fall back to byte tokens.
-
     Raises:
         TokenizerError: a key is missing, of another kind or length, or contradicts another.
     """
-    kind = metadata.get("tokenizer.ggml.model")
-    if kind != "gemma4":
-        raise _bad("model", f"is {quoted(kind)}, and only 'gemma4' is supported")
+    pipeline = _pipeline(metadata)
     if metadata.get("tokenizer.ggml.add_space_prefix", False):
         raise _bad("add_space_prefix", "is true, and only false is supported")
     tokens = _texts(metadata, "tokens")
@@ -77,10 +146,14 @@ def from_gguf(metadata: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[s
     types = _array(metadata, "token_type")
     if len(types) != len(tokens):
         raise _bad("token_type", f"has {len(types)} entries for {len(tokens)} tokens")
+    while types and types[-1] == UNUSED and tokens[-1] == f"[PAD{len(tokens) - 1}]":
+        types.pop(), vocabulary.pop(tokens.pop())  # no tokens, but rows of the embedding
     if unknown_types := set(types) - set(_TOKEN_TYPES):
         raise _bad("token_type", f"has {unknown_types.pop()!r}, which is none of 1 to 6")
     unknown = _token_id(metadata, "unknown", len(tokens))
     ids = {f"{short}_id": _token_id(metadata, long, len(tokens)) for short, long in _NAMED.items()}
+    if pipeline.by_bytes and not metadata.get("tokenizer.ggml.add_bos_token", False):
+        ids["bos_id"] = None  # the files name one all the same
 
     merges = _texts(metadata, "merges")
     try:
@@ -88,17 +161,13 @@ def from_gguf(metadata: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[s
             vocab=vocabulary,
             merges=_Pairs(merges),  # type: ignore[arg-type]  # pairs, else refused just below
             unk_token=None if unknown is None else tokens[unknown],
-            fuse_unk=True,
-            byte_fallback=True,
+            fuse_unk=not pipeline.by_bytes,
+            byte_fallback=not pipeline.by_bytes,
         )
     except Exception as error:  # bare Exception again; TypeError where a merge is no pair
         raise _bad("merges", _bad_merge(merges, vocabulary) or f"is unusable ({error})") from error
 
-    inner = tokenizers.Tokenizer(model)
-    inner.normalizer = normalizers.Replace(" ", SPACE)
-    inner.decoder = decoders.Sequence(
-        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
+    inner = pipeline.around(model)
     inner.add_special_tokens(
         [
             AddedToken(token, special=True, normalized=False)
@@ -107,6 +176,19 @@ def from_gguf(metadata: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[s
         ]
     )
     return inner, ids
+
+
+def _pipeline(metadata: Mapping[str, Any]) -> Pipeline:
+    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+    of_kind = [each for each in PIPELINES if each.model == kind]
+    if not of_kind:
+        known = " or ".join(dict.fromkeys(repr(each.model) for each in PIPELINES))
+        raise _bad("model", f"is {quoted(kind)}, and only {known} is supported")
+    pipeline = next((each for each in of_kind if each.pre in (None, pre)), None)
+    if pipeline is None:
+        known = " or ".join(repr(each.pre) for each in of_kind)
+        raise _bad("pre", f"is {quoted(pre)}, and only {known} is supported")
+    return pipeline
 
 
 class _Pairs(Sequence[tuple[str, ...]]):
@@ -153,11 +235,12 @@ def named_tokens(config: Path) -> dict[str, str]:
     return named
 
 
-def check_decoder(inner: tokenizers.Tokenizer) -> None:
-    """Refuse a tokenizer whose text is not plain concatenation of pieces.
+def check_decoder(inner: tokenizers.Tokenizer) -> bool:
+    """Refuse a tokenizer whose text is not plain concatenation of pieces; returns whether the
+    pieces are bytes in GPT-2's alphabet.
 
     Raises:
-        TokenizerError: naming the decoder and the one that is supported.
+        TokenizerError: naming the decoder and those that are supported.
     """
     state = json.loads(inner.decoder.__getstate__()) if inner.decoder is not None else {}
     steps = state.get("decoders", [state])
@@ -166,11 +249,14 @@ def check_decoder(inner: tokenizers.Tokenizer) -> None:
     known = set(kinds) <= {"Replace", "ByteFallback", "Fuse"} and all(
         step["pattern"] == {"String": SPACE} and step["content"] == " " for step in replaced
     )
-    if not (replaced and known):
+    by_bytes = kinds == ["ByteLevel"]
+    if not (by_bytes or (replaced and known)):
         raise TokenizerError(
-            f"decoder {kinds} is not supported; Sfumato reads SentencePiece-style tokenizers, "
-            f"whose decoder is Replace({SPACE!r} by a space), ByteFallback, Fuse"
+            f"decoder {kinds} is not supported; Sfumato reads tokenizers of SentencePiece's style, "
+            f"whose decoder is Replace({SPACE!r} by a space), ByteFallback, Fuse, and of GPT-2's "
+            "style, whose decoder is ByteLevel"
         )
+    return by_bytes
 
 
 def _bad(key: str, problem: str) -> TokenizerError:
@@ -243,6 +329,7 @@ class Tokenizer:
         bos_id, eos_id, pad_id: the id, or None where the vocabulary has none.
         special_ids: ids of markers (`<bos>`, `<|turn>`, `<|"|>` …): one token each in `encode`,
             never produced from plain text, dropped by `decode` unless asked for.
+        rows: rows of the embedding; ids of vocab_size and above are of no token, and no text.
 
     Safe to share between threads: nothing changes after construction.
     """
@@ -254,33 +341,40 @@ class Tokenizer:
         bos_id: int | None = None,
         eos_id: int | None = None,
         pad_id: int | None = None,
+        markers: Collection[str] = (),
+        rows: int = 0,
     ) -> None:
-        check_decoder(inner)
+        """markers: texts of added tokens that are special whatever the files say of them."""
+        self._by_bytes = check_decoder(inner)
         inner.no_truncation()
         inner.no_padding()
         added = inner.get_added_tokens_decoder()
         self._inner = inner
-        self._plain = _without_special(inner, added)
+        special = {i for i, token in added.items() if _is_special(token, markers)}
+        self._plain = _without_special(inner, added, special)
+        self._added = frozenset(added)
         self._bytes = {
             token_id: bytes([byte])
             for byte in range(256)
             if (token_id := inner.token_to_id(f"<0x{byte:02X}>")) is not None
         }
         self.vocab_size: int = inner.get_vocab_size(with_added_tokens=True)
+        self.rows = max(rows, self.vocab_size)
         self.bos_id, self.eos_id, self.pad_id = bos_id, eos_id, pad_id
-        self.special_ids = frozenset(i for i, token in added.items() if _is_special(token))
+        self.special_ids = frozenset(special)
         # Where bytes cannot stand in for an unknown character, plain text may well become <unk>.
         unknown = getattr(inner.model, "unk_token", None)
         self._never_plain = self.special_ids - {unknown and inner.token_to_id(unknown)}
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Tokenizer:
+    def from_file(cls, path: str | Path, markers: Collection[str] = (), rows: int = 0) -> Tokenizer:
         """Read a `tokenizer.json`; bos, eos and pad are named by `tokenizer_config.json` beside it.
 
         Where that file is absent or silent they are looked up as `<bos>`, `<eos>` and `<pad>`.
+        markers, rows: see the class.
 
         Raises:
-            TokenizerError: no such file, not a tokenizer, or not of the SentencePiece style.
+            TokenizerError: no such file, not a tokenizer, or not of a style that is supported.
         """
         path = Path(path)
         inner = from_json(path)
@@ -295,26 +389,30 @@ class Tokenizer:
                     f"{path.name} does not know; both files must come from one checkpoint"
                 )
         try:
-            return cls(inner, **ids)
+            return cls(inner, **ids, markers=markers, rows=rows)
         except TokenizerError as error:
             raise TokenizerError(f"{path}: {error}") from error
 
     @classmethod
-    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+    def from_gguf(
+        cls, metadata: Mapping[str, Any], markers: Collection[str] = (), rows: int = 0
+    ) -> Tokenizer:
         """Build from the `tokenizer.ggml.*` keys of GGUF metadata; some 0.7 s for Gemma 4, nearly
-        all of it in the `tokenizers` library.
+        all of it in the `tokenizers` library. markers, rows: see the class.
 
         Raises:
             TokenizerError: a key is missing, of another kind or length, or contradicts another.
         """
         inner, ids = from_gguf(metadata)
-        return cls(inner, **ids)
+        return cls(inner, **ids, markers=markers, rows=rows)
 
     @cached_property
     def longest_token(self) -> int:
         """Characters of the longest token: a text of n characters is n / longest_token tokens or
         more, so that a very long text is recognised without tokenizing it."""
-        return max(map(len, self._inner.get_vocab(with_added_tokens=True)), default=1)
+        longest = max(map(len, self._inner.get_vocab(with_added_tokens=True)), default=1)
+        # Normalization makes one character of up to three, and that has two bytes or more.
+        return 2 * longest if self._by_bytes else longest
 
     def token_id(self, token: str) -> int | None:
         """The id of the token whose text is exactly `token`, or None."""
@@ -322,22 +420,42 @@ class Tokenizer:
         return token_id
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token as `decode` shows it; a lone byte token shows as `<0xE2>`.
+        """The text of one token as `decode` shows it; bytes that are no text by themselves show as
+        `<0xE2>`. Nothing for a row that has no token.
 
         Raises:
             TokenizerError: the id is outside the vocabulary.
         """
         piece = self._inner.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         if piece is None:
+            if self.vocab_size <= token_id < self.rows:
+                return ""
             raise TokenizerError(
                 f"token id {token_id} is outside the vocabulary of {self.vocab_size} tokens; "
                 "the model and the tokenizer must come from one checkpoint"
             )
-        return piece.replace(SPACE, " ")
+        if not self._by_bytes:
+            return piece.replace(SPACE, " ")
+        raw = self.bytes_of(token_id)
+        if raw is None:
+            return piece
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "".join(f"<0x{byte:02X}>" for byte in raw)
 
-    def byte(self, token_id: int) -> bytes | None:
-        """The byte that a byte token such as `<0xE2>` stands for; None for any other token."""
-        return self._bytes.get(token_id)
+    def bytes_of(self, token_id: int) -> bytes | None:
+        """What a token of bytes stands for, such as `<0xE2>` or any that GPT-2's style merges; None
+        for a token of text, which no character crosses, and outside the vocabulary."""
+        if not self._by_bytes or token_id in self._added:
+            return self._bytes.get(token_id)
+        piece = self._inner.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        if piece is None:
+            return None
+        try:
+            return bytes(_BYTE[letter] for letter in piece)
+        except KeyError:  # no token of that style
+            return piece.encode()
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of `text`; no bos is added.
@@ -417,9 +535,9 @@ class Detokenizer:
         out: list[Piece] = []
         texts: list[str] = []
         for token_id in ids:
-            byte = self._tokenizer.byte(token_id)
-            if byte is not None:
-                texts.append(self._utf8.decode(byte))
+            raw = self._tokenizer.bytes_of(token_id)
+            if raw is not None:
+                texts.append(self._utf8.decode(raw))
             elif token_id not in self._dropped:
                 texts.append(self.flush())
                 text = self._tokenizer.token_text(token_id)
@@ -455,15 +573,16 @@ def _joined(texts: list[str]) -> list[Piece]:
     return [text] if text else []
 
 
-def _is_special(token: AddedToken) -> bool:
+def _is_special(token: AddedToken, markers: Collection[str]) -> bool:
     # Some files leave markers such as <|tool_call> without the flag, to keep them visible.
-    return token.special or _MARKER.fullmatch(token.content) is not None
+    marked = token.content in markers or _MARKER.fullmatch(token.content) is not None
+    return token.special or marked
 
 
 def _without_special(
-    inner: tokenizers.Tokenizer, added: Mapping[int, AddedToken]
+    inner: tokenizers.Tokenizer, added: Mapping[int, AddedToken], special: Collection[int]
 ) -> tokenizers.Tokenizer:
-    """A copy of `inner` that reads markers as plain text.
+    """A copy of `inner` that reads the special ones of the added tokens as plain text.
 
     The model inside is shared, not copied. A copy rather than a flag that each call would set:
     other threads would see the flag.
@@ -475,7 +594,7 @@ def _without_special(
         plain.pre_tokenizer = inner.pre_tokenizer
     for token_id in sorted(added):
         token = added[token_id]
-        if _is_special(token):
+        if token_id in special:
             plain.add_special_tokens([token])
         else:
             plain.add_tokens([token])

@@ -33,7 +33,7 @@ def source(*schemas: dict[str, Any] | None, strict: bool = True, **how: Any) -> 
         CallTool(f"f{i}", None if schema is None else json.dumps(schema), f"tools[{i}]", strict)
         for i, schema in enumerate(schemas)
     )
-    return CallSource(tuple(tools), *CALL, **how)
+    return CallSource(tuple(tools), *CALL, **how, style=MARKERS.calls)
 
 
 def reply(made: CallSource) -> GrammarState:

@@ -37,7 +37,7 @@ def tokens() -> GrammarTokens:
 
     def pieces() -> list[bytes]:
         ids = range(text.vocab_size)
-        return [text.byte(i) or text.token_text(i).encode() for i in ids]
+        return [text.bytes_of(i) or text.token_text(i).encode() for i in ids]
 
     return GrammarTokens(
         pieces, text.special_ids, END_IDS, lambda plain: text.encode(plain, special=False)
@@ -259,7 +259,7 @@ def test_a_literal_that_no_token_writes_is_named() -> None:
     text = tokenizer()
     ids_of_all = range(text.vocab_size)
     plain = GrammarTokens(
-        lambda: [b"" if text.byte(i) else text.token_text(i).encode() for i in ids_of_all],
+        lambda: [b"" if text.bytes_of(i) else text.token_text(i).encode() for i in ids_of_all],
         text.special_ids,
         END_IDS,
         lambda plain: text.encode(plain, special=False),

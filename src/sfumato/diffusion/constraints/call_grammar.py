@@ -1,11 +1,12 @@
 """The grammar of a reply that calls tools, in the model's own syntax for calls, and JSON schemas as
 rules of it.
 
+A `CallWriting`, a value of the family, says what a call is written like.
 `call:NAME{key:<quote>text<quote>,n:3}` is no JSON: texts stand between special tokens and have no
-escapes, and names are bare.  Arguments match the schemas that are given, with the names of
-properties in the schema's order, as in llguidance's grammars of JSON; any keyword that is not read
-is an error that names it.  Arguments of tools without a schema are free.  A reply without calls is
-free too, or matches a schema.
+escapes, and names are bare; `CallRules` are of it, and llguidance's own of JSON.  Arguments match
+the schemas that are given, with the names of properties in the schema's order, as in llguidance's
+grammars of JSON; any keyword that is not read is an error that names it.  Arguments of tools
+without a schema are free.  A reply without calls is free too, or matches a schema.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from sfumato.diffusion.constraints.grammar import (
     LONGEST_SOURCE,
@@ -24,6 +25,7 @@ from sfumato.diffusion.constraints.grammar import (
     check_alphabet,
     compiled_grammar,
     llguidance,
+    schema_source,
 )
 from sfumato.diffusion.constraints.held_schema import NOTES, kinds_of, value_key
 from sfumato.diffusion.constraints.schema_limits import (
@@ -52,7 +54,10 @@ _MOST_RULES = 20_000
 class CallRules:
     """Collects the rules of some schemas. Each method returns what refers to a rule or a text."""
 
-    def __init__(self, quote: int) -> None:
+    free = '"{" loose'
+    """Arguments without a schema."""
+
+    def __init__(self, quote: int | None) -> None:
         """quote: the token around texts."""
         self._quote = f"<[{quote}]>"
         self._rules: dict[str, str] = {}
@@ -61,7 +66,8 @@ class CallRules:
 
     def lines(self) -> Iterator[str]:
         """All rules."""
-        return (f"{name}: {body}" for name, body in self._rules.items())
+        yield f"loose: (TEXT | {self._quote})*"
+        yield from (f"{name}: {body}" for name, body in self._rules.items())
 
     def arguments(self, schema: Any, field: str) -> str:
         """The arguments of a call, an object. Raises ValueError, naming the field."""
@@ -276,6 +282,37 @@ class CallRules:
         return self._once((0, "any"), body)
 
 
+class JsonRules:
+    """Collects the rules of schemas whose values are JSON."""
+
+    free = "free"
+
+    def __init__(self, quote: int | None) -> None:
+        self._rules = [f"{self.free}: {_json_rule({'type': 'object'}, '')}"]
+
+    def lines(self) -> Iterator[str]:
+        """All rules."""
+        yield from self._rules
+
+    def arguments(self, schema: Any, field: str) -> str:
+        """The arguments of a call, an object. Raises ValueError, naming the field."""
+        if not isinstance(schema, dict):
+            raise Refused(field, "must be a JSON schema, an object")
+        check_numbers(schema, field)
+        self._rules.append(
+            f"r{len(self._rules)}: {_json_rule({'type': 'object', **schema}, field)}"
+        )
+        return f"r{len(self._rules) - 1}"
+
+
+def _json_rule(schema: Mapping[str, Any], field: str) -> str:
+    return f"%json {schema_source(schema, field).inline()}"
+
+
+RULES: Mapping[str, type[CallRules] | type[JsonRules]] = {"bare": CallRules, "json": JsonRules}
+"""By `CallWriting.arguments`."""
+
+
 def _check_keywords(schema: Mapping[str, Any], known: set[str], where: str) -> None:
     unknown = schema.keys() - known - _NOTES
     if unknown:
@@ -351,6 +388,22 @@ def _listed(begin: str, parts: Any, end: str) -> str:
     return f'"{begin}" {inside} "{end}"' if inside else f'"{begin}" "{end}"'
 
 
+class CallWriting(Protocol):
+    """How a call is written between its markers: `begin`, the name, `middle`, the arguments, `end`;
+    `beside` between two calls. arguments: a name in `RULES`."""
+
+    @property
+    def arguments(self) -> str: ...
+    @property
+    def begin(self) -> str: ...
+    @property
+    def middle(self) -> str: ...
+    @property
+    def end(self) -> str: ...
+    @property
+    def beside(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class CallTool:
     """A tool that may be called."""
@@ -366,12 +419,13 @@ class CallSource:
     """Which calls a reply may have."""
 
     tools: tuple[CallTool, ...]
-    opens: int  # the special tokens around a call, and around each text in it
+    opens: int  # the special tokens around a call, and around each text in it, if any
     closes: int
-    quote: int
+    quote: int | None
     required: bool = False  # the reply is calls and nothing else
     single: bool = False  # one call at most
     answer: GrammarSource | None = None  # a JSON schema of replies without calls; None: any text
+    style: CallWriting = field(kw_only=True)
 
     def __post_init__(self) -> None:
         strict = (tool for tool in self.tools if tool.is_strict)
@@ -404,10 +458,11 @@ class CallSource:
 
     def lark(self) -> str:
         """The grammar. Raises ValueError, naming the field, for a schema that is not supported."""
-        rules = CallRules(self.quote)
+        rules = RULES[self.style.arguments](self.quote)
         calls = [self._call(tool, rules) for tool in self.tools]
         check_multiples([json.loads(tool.schema) for tool in self.tools if tool.schema], "tools")
-        many = "call" if self.single else "call+"
+        beside = f"{_quoted(self.style.beside)} " if self.style.beside else ""
+        many = "call" if self.single else f"call ({beside}call)*" if beside else "call+"
         if self.answer is not None:
             start = f"start: {many} | %json {self.answer.inline()}"
         else:
@@ -415,18 +470,18 @@ class CallSource:
         lines = [
             start,
             f"call: <[{self.opens}]> ({' | '.join(calls)}) <[{self.closes}]>",
-            f"loose: (TEXT | <[{self.quote}]>)*",
             "TEXT: /(?s:.+)/",
             *rules.lines(),
         ]
         return "\n".join(lines)
 
-    def _call(self, tool: CallTool, rules: CallRules) -> str:
-        begin = json.dumps(f"call:{tool.name}")
-        if tool.schema is None:
-            return f'{begin} "{{" loose'
-        check_schema(json.loads(tool.schema), tool.field)
-        return f"{begin} {rules.arguments(json.loads(tool.schema), tool.field)}"
+    def _call(self, tool: CallTool, rules: CallRules | JsonRules) -> str:
+        style, arguments = self.style, rules.free
+        if tool.schema is not None:
+            check_schema(json.loads(tool.schema), tool.field)
+            arguments = rules.arguments(json.loads(tool.schema), tool.field)
+        begin, end = _quoted(f"{style.begin}{tool.name}{style.middle}"), _quoted(style.end)
+        return f"{begin} {arguments} {end}" if style.end else f"{begin} {arguments}"
 
 
 def _compiled(source: CallSource, tokens: GrammarTokens) -> Grammar:
@@ -454,7 +509,7 @@ def _held(source: CallSource) -> tuple[CallSource, list[str]]:
                 if not tool.is_strict:  # those of strict tools are checked where rules are made
                     schema = json.loads(held.text)
                     check_schema(schema, tool.field)
-                    CallRules(source.quote).arguments(schema, tool.field)
+                    RULES[source.style.arguments](source.quote).arguments(schema, tool.field)
                 notes += more
         except Refused as error:
             if tool.is_strict:

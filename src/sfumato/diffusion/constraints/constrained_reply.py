@@ -28,10 +28,11 @@ class Constraint:
     grammar: Grammar
     thought: tuple[int, int] | None = None  # ids that open and close a thought; None: none may come
     quote: int | None = None  # a special token that closes texts
+    in_thought: bool = False  # the prompt ends in a thought
 
     def begin(self) -> GrammarState:
         """The state before the first token of the reply."""
-        return self.grammar.begin(self.thought)
+        return self.grammar.begin(self.thought, self.in_thought)
 
     @property
     def end_ids(self) -> tuple[int, ...]:

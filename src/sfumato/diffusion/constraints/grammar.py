@@ -396,10 +396,13 @@ class Grammar:
     _matcher: Any  # at its beginning; only ever copied
     notes: tuple[str, ...] = ()  # what of the source it does not hold, as warnings say it
 
-    def begin(self, thought: tuple[int, int] | None = None) -> GrammarState:
+    def begin(
+        self, thought: tuple[int, int] | None = None, in_thought: bool = False
+    ) -> GrammarState:
         """The state before the first token. thought: ids that open and close a thought, where one
-        may come before what the grammar is of."""
-        return GrammarState(self, self._matcher.deep_copy(), thought, None if thought else False)
+        may come before what the grammar is of; in_thought: one is open."""
+        thinks = (in_thought or None) if thought else False
+        return GrammarState(self, self._matcher.deep_copy(), thought, thinks)
 
 
 def compiled_grammar(compiled: str, field: str, tokens: GrammarTokens) -> Grammar:

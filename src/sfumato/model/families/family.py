@@ -211,3 +211,4 @@ class Family:
     reads: ReadFormat = field(repr=False)
     # What GGUF files hold too, where other networks have the architecture: key → value.
     gguf_keys: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    template: str = field(default="", repr=False)  # of checkpoints without one; "": they need one

@@ -311,8 +311,8 @@ def tool_use(
             raise Refused("tool_choice", f"{name[:100]!r} is not among the tools")
     if opener is None:
         raise Refused("tool_choice", NO_CALLS)
-    start = f"{model.template.markers.call_open}call:"
-    return ToolUse(tools, start if name is None else f"{start}{name}{{", name)
+    markers = model.template.markers
+    return ToolUse(tools, markers.call_open + markers.calls.opening(name), name)
 
 
 def call_token(model: ServedModel) -> int | None:
@@ -370,13 +370,19 @@ def _call_grammar(
     is_strict = any(_is_strict(tool) for tool in tools or ())
     markers, token_id = model.template.markers, model.tokenizer.token_id
     names = (markers.call_open, markers.call_close, markers.quote)
-    ids = [token_id(name) if name else None for name in names]
+    opens, closes, quote = (token_id(name) if name else None for name in names)
+    needed = (opens, closes, quote) if markers.quote else (opens, closes)
     holds_all = required and may_hold and any(map(_names_arguments, tools or ()))
-    if not tools or None in ids or not (is_strict or holds_all or answer):
+    if (
+        not tools
+        or opens is None
+        or closes is None
+        or None in needed
+        or not (is_strict or holds_all or answer)
+    ):
         return answer
     if answer is not None and answer.kind != "schema":
         raise Refused(answer.field, "goes with no tools", "leave one of them out")
-    opens, closes, quote = (token for token in ids if token is not None)
     made = [_tool(tool, number, holds_all) for number, tool in enumerate(tools)]
     return CallSource(
         tuple(tool for tool in made if use.name in (None, tool.name)),
@@ -386,6 +392,7 @@ def _call_grammar(
         required,
         is_single,
         None if required else answer,
+        style=markers.calls,
     )
 
 

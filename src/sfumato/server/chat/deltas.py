@@ -26,7 +26,7 @@ from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.route import Frame, Renderer
 from sfumato.server.schemas import Body
 from sfumato.server.service import Service, token_text
-from sfumato.text.reply import Region, ToolCall
+from sfumato.text.reply import Region, ToolCall, common_start, region_after
 from sfumato.text.tokenizer import Detokenizer
 
 NOT_IN_TOP = -9999.0  # OpenAI's value for a token that is not among the most probable
@@ -59,6 +59,11 @@ class TokenLog:
         self._complete_texts: deque[Logged] = deque()  # tokens by the text they complete
         self._text = ""  # taken, and ends within a token
 
+    def follow(self, prompt: Sequence[int]) -> None:
+        """The reply is to a prompt of these ids, which may end in a thought. Before any `add`."""
+        tokenizer, markers = self._model.tokenizer, self._model.template.markers
+        self._region = region_after(prompt, tokenizer, markers)
+
     def add(self, commit: Settled) -> None:
         """The tokens of a settled canvas."""
         special = self._model.tokenizer.special_ids
@@ -72,7 +77,7 @@ class TokenLog:
                 )
                 self._region = region or self._region
             elif self._region is Region.ANSWER:
-                if self._model.tokenizer.byte(token) is None:
+                if self._model.tokenizer.bytes_of(token) is None:
                     self._flush()
                 text = self._detokenizer.push([token])
                 self._incomplete.append(self._entry(commit, at, token))
@@ -82,12 +87,17 @@ class TokenLog:
         """The answer's next text in parts, each with its tokens. Text that ends within a token
         waits for the rest of that token."""
         self._text += text
-        parts, at = [], 0
-        while self._complete_texts and at + len(self._complete_texts[0][0]) <= len(self._text):
-            done, tokens = self._complete_texts.popleft()
-            parts.append((done, tokens))
-            at += len(done)
-        self._text = self._text[at:]
+        parts = []
+        while self._complete_texts and self._text:
+            written, tokens = self._complete_texts[0]
+            if len(written) > len(self._text) and written.startswith(self._text):
+                break
+            self._complete_texts.popleft()
+            # White space beside thoughts and calls is no part of the answer.
+            shown = common_start(written, self._text)
+            if shown:
+                parts.append((self._text[:shown], tokens))
+            self._text = self._text[shown:]
         return parts
 
     def end(self) -> list[Logged]:
@@ -171,7 +181,7 @@ def _text_and_bytes(model: ServedModel, token: int) -> tuple[str, bytes]:
     """A token as text, and its bytes."""
     text = token_text(model, token)
     shown = model.tokenizer.decode([token], skip_special=False) if text else ""
-    return shown, model.tokenizer.byte(token) or text.encode()
+    return shown, model.tokenizer.bytes_of(token) or text.encode()
 
 
 def legacy(parts: Sequence[Logged], offset: int = 0) -> dict[str, Any]:
@@ -239,6 +249,9 @@ class DeltaRenderer(Renderer):
         self._embedded = service.model.embedded and not reads(requests[0])
         self.alternatives, self.by_id = alternatives, by_id
         self.logs = [self.new_log(request) for request in requests]
+        for log, request in zip(self.logs, requests, strict=True):
+            if log is not None and request.made is not None:
+                log.follow(request.made.ids)
         self.keeps_settled = any(each is not None for each in self.logs)
         self._sent = [_Sent(reports=progress) for _ in requests]
         self._numbers = {request.id: number for number, request in enumerate(requests)}

@@ -41,20 +41,19 @@ export function readTokens(tokens, state = START) {
   return { kinds, state: { within, name } };
 }
 
-const BYTE = /^<0x([0-9A-F]{2})>$/;
+const BYTES = /^(?:<0x[0-9A-F]{2}>)+$/;
 
-/** Tokens of single bytes made readable: of the bytes of a character, the first has all of it. */
+/** Tokens of bytes made readable: of the tokens of a character, the first has all of it. */
 export function joinBytes(tokens) {
   const texts = [...tokens];
   for (let i = 0; i < tokens.length; i++) {
-    const bytes = [];
-    while (i + bytes.length < tokens.length && BYTE.test(tokens[i + bytes.length])) {
-      bytes.push(parseInt(tokens[i + bytes.length].slice(3, 5), 16));
-    }
-    if (!bytes.length) continue;
-    texts.fill('', i, i + bytes.length);
-    texts[i] = new TextDecoder().decode(Uint8Array.from(bytes));
-    i += bytes.length - 1;
+    let end = i;
+    while (end < tokens.length && BYTES.test(tokens[end])) end++;
+    if (end === i) continue;
+    const pairs = tokens.slice(i, end).join('').match(/[0-9A-F]{2}(?=>)/g);
+    texts.fill('', i, end);
+    texts[i] = new TextDecoder().decode(Uint8Array.from(pairs, (pair) => parseInt(pair, 16)));
+    i = end - 1;
   }
   return texts;
 }

@@ -14,29 +14,11 @@ from sfumato.model.families.family import (
     CanvasProcess,
     ConfigFormat,
     Family,
-    ReadFormat,
     SamplerKeys,
 )
 from sfumato.model.families.qwen3_blocks.config import Kind
-from sfumato.text.markers import ChatMarkers
+from sfumato.model.families.qwen3_blocks.text import MARKERS, READS, TEMPLATE
 from sfumato.weights.names import Stack, TensorNames
-
-MARKERS = ChatMarkers(
-    turn_open="<|im_start|>",
-    turn_close="<|im_end|>",
-    thought_open="<think>",
-    thought_close="</think>",
-    call_open="<tool_call>",
-    call_close="</tool_call>",
-    ends=("<|im_end|>", "<|endoftext|>"),
-    end_tokens=("<|im_end|>",),
-    visible=("<think>", "</think>", "<tool_call>", "</tool_call>"),
-    tokens=(
-        *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"),
-        *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
-        *("<|MASK|>", "<|mask|>"),
-    ),
-)
 
 _GGUF = {
     "token_embd.weight": "embed_tokens.weight",
@@ -108,11 +90,8 @@ def _family(
         canvas=CanvasProcess("mask", False, kind.borders, threshold, pace),
         sampler=SamplerKeys(hf={}, gguf={}, hf_nested="", hf_class="", nested=()),
         markers=MARKERS,
-        reads=ReadFormat(
-            end=MARKERS.turn_close,
-            filler="<|endoftext|>",
-            empty_thought=f"{MARKERS.thought_open}\n\n{MARKERS.thought_close}\n\n",
-        ),
+        reads=READS,
+        template=TEMPLATE,
     )
 
 
