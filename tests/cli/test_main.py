@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -52,7 +53,7 @@ def test_without_a_command_it_shows_help(cli: Any) -> None:
     done = cli()
     assert (done.code, done.err, done.out) == (0, "", cli("--help").out)
     assert cli("help").out == done.out
-    assert "serve       serve a model over HTTP" in done.out
+    assert re.search("serve +serve a model over HTTP", done.out)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_wrong_usage_is_one_line(cli: Any, argv: tuple[str, ...]) -> None:
         (("zzz",), "there is no command 'zzz'; there are run, chat, "),
         (("run", "--max-token", "5", "Hi"), "--max-token; did you mean --max-tokens?"),
         (("run", "Hi", "--max-tok=5"), "--max-tok=5; did you mean --max-tokens?"),
-        (("chat", "--t"), "--t; did you mean --thinking or --temperature or --top-k or --top-p or"),
+        (("chat", "--t"), "--t; did you mean --thinking or "),
         (("inspect", "--tensor"), "--tensor; did you mean --tensors?"),
         (("run", "--port", "3", "Hi"), "--port; --port is an option of serve"),
     ],

@@ -201,7 +201,7 @@ def test_a_first_download_is_compared_with_its_hash(
         ("hf:someone/gated", "is gated; accept its terms at https://.*then log in with `hf auth"),
         (
             "hf:someone/llama",
-            "the model is a 'llama', not a diffusion-gemma. No weights were downl",
+            "the model is a 'llama', not a diffusion-gemma or .*No weights were downl",
         ),
         ("hf:someone/awq", "quantized by 'awq', which is not read; take hf:unsl"),
     ],
