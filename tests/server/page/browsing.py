@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+expect.set_options(timeout=20_000)  # of a busy machine; milliseconds
 
 SUDOKU = "sudoku\n..1.\n1...\n.2.1\n...4"
 SOLUTION = "2413\n1342\n4231\n3124"
@@ -48,7 +49,19 @@ def wait(page: Any) -> None:
 
 
 def text_of(page: Any, nth: int = -1) -> str:
-    return str(page.locator(".reply").nth(nth).locator(".bubble > .canvas").inner_text())
+    """What a reply shows: its prose, or its canvas."""
+    bubble = page.locator(".reply").nth(nth).locator(".bubble")
+    prose = bubble.locator(":scope > .markdown:visible")
+    return str((prose if prose.count() else bubble.locator(":scope > .canvas")).inner_text())
+
+
+def canvas_of(page: Any, nth: int = -1) -> Any:
+    """The canvas of a reply, in the place of its prose."""
+    reply = page.locator(".reply").nth(nth)
+    canvas = reply.get_by_role("button", name="Canvas", exact=True)
+    if canvas.count():
+        canvas.click()
+    return reply.locator(".bubble > .canvas")
 
 
 def watched(page: Any) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ def test_stop_retry_and_reload(open_page: Callable[..., Any], steps: Any) -> Non
         page.keyboard.press("Escape")
         wait(page)
     expect(page.locator(".stats")).to_contain_text("stopped")
+    expect(page.locator(".reply .stopped")).to_contain_text("Stopped: a draft")
     expect(page.locator("#prompt")).to_be_focused()
     # The stopped request takes no more steps: none of them is to be the next one's.
     page.wait_for_function("fetch('/health').then(r => r.json()).then(h => h.running === 0)")
@@ -48,48 +49,6 @@ def test_stop_retry_and_reload(open_page: Callable[..., Any], steps: Any) -> Non
     page.get_by_role("button", name="New conversation").click()
     expect(page.locator(".turn")).to_have_count(0)
     expect(page.locator(".example").first).to_be_visible()
-
-
-def test_a_deleted_conversation_comes_back(open_page: Callable[..., Any], steps: Any) -> None:
-    page = open_page()
-    ask(page, "Who are you?")
-    wait(page)
-    text = text_of(page)
-    status, new = page.get_by_role("status"), page.get_by_role("button", name="New conversation")
-    undo = status.get_by_role("button", name="Undo")
-    expect(undo).to_have_count(0)
-    new.focus()
-    page.keyboard.press("Enter")
-    expect(page.locator(".turn")).to_have_count(0)
-    expect(status).to_contain_text("The conversation was deleted.")  # which a screen reader says
-    undo.focus()
-    page.keyboard.press("Enter")
-    assert text_of(page) == text
-    expect(undo).to_have_count(0)
-    expect(page.locator("#prompt")).to_be_focused()
-    page.reload()  # it is kept again
-    page.wait_for_selector(".reply")
-    assert text_of(page) == text
-    new.click()
-    page.keyboard.press("Control+z")
-    assert text_of(page) == text
-    # The reply is whole again, and not a picture of itself.
-    page.locator(".reply input[type=range]").press("Home")
-    assert text_of(page) != text
-    with steps.held_after(1):
-        page.get_by_role("button", name="Retry").click()
-        page.wait_for_selector(".reply.live .token", state="attached")
-        new.click()  # in the middle of a reply, which ends
-    undo.click()
-    wait(page)
-    expect(page.locator(".stats")).to_contain_text("stopped")
-    new.click()
-    ask(page, "How do you work?")  # the next conversation has begun
-    wait(page)
-    expect(undo).to_have_count(0)
-    expect(page.locator(".reply")).to_have_count(1)
-    page.keyboard.press("Control+z")
-    expect(page.locator(".reply")).to_have_count(1)
 
 
 def test_stopping_ends_the_request(
@@ -121,6 +80,41 @@ def test_stopping_ends_the_request(
     ask(page, SUDOKU)
     wait(page)
     assert text_of(page) == SOLUTION
+
+
+def test_a_long_prompt_and_a_reply_say_how_far_they_are(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    lines = page.evaluate("""async () => {
+      const { progress, reading } = await import('/footer.js');
+      const drafts = [1, 2, 3].map((step) => ({ step, accepted: [1, 0] }));
+      return [
+        reading({ total: 8000, cache: 0, processed: 2000, time_ms: 10000 }),
+        reading({ total: 8000, cache: 4000, processed: 4000, time_ms: 5 }),
+        progress(1, drafts, 48, { canvas: 4, tokens: 256, before: 32 }),
+        progress(0, drafts.slice(0, 1), 48, { canvas: 0, tokens: 0, before: 1 }),
+      ].map((fields) => fields.join(' · ').replaceAll('\u2007', ' '));
+    }""")
+    assert lines == [
+        "reading the prompt: 2,000 of 8,000 tokens · 25 % · 30 s left",
+        "reading the prompt: 4,000 of 8,000 tokens · 50 %",
+        "canvas 2 · step  3/48 · ━━━━╌╌╌╌ · 8.00 tok/s · at most 1 min 30 s left",
+        "canvas 1 · step  1/48 · ━━━━╌╌╌╌",
+    ]
+    sent: list[dict[str, Any]] = []
+    page.on("request", lambda r: sent.append(r.post_data_json) if r.method == "POST" else None)
+    script = Script()
+    prompt = {"total": 900, "cache": 0, "processed": 300, "time_ms": 100}
+    script.frames.append({"choices": [], "index": 0, "prompt_progress": prompt})
+    script.play(page, end="")  # breaks off there, and before says what it read
+    page.evaluate("""() => {
+      window.stats = [];
+      const look = () => window.stats.push(document.querySelector('.reply .stats')?.innerText);
+      new MutationObserver(look).observe(document.body, { childList: true, subtree: true });
+    }""")
+    ask(page, "hello")
+    wait(page)
+    assert sent[0]["return_progress"] is True
+    assert "300 of 900 tokens" in str(page.evaluate("window.stats"))
 
 
 def test_settings_are_sent_and_kept(open_page: Callable[..., Any]) -> None:
@@ -230,7 +224,7 @@ def test_thoughts_are_folded_and_calls_are_quiet(open_page: Callable[..., Any]) 
     fold.locator("summary").click()
     expect(fold.locator(".canvas")).to_have_text("let me see then")
     expect(page.locator(".note:visible")).to_have_text("a warning")
-    expect(page.locator(".reply [aria-live=polite]")).to_have_text("Yes.")
+    expect(page.locator(".reply .markdown")).to_have_text("Yes.")
 
 
 def test_text_that_tokens_do_not_show_is_the_servers(open_page: Callable[..., Any]) -> None:
@@ -252,7 +246,7 @@ def test_errors_are_told(open_page: Callable[..., Any]) -> None:
     expect(page.get_by_role("alert")).to_have_text("queue: full, try later")
     failed = page.locator(".reply")
     expect(failed.locator("input[type=range]")).to_be_hidden()
-    for name in ("Heat maps", "Share"):
+    for name in ("Heat maps", "Save replay"):
         expect(failed.get_by_role("button", name=name)).to_have_count(0)
     page.unroute("**/v1/chat/completions")
     script = Script().draft(0, 1, ["half"])
@@ -273,34 +267,6 @@ def test_a_reply_that_breaks_off_is_not_taken_for_a_whole_one(
     wait(page)
     expect(page.get_by_role("alert")).to_have_text("The reply broke off.")
     assert text_of(page) == "half"
-
-
-def test_what_else_is_in_the_storage_does_no_harm(open_page: Callable[..., Any]) -> None:
-    page = open_page()
-    for text in ("{}", "3", '"turns"', "null", "["):
-        # What the page itself keeps as it goes would be written over it.
-        page.add_init_script(f"localStorage.setItem('sfumato.conversation', {text!r})")
-        page.reload()
-        expect(page.locator(".example").first).to_be_visible()
-
-
-def test_an_old_reply_loses_its_drafts_before_anything_is_lost(
-    open_page: Callable[..., Any],
-) -> None:
-    page = open_page()
-    kept = page.evaluate("""async () => {
-      const store = await import('/store.js');
-      const top = Array.from({ length: 20000 }, (_, i) => [[i, 0.5], [i + 1, 0.25]]);
-      const draft = { step: 1, ids: [1], tokens: ['a'], entropy: [0], accepted: [1], top };
-      const turns = Array.from({ length: 40 }, (_, i) => ({
-        role: 'assistant', content: `reply ${i}`, canvases: [{ maxSteps: 1, drafts: [draft] }],
-      }));
-      store.saveTurns(turns);
-      const left = store.loadTurns();
-      return left.map((turn) => [turn.content, turn.canvases[0]?.drafts[0].top.length]);
-    }""")
-    assert [content for content, _ in kept] == [f"reply {i}" for i in range(40)]
-    assert kept[-1][1] == 20000 and kept[0][1] == 0
 
 
 def test_a_key_is_asked_for_on_the_page_and_corrected_there(

@@ -12,6 +12,7 @@ from tests.server.page.browsing import (
     WATCH,
     Script,
     ask,
+    canvas_of,
     expect,
     text_of,
     wait,
@@ -192,7 +193,7 @@ def test_the_most_probable_outlive_a_reload(open_page: Callable[..., Any]) -> No
         if not page.locator(".reply").count():
             ask(page, "hello")
             wait(page)
-        page.locator(".token").nth(1).click()
+        canvas_of(page).locator(".token").nth(1).click()
         shown = page.locator("#inspector .most-probable li")
         expect(shown).to_have_count(4)
         expect(page.locator("#inspector .most-probable li.settled .mono")).to_have_text("b")

@@ -121,5 +121,5 @@ def test_an_object_forms_and_a_text_changes(open_page: Callable[..., Any]) -> No
     page.reload()  # at the view's address
     expect(page.locator("#chat")).to_be_visible()
     for name in ("Fill", "JSON", "Edit"):
-        assert not page.get_by_role("button", name=name, exact=True).is_visible()
+        assert page.get_by_role("button", name=name, exact=True).is_disabled()
         assert not page.get_by_role("link", name=name).is_visible()

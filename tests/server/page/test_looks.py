@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.server.page.browsing import SUDOKU, Script, ask, expect, wait
+from tests.server.page.browsing import SUDOKU, Script, ask, canvas_of, expect, wait
 
 PHONE = {"width": 360, "height": 740}
 
@@ -51,11 +51,12 @@ def test_a_phone_is_wide_enough(open_page: Callable[..., Any]) -> None:
     wait(page)
     page.locator(".reply").last.get_by_role("button", name="Heat maps").click()
     assert page.evaluate(too_wide) <= 0
-    page.locator(".reply").last.locator(".token").first.click()
+    canvas_of(page).locator(".token").first.click()
     expect(page.locator("#inspector")).to_be_visible()
     assert page.evaluate(too_wide) <= 0
     page.get_by_label("Close the inspector").click()
     assert page.evaluate(SMALL) == []
+    page.evaluate("scrollTo(0, 0)")  # the header comes back
     page.get_by_role("button", name="Engine").click()
     page.wait_for_selector(".card")
     assert page.evaluate(too_wide) <= 0
@@ -81,6 +82,52 @@ def test_a_phone_is_wide_enough(open_page: Callable[..., Any]) -> None:
     page.get_by_role("button", name="Settings").click()
     assert page.evaluate(SMALL) == []
     assert page.evaluate(too_wide) <= 0
+
+
+def test_a_phones_header_is_low_goes_away_and_no_field_zooms(open_page: Callable[..., Any]) -> None:
+    page = open_page(viewport=PHONE, has_touch=True, is_mobile=True)
+    header = page.locator(".top")
+    assert header.bounding_box()["height"] <= 96
+    note = page.locator("#demonstration")
+    note.get_by_role("button").click()
+    expect(note).to_be_hidden()
+    page.reload()
+    page.wait_for_selector(".example")
+    expect(note).to_be_hidden()
+    small = """[...document.querySelectorAll('input, textarea, select')]
+      .filter((e) => parseFloat(getComputedStyle(e).fontSize) < 16).map((e) => e.outerHTML)"""
+    assert page.evaluate(small) == []
+    ask(page, "\n".join(map(str, range(60))))
+    wait(page)
+    page.evaluate("scrollTo(0, 0)")
+    expect(header).to_be_in_viewport()
+    page.mouse.wheel(0, 400)
+    expect(header).not_to_be_in_viewport()
+    page.mouse.wheel(0, -100)
+    expect(header).to_be_in_viewport()
+    page.set_viewport_size({"width": 720, "height": 340})
+    page.evaluate("scrollTo(0, 0)")
+    expect(header).to_be_in_viewport()
+    bars = header.bounding_box()["height"] + page.locator("#composer").bounding_box()["height"]
+    assert bars <= 340 / 2, "the text has less than half of a phone on its side"
+
+
+def test_tabs_stay_where_they_are(open_page: Callable[..., Any]) -> None:
+    places = """[...document.querySelectorAll('.tab[data-view]')]
+      .map((e) => Math.round(e.getBoundingClientRect().left)).join()"""
+    for viewport in ({"width": 1200, "height": 800}, PHONE):
+        page = open_page(viewport=viewport)
+        page.add_init_script(f"addEventListener('DOMContentLoaded', () => window.first = {places})")
+        page.reload()
+        page.wait_for_selector(".example")
+        first = page.evaluate("window.first")
+        for name in ("Decide", "Engine", "Fill", "Chat"):
+            page.locator(".tab[data-view]", has_text=name).click()
+            assert page.evaluate(places) == first, name
+    page.route("**/props", lambda route: route.fulfill(json={"model": "m", "modes": {}}))
+    page.reload()
+    expect(page.locator(".tab[data-view=fill]")).to_be_disabled()
+    assert page.evaluate(places) == first
 
 
 def test_the_dashboard_asks_only_while_it_is_seen(open_page: Callable[..., Any]) -> None:
@@ -167,11 +214,9 @@ def test_the_keyboard_reaches_everything(open_page: Callable[..., Any]) -> None:
     assert page.evaluate(unnamed) == []
 
 
-def test_axe_finds_nothing(open_page: Callable[..., Any]) -> None:
-    """Of the rules of axe-core, in every state that the page has; of the light colours those about
-    colours."""
+def checked_by_axe(page: Any) -> Callable[[str], None]:
+    """check(state): the rules of axe-core hold; of the light colours those about colours."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    page = open_page(color_scheme="dark", reduced_motion="reduce")
 
     def check(state: str) -> None:
         for scheme, rules in (("light", {"runOnly": ["color-contrast"]}), ("dark", {})):
@@ -181,24 +226,47 @@ def test_axe_finds_nothing(open_page: Callable[..., Any]) -> None:
             shown = [(v["id"], [node["html"][:200] for node in v["nodes"]]) for v in violations]
             assert shown == [], (state, scheme)
 
+    return check
+
+
+def test_axe_finds_nothing_in_conversations(open_page: Callable[..., Any]) -> None:
+    page = open_page(color_scheme="dark", reduced_motion="reduce")
+    check = checked_by_axe(page)
     check("welcome")
+    page.get_by_role("button", name="Conversations").click()
+    check("no conversations")
+    page.keyboard.press("Escape")
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("Seed").fill("-1")
     check("settings")
     page.keyboard.press("Escape")
     ask(page, SUDOKU)
     wait(page)
+    page.get_by_role("button", name="Colours").click()
     page.get_by_role("button", name="Heat maps").click()
     page.locator(".heat canvas").first.click(position={"x": 3, "y": 3})
     check("heat maps and inspector")
     page.keyboard.press("Escape")
-    text = "# A\n\n[b](https://example.org) `c`\n\n| d |\n|---|\n| e |\n\n```\nf\n```"
+    page.get_by_role("button", name="Edit this message").click()
+    check("an earlier message")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Conversations").click()
+    page.locator("#conversations").get_by_role("button", name="Rename").click()
+    check("conversations")
+    page.locator("#conversations").get_by_role("searchbox").press("Escape")
+    text = "# A\n\n[b](https://example.org) `c` $x^2$\n\n| d |\n|---|\n| e |\n"
+    text += "\n```py\nif 'f': 1  # g\n```"
     tokens = [text]
     Script().draft(0, 1, tokens).settle(0, tokens).delta(content=text).end().play(page)
     ask(page, "markdown")
     wait(page)
     page.get_by_role("button", name="Text", exact=True).wait_for()
     check("markdown")
+
+
+def test_axe_finds_nothing_in_the_other_views(open_page: Callable[..., Any]) -> None:
+    page = open_page(color_scheme="dark", reduced_motion="reduce")
+    check = checked_by_axe(page)
     page.get_by_role("button", name="Engine").click()
     page.wait_for_selector(".card")
     check("engine")

@@ -69,9 +69,47 @@ def file(name: str, data: bytes = PNG, kind: str = "image/png") -> dict[str, Any
 def test_a_text_model_is_offered_no_pictures(open_page: Callable[..., Any]) -> None:
     page = open_page()
     says_vision(page, False)
-    expect(page.locator("#attach")).to_be_hidden()
+    expect(page.locator("#attach .camera")).to_be_hidden()
     page.evaluate(GIVE, ["paste", "a.png", base64.b64encode(PNG).decode(), "image/png"])
+    expect(page.locator("#tray [role=alert]")).to_have_text("This model reads no pictures.")
     expect(page.locator("#tray img")).to_have_count(0)
+
+
+def test_text_files_are_attached_bounded_and_put_into_the_message(
+    open_page: Callable[..., Any],
+) -> None:
+    page = open_page()
+    seeing(page)
+    bodies = answered(page)
+    alert = page.locator("#tray [role=alert]")
+    for wrong, words in (
+        (file("a.bin", b"\x00\x01", "application/octet-stream"), "a.bin is no text."),
+        (file("b.txt", b"\xff\xfe", "text/plain"), "b.txt is no text in UTF-8."),
+        (file("c.txt", b" \n", "text/plain"), "c.txt is empty."),
+        (
+            file("d.txt", b"a" * 200_001, "text/plain"),
+            "d.txt has 200 kB; a text file may have 200 kB.",
+        ),
+    ):
+        choose(page, wrong)
+        expect(alert).to_have_text(words)
+    notes = file("<b>notes.md", "# Ä\r\n```\ncode\n```\n".encode(), "")
+    choose(page, notes, file("e.csv", b"1,2", "text/csv"), file("f.png"))
+    expect(page.locator("#tray li")).to_have_count(3)
+    page.get_by_role("button", name="Remove e.csv").click()
+    ask(page, "What is it?")
+    wait(page)
+    picture, text = bodies[0]["messages"][-1]["content"]
+    assert picture["type"] == "image_url"
+    assert text["text"] == "File <b>notes.md:\n````\n# Ä\n```\ncode\n```\n````\n\nWhat is it?"
+    page.reload()
+    shown = page.locator(".said details")
+    expect(shown.locator("summary")).to_contain_text("<b>notes.md")
+    shown.locator("summary").click()
+    expect(shown.locator("pre")).to_contain_text("code")
+    ask(page, "And now?")
+    wait(page)
+    assert bodies[1]["messages"][0]["content"] == bodies[0]["messages"][0]["content"]
 
 
 def test_a_picture_is_chosen_sent_kept_and_sent_again(
@@ -101,7 +139,7 @@ def test_a_picture_is_chosen_sent_kept_and_sent_again(
     assert first["content"] == content
     assert second["content"] == "And now?"
     with page.expect_download() as download:
-        page.get_by_role("button", name="Share").first.click()
+        page.get_by_role("button", name="Save replay").first.click()
     replay = tmp_path / "replay.html"
     download.value.save_as(replay)
     other = page.context.new_page()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.server.page.browsing import SUDOKU, Script, ask, expect, text_of, wait
+from tests.server.page.browsing import SUDOKU, Script, ask, canvas_of, expect, text_of, wait
 
 import sfumato
 from sfumato.server.examples import CANNOT
@@ -111,18 +111,68 @@ def test_canvases_that_have_settled_are_drawn_while_the_next_one_forms(
     assert after == ["one", "two"] and holds
 
 
-def test_plain_text_stays_on_its_canvas(open_page: Callable[..., Any]) -> None:
+def test_prose_is_drawn_as_prose_and_columns_stay_on_the_canvas(
+    open_page: Callable[..., Any],
+) -> None:
     page = open_page()
-    has = "text => import('/markdown.js').then((m) => m.render(text) !== null)"
-    for text in ("I am a model.\nYes.", "a * b, 2_000_000, see https://example.org", "<b>x</b>"):
-        assert page.evaluate(has, text) is False, text
-    for text in (">" * 20_000, "- " * 9_000 + "a", "a " * 40_000 + "**b**"):  # too deep, too long
-        assert page.evaluate(has, text) is False, text[:9]
-    for text in ("- a\n- b", "`x`", "# A", "| a |\n|---|\n| b |", "1. a"):
-        assert page.evaluate(has, text) is True, text
+    drawn = """text => import('/markdown.js').then((m) => {
+      const made = m.render(text);
+      if (made === null) return null;
+      const box = document.createElement('div');
+      box.append(made);
+      return box.innerHTML;
+    })"""
+    for text, html in (
+        ("I am a model.\nYes.", "<p>I am a model.<br>Yes.</p>"),
+        ("a * b, 2_000_000, $5 and $6", "<p>a * b, 2_000_000, $5 and $6</p>"),
+        ("<b>x</b>", "<p>&lt;b&gt;x&lt;/b&gt;</p>"),
+    ):
+        assert page.evaluate(drawn, text).strip() == html, text
+    for text in (
+        *(">" * 20_000, "- " * 9_000 + "a", "a " * 40_000 + "**b**"),  # too deep, too long
+        *("123\n.1.\n2..", '{"a": 1}', "def f():\n  return 1", "a  b\nc  d", ""),  # columns
+    ):
+        assert page.evaluate(drawn, text) is None, text[:9]
     ask(page, "Who are you?")
     wait(page)
-    expect(page.get_by_role("button", name="Canvas", exact=True)).to_have_count(0)
+    prose = page.locator(".reply .markdown p")
+    face = "e => getComputedStyle(e).fontFamily"
+    assert "mono" not in prose.evaluate(face).lower()
+    canvas_of(page).locator(".token").first.wait_for()
+    assert "mono" in page.locator(".reply .bubble > .canvas").evaluate(face).lower()
+
+
+def test_formulas_and_code_are_drawn_and_copied(open_page: Callable[..., Any]) -> None:
+    text = (
+        "So $x^2 < y_1$, \\(a\\) and\n\n$$\n\\frac{1}{2}\n- b\n$$\n\nnot `$c$`, $5 or $6.\n\n"
+        "$\\href{javascript:alert(1)}{x}$ $\\undefined{$ $\\def\\a{\\a\\a}\\a$ "
+        "$\\label{prompt}\\class{skip}{y}$\n\n"
+        "```python\ndef f(x):  # <b>why</b>\n    return 'a' + str(1)\n```\n\n"
+        '```"><img/src=x>\n<script>alert(2)</script>\n```'
+    )
+    page = open_page()
+    Script().draft(0, 1, [text]).settle(0, [text]).delta(content=text).end().play(page)
+    ask(page, "formulas")
+    wait(page)
+    prose = page.locator(".reply .markdown")
+    expect(prose.locator("math")).to_have_count(3)
+    expect(prose.locator("math msup")).to_have_text("x2")
+    expect(prose.locator(".formula math mfrac")).to_have_count(1)
+    # What is no formula, or more than the bounds allow, stays as it was written.
+    kept = prose.locator("code.math").all_inner_texts()
+    assert len(kept) == 4 and all(tex.startswith("\\") for tex in kept), kept
+    expect(prose).to_contain_text("$5 or $6")
+    assert prose.locator("img, script, b, [id], [href], [onclick]").count() == 0
+    code = prose.locator(".code").first
+    expect(code.locator(".code-head")).to_contain_text("python")
+    expect(code.locator(".code-word")).to_have_text(["def", "return", "str"])
+    expect(code.locator(".code-string")).to_have_text("'a'")
+    expect(code.locator(".code-comment")).to_have_text("# <b>why</b>")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    code.get_by_role("button", name="Copy code").click()
+    expect(code.get_by_role("button", name="Copied")).to_be_visible()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.strip() == "def f(x):  # <b>why</b>\n    return 'a' + str(1)"
 
 
 def test_a_demonstration_says_what_it_is_and_what_it_cannot_do(
@@ -208,8 +258,9 @@ def test_heat_maps_name_their_canvas_and_mark_the_end(open_page: Callable[..., A
 
 def test_vendored_files_are_those_that_are_named() -> None:
     table = (VENDOR / "README.md").read_text("utf-8")
-    for name, pattern in (("marked", r"marked v([\d.]+)"), ("dompurify", r"DOMPurify ([\d.]+)")):
-        match = re.search(pattern, (VENDOR / f"{name}.js").read_text("utf-8"))
+    patterns = {"marked": r"marked v", "dompurify": r"DOMPurify ", "temml": r'version:"'}
+    for name, begin in patterns.items():
+        match = re.search(rf"{begin}([\d.]+)", (VENDOR / f"{name}.js").read_text("utf-8"))
         assert match and f"`{name}` {match[1]}" in table
         assert (VENDOR / f"{name}.LICENSE.txt").stat().st_size > 1000
 
@@ -232,5 +283,5 @@ def test_the_markers_are_the_servers(open_page: Callable[..., Any]) -> None:
     assert page.locator(".thought .canvas").text_content() == "hm"
     page.route("**/props", lambda route: route.abort())
     page.reload()
-    page.wait_for_selector(".reply .bubble > .canvas .token")
+    page.wait_for_selector(".reply .markdown p")
     assert text_of(page) == "yes <eos>"

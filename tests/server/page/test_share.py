@@ -35,7 +35,7 @@ def opened(browser: Any, path: Path, problems: list[str]) -> Any:
 
 def saved(page: Any, path: Path) -> Path:
     with page.expect_download() as download:
-        page.locator(".reply").last.get_by_role("button", name="Share").click()
+        page.locator(".reply").last.get_by_role("button", name="Save replay").click()
     assert download.value.suggested_filename == "sfumato-replay.html"
     download.value.save_as(path)
     return path
@@ -74,6 +74,29 @@ def test_a_replay_plays_without_a_server(
         for step in data["canvases"][0]["drafts"]:
             assert len(step.pop("entropy")) == len(step["tokens"])  # rounded in two ways
     assert (one["texts"], one["canvases"]) == (other["texts"], other["canvases"])
+
+
+def test_a_replay_is_saved_as_a_video_and_the_recording_can_be_stopped(
+    open_page: Callable[..., Any], tmp_path: Path
+) -> None:
+    page = open_page()
+    tokens = [["a ", "b\n"], ["<b>", "b\n"]]
+    script = Script().draft(0, 1, tokens[0]).draft(0, 2, tokens[1]).settle(0, tokens[1])
+    script.delta(content="<b>b\n").end().play(page)
+    ask(page, "film it")
+    wait(page)
+    video = page.locator(".actions button", has_text="video")
+    with page.expect_download() as download:
+        video.click()
+    assert download.value.suggested_filename == "sfumato-replay.webm"
+    path = tmp_path / "replay.webm"
+    download.value.save_as(path)
+    assert path.read_bytes()[:4] == b"\x1a\x45\xdf\xa3"  # how WebM begins
+    assert 1_000 < path.stat().st_size < 1_000_000
+    expect(page.get_by_role("button", name="Save video")).to_be_visible()
+    page.get_by_role("button", name="Save video").click()
+    page.get_by_role("button", name="Stop recording").click()
+    expect(page.get_by_role("button", name="Not saved")).to_be_visible()
 
 
 def test_what_a_model_wrote_stays_text_in_a_replay(

@@ -32,3 +32,6 @@ export function svg(tag, attributes = {}, ...children) {
 
 /** Whether the person asked for less motion. */
 export const isCalm = () => matchMedia('(prefers-reduced-motion: reduce)').matches;
+
+/** A name that nothing else has. */
+export const newId = () => `${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;

@@ -4,13 +4,36 @@
 const three = (value) => value.toFixed(value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2);
 const count = (number, one) => `${number} ${number === 1 ? one : `${one}s`}`;
 
-/** While it runs: where the work stands. */
-export function progress(canvas, drafts, maxSteps) {
+/** While the prompt is encoded: llama-server's `prompt_progress`. */
+export function reading({ total, cache, processed, time_ms: ms }) {
+  const done = total ? Math.floor(100 * processed / total) : 100;
+  const fields = [`reading the prompt: ${processed.toLocaleString('en')} of ${total.toLocaleString('en')} tokens`, `${done} %`];
+  const encoded = processed - cache;
+  if (encoded > 0 && processed < total) fields.push(left((total - processed) * ms / 1000 / encoded));
+  return fields;
+}
+
+/** Seconds that are left, as a person reads them. */
+function left(seconds) {
+  if (seconds < 1) return 'under 1 s left';
+  const whole = Math.ceil(seconds);
+  return whole < 60 ? `${whole} s left` : `${Math.floor(whole / 60)} min ${whole % 60} s left`;
+}
+
+/**
+ * While it runs: where the work stands. times: { canvas, tokens, before }, see message.js. What is left
+ * is of this canvas alone, and at most so much: a canvas may settle before its last step.
+ */
+export function progress(canvas, drafts, maxSteps, times = null) {
   const last = drafts.at(-1);
   const share = last.accepted.reduce((a, b) => a + b, 0) / last.accepted.length;
   const full = Math.round(share * 8);
   const step = String(last.step).padStart(String(maxSteps).length, '\u2007');
-  return [`canvas ${canvas + 1}`, `step ${step}/${maxSteps}`, '━'.repeat(full) + '╌'.repeat(8 - full)];
+  const fields = [`canvas ${canvas + 1}`, `step ${step}/${maxSteps}`, '━'.repeat(full) + '╌'.repeat(8 - full)];
+  if (times?.tokens && times.before > 0) fields.push(`${three(times.tokens / times.before)} tok/s`);
+  const steps = drafts.length - 1;
+  if (steps > 0 && times) fields.push(`at most ${left((maxSteps - last.step) * times.canvas / steps)}`);
+  return fields;
 }
 
 /** When it is done: from `timings` with its `diffusion` part; fewer fields where there is less. */

@@ -4,15 +4,17 @@
 import { decide, memory, props, slots, useKey, whenKeyIsRefused } from './api.js';
 import { grid, isBoard, puzzleIn } from './board.js';
 import { Chat } from './chat.js';
+import { Conversations } from './conversations.js';
 import { Dashboard } from './dashboard.js';
 import { Decide } from './decide/view.js';
 import { el } from './dom.js';
 import { Edit } from './forming/edit.js';
 import { Fill } from './forming/fill.js';
 import { Json } from './forming/json.js';
+import { Banner, tuckOnScroll } from './header.js';
 import { Inspector } from './inspector.js';
 import { Lock } from './lock.js';
-import { partsOf, picturesIn, Tray } from './pictures.js';
+import { filesIn, partsOf, Tray } from './pictures.js';
 import { thumbnails } from './question.js';
 import { Settings } from './settings.js';
 import { loadMarkers, loadUnsent, saveMarkers, saveUnsent } from './store.js';
@@ -25,13 +27,16 @@ const prompt = $('prompt');
 const inspector = new Inspector($('inspector'));
 const settings = new Settings($('settings'), (values) => useKey(values.key ?? ''));
 const chat = new Chat($('turns'), { settings, inspector, onState: showState });
-const tray = new Tray($('tray'), () => chat.about.limits?.images ?? 1);
+const tray = new Tray($('tray'), () => (seesPictures() ? chat.about.limits?.images ?? 1 : 0), { takesFiles: true });
+const conversations = new Conversations($('conversations'), chat);
 const dashboard = new Dashboard($('dashboard'), { slots, memory });
 const decisions = new Decide($('decide'), { decide, hasKey: () => Boolean(settings.key) });
 const modes = {
   fill: new Fill($('fill'), settings), json: new Json($('json'), settings), edit: new Edit($('edit'), settings),
 };
 
+const banner = new Banner($('demonstration'));
+tuckOnScroll(document.querySelector('.top'));
 const lock = new Lock($('locked'), { onKey: (key) => { settings.key = key; meetServer(); } });
 whenKeyIsRefused(() => { lock.close(Boolean(settings.key)); showView(viewOfAddress()); });
 
@@ -41,12 +46,12 @@ function showState() {
   $('welcome').hidden = !chat.isEmpty;
   $('new').disabled = chat.isEmpty || $('chat').hidden;
   $('undo').firstElementChild.hidden = !chat.canUndo;
+  $('full').hidden = !chat.isFull;
 }
 
-function send(text, pictures) {
-  const written = pictures ?? tray.take();
-  if (!pictures) write(''); // an example leaves what was written
-  const sent = chat.send(text, written);
+function send(text, attached = null) {
+  const sent = chat.send(text, attached ?? tray.take());
+  if (!attached) write(''); // an example leaves what was written
   showState();
   return sent;
 }
@@ -99,12 +104,11 @@ async function meetServer() {
     if (viewOfAddress() === 'chat') prompt.focus();
   }
   chat.about = about;
-  $('attach').hidden = !seesPictures();
+  document.querySelector('#attach .camera').hidden = !seesPictures();
   useMarkers(about.markers);
   saveMarkers(about.markers);
   $('model').textContent = about.model ?? '';
-  $('demonstration').textContent = about.demonstration ?? '';
-  $('demonstration').hidden = !about.demonstration;
+  banner.say(about.demonstration ?? '');
   const { max_steps: steps, max_tokens: tokens } = about.limits ?? {};
   settings.suggest({ ...about.sampler, max_tokens: tokens },
     { max_tokens: about.context_length, max_steps: steps });
@@ -112,8 +116,9 @@ async function meetServer() {
   const able = { ...about.modes, decide: about.decisions };
   for (const [name, mode] of Object.entries(modes)) if (able[name]) mode.meet(able[name]);
   for (const name of [...Object.keys(modes), 'decide']) {
-    const ways = document.querySelectorAll(`[data-view="${name}"], [data-mode="${name}"]`);
-    for (const way of ways) way.hidden = !able[name];
+    // A tab stays where it is; what this model cannot do is disabled.
+    document.querySelector(`[data-view="${name}"]`).disabled = !able[name];
+    document.querySelector(`[data-mode="${name}"]`).hidden = !able[name];
     if (!able[name] && viewOfAddress() === name) location.replace('#chat');
   }
   $('examples').replaceChildren(...(about.examples ?? []).map(example));
@@ -125,7 +130,7 @@ function example({ title, messages }) {
   const puzzle = puzzleIn(text);
   const sample = puzzle ? grid(puzzle)
     : el('span', { class: isBoard(text) ? 'sample board' : 'sample' }, text);
-  return el('li', {}, el('button', { type: 'button', class: 'example', on: { click: () => send(text, pictures) } },
+  return el('li', {}, el('button', { type: 'button', class: 'example', on: { click: () => send(text, { pictures }) } },
     title === text ? '' : el('span', { class: 'title' }, title), thumbnails(pictures) ?? '', sample));
 }
 
@@ -141,7 +146,7 @@ for (const input of document.querySelectorAll('#attach input')) {
   input.addEventListener('change', () => { attach([...input.files]); input.value = ''; });
 }
 prompt.addEventListener('paste', (event) => {
-  const files = seesPictures() ? picturesIn(event.clipboardData) : [];
+  const files = filesIn(event.clipboardData);
   if (!files.length) return;
   event.preventDefault();
   attach(files);
@@ -150,7 +155,7 @@ for (const name of ['dragover', 'drop']) {
   addEventListener(name, (event) => {
     if (!event.dataTransfer?.types.includes('Files')) return;
     event.preventDefault(); // else the browser leaves the page and shows the file
-    const files = name === 'drop' && seesPictures() ? [...event.dataTransfer.files] : [];
+    const files = name === 'drop' ? filesIn(event.dataTransfer) : [];
     if (files.length && !$('chat').hidden) attach(files);
     if (files.length && !$('decide').hidden) decisions.give(files);
   });
@@ -189,6 +194,7 @@ document.addEventListener('keydown', (event) => {
 $('stop').addEventListener('click', () => { chat.stop(); prompt.focus(); });
 $('new').addEventListener('click', () => { chat.clear(); prompt.focus(); });
 $('undo').addEventListener('click', (event) => { if (event.target.closest('button')) undo(); });
+$('open-conversations').addEventListener('click', () => conversations.open());
 $('open-settings').addEventListener('click', () => $('settings').showModal());
 $('settings').addEventListener('close', meetServer); // perhaps with a key by now
 $('theme').addEventListener('click', () => {

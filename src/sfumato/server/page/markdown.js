@@ -1,7 +1,9 @@
-// Settled text as Markdown: parsed by marked, cleaned by DOMPurify (both in vendor/). What a model
-// writes never loads anything and never becomes markup of its own: HTML in it stays text, and an
-// image becomes a link. Knows text alone.
+// Settled text as prose, with its Markdown, formulas and code: parsed by marked, cleaned by DOMPurify (both
+// in vendor/). What a model writes never loads anything and never becomes markup of its own: HTML in it
+// stays text, and an image becomes a link. Knows text alone.
 
+import { isBoard } from './board.js';
+import { dressCode } from './code.js';
 import DOMPurify from './vendor/dompurify.js';
 import { Marked } from './vendor/marked.js';
 
@@ -12,9 +14,9 @@ const ALLOWED = {
     'p', 'br', 'hr', 'strong', 'em', 'del', 'code', 'pre', 'blockquote', 'ul', 'ol', 'li', 'a',
     'h4', 'h5', 'h6', 'table', 'thead', 'tbody', 'tr', 'th', 'td',
   ],
-  ALLOWED_ATTR: ['href', 'start', 'align'],
+  ALLOWED_ATTR: ['href', 'start', 'align', 'class'], // classes are the renderer's: a model's HTML is text
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
-  ADD_URI_SAFE_ATTR: ['start', 'align'], // which hold no address
+  ADD_URI_SAFE_ATTR: ['start', 'align', 'class'], // which hold no address
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,
@@ -22,7 +24,34 @@ const ALLOWED = {
 
 const escaped = (text) => text.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');
 
+// A single $ begins a formula as Pandoc reads it: no space after it, none before the other, and no digit
+// behind that, so that prices are none.
+const INLINE = /^\$(?!\s)((?:\\[^\n]|[^$\\\n])+?)(?<!\s)\$(?!\d)|^\\\(([^\n]+?)\\\)/;
+const DISPLAY = /^\$\$((?:\\[^]|[^$\\])+?)\$\$|^\\\[([^]+?)\\\]/;
+
+/** An extension of marked; pattern: finds a formula where the text begins. */
+function mathOf(name, level, pattern) {
+  return {
+    name,
+    level,
+    start(text) {
+      const at = text.search(level === 'block' ? /^(?:\$\$|\\\[)/m : /\$|\\[([]/);
+      return at < 0 ? undefined : at;
+    },
+    tokenizer(text) {
+      const match = pattern.exec(text);
+      const tex = (match?.[1] ?? match?.[2])?.trim();
+      return tex ? { type: name, raw: match[0], text: tex } : undefined;
+    },
+    renderer: ({ text }) => `<code class="math${pattern === DISPLAY ? ' display' : ''}">${escaped(text)}</code>`,
+  };
+}
+
 const marked = new Marked({
+  extensions: [
+    mathOf('displayBlock', 'block', DISPLAY), mathOf('displayMath', 'inline', DISPLAY),
+    mathOf('inlineMath', 'inline', INLINE),
+  ],
   gfm: true,
   breaks: true, // a canvas's line ends are meant
   renderer: {
@@ -47,13 +76,20 @@ function hasMarkdown(tokens) {
   return found;
 }
 
-/** The text as elements; null where Markdown would draw nothing in another way. */
+/** Whether a text needs its columns: a board, an object, or lines that are indented or aligned by spaces. */
+function isAligned(text) {
+  if (isBoard(text) || /^[[{]/.test(text)) return true;
+  const lines = text.split('\n');
+  return lines.some((line) => /^ {2}/.test(line)) || lines.filter((line) => /\S {2,}\S/.test(line)).length > 1;
+}
+
+/** The text as elements; null where it is better read as a canvas: without Markdown, and in columns. */
 export function render(text) {
-  if (text.length > MOST) return null;
+  if (!text || text.length > MOST) return null;
   let fragment;
   try {
     const tokens = marked.lexer(text);
-    if (!hasMarkdown(tokens)) return null;
+    if (!hasMarkdown(tokens) && isAligned(text)) return null;
     fragment = DOMPurify.sanitize(marked.parser(tokens), ALLOWED);
   } catch (error) {
     if (error instanceof RangeError) return null; // nested deeper than anything is meant
@@ -64,6 +100,7 @@ export function render(text) {
   }
   inOrder(fragment);
   for (const wide of fragment.querySelectorAll('pre, table')) inScroller(wide);
+  dressCode(fragment);
   return fragment;
 }
 

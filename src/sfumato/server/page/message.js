@@ -6,13 +6,16 @@ import { learn } from './api.js';
 import { boardClass, isBoard, puzzleIn } from './board.js';
 import { CanvasView } from './canvas_view.js';
 import { button, el } from './dom.js';
-import { progress, remark, summary } from './footer.js';
+import { progress, reading, remark, summary } from './footer.js';
+import { legend } from './legend.js';
 import { Maps } from './maps.js';
 import { render } from './markdown.js';
+import { drawFormulas } from './math.js';
 import { NOISE, tokensAt } from './reading.js';
 import { Scrubber } from './scrubber.js';
 import { harmless } from './tokens.js';
 import { Trace } from './trace.js';
+import { canRecord } from './video.js';
 
 const SAY_MS = 150;
 const SAID_MS = 2000; // until what was read out is read out
@@ -31,13 +34,17 @@ export class ReplyView {
   #wantsText = true;
   #spoken = el('p', { class: 'unseen', 'aria-live': 'polite' });
   #note = el('p', { class: 'note', hidden: true });
+  #stoppedLabel = el('p', { class: 'stopped', hidden: true });
   #stats = el('p', { class: 'stats' });
   #bubble = el('div', { class: 'bubble' });
   #actions = el('div', { class: 'actions', hidden: true });
   #maps;
+  #colours;
   #unsaid = '';
   #saying = 0;
   #pending = 0;
+  #began = 0; // when the reply, and the drafts of its canvas, began: performance.now()
+  #firstDraft = 0;
   #live = false;
   #frame = null; // what is drawn: a frame of the trace, or null for the end
   #picked = null; // { canvas, position }
@@ -45,7 +52,7 @@ export class ReplyView {
   #heldColumns = null; // the widths for which there is room for every frame
 
   /** record: { content, thought, canvases, … }, see chat.js; question: the text it replies to. */
-  constructor(record, { question, onRetry, onShare, inspector, pace }) {
+  constructor(record, { question, onRetry, onSave, inspector, pace }) {
     this.record = record;
     this.trace = new Trace(record.canvases);
     for (const { drafts } of record.canvases) for (const { ids, tokens } of drafts) learn(ids, tokens);
@@ -69,22 +76,25 @@ export class ReplyView {
       onCanvas: (canvas) => { this.#mapped = canvas; this.#drawMaps(); },
       onBegin: () => this.#inspectFirst(),
     });
-    this.#addActions(onRetry, onShare);
+    this.#colours = legend(Boolean(board));
+    this.#addActions(onRetry, onSave);
     this.element = el('li', { class: 'turn reply' },
       el('h3', { class: 'unseen' }, 'Sfumato'),
       this.#bubble);
-    this.#bubble.append(this.#fold, this.#text, this.#answer.element, this.#spoken, this.#note,
-      this.#scrubber.element, this.#maps.element, el('div', { class: 'foot' }, this.#stats, this.#actions));
+    this.#bubble.append(this.#stoppedLabel, this.#fold, this.#text, this.#answer.element, this.#spoken, this.#note,
+      this.#scrubber.element, this.#colours.list, this.#maps.element, el('div', { class: 'foot' }, this.#stats, this.#actions));
   }
 
-  #addActions(onRetry, onShare) {
+  #addActions(onRetry, onSave) {
     const toggle = (label, wanted) => button(label, () => this.#choose(wanted));
     this.forms = el('span', { class: 'forms', role: 'group', 'aria-label': 'Drawn as', hidden: true },
       toggle('Text', true), toggle('Canvas', false));
     this.mapsButton = button('Heat maps', () => this.#toggleMaps(), { 'aria-expanded': 'false' });
-    this.shareButton = button('Share', (event) => onShare(this, event.target),
-      { title: 'Save the replay as a page that plays by itself' });
-    this.#actions.append(this.forms, this.mapsButton, this.shareButton,
+    this.shareButton = button('Save replay', (event) => onSave.page(this, event.target),
+      { title: 'Save one HTML file that plays by itself, without a server' });
+    this.videoButton = button('Save video', (event) => onSave.video(this, event.target),
+      { title: 'Record the replay as a video file, of some seconds' });
+    this.#actions.append(this.forms, this.#colours.button, this.mapsButton, this.shareButton, ...canRecord() ? [this.videoButton] : [],
       ...navigator.clipboard ? [button('Copy', (event) => copy(event.target, this.record.content))] : [],
       button('Retry', onRetry, { class: 'quiet retry' }));
   }
@@ -96,7 +106,13 @@ export class ReplyView {
     this.element.classList.add('live', 'waiting');
     this.#answer.hold(this.#puzzle?.size ?? 1);
     this.#thought.hold();
+    this.#began = performance.now();
     this.#showStats(['waiting for the first draft']);
+  }
+
+  /** How far the prompt is encoded: llama-server's `prompt_progress`. */
+  reads(prompt) {
+    if (this.#live && !this.trace.data.length) this.#showStats(reading(prompt));
   }
 
   /** The noise that a canvas begins with. */
@@ -113,7 +129,8 @@ export class ReplyView {
     this.trace.draft(frame);
     this.element.classList.remove('waiting');
     const { drafts, maxSteps } = this.trace.data[frame.canvas];
-    this.#showStats(progress(frame.canvas, drafts, maxSteps));
+    if (drafts.length === 1) this.#firstDraft = performance.now();
+    this.#showStats(progress(frame.canvas, drafts, maxSteps, this.#times()));
     this.#soon({ canvas: frame.canvas, draft: drafts.length - 1 });
   }
 
@@ -149,8 +166,10 @@ export class ReplyView {
     this.#say();
     const frames = this.trace.frames();
     this.#scrubber.load(frames, this.trace.data.length);
-    this.#scrubber.element.hidden = this.mapsButton.hidden = this.shareButton.hidden
+    this.#scrubber.element.hidden = this.#colours.button.hidden = this.mapsButton.hidden = this.shareButton.hidden = this.videoButton.hidden
       = Boolean(record.error) || !frames.length;
+    this.#stoppedLabel.hidden = !record.stopped;
+    this.#stoppedLabel.textContent = frames.length ? 'Stopped: a draft, and not the whole reply' : 'Stopped before the first draft';
     this.#bubble.style.minHeight = '';
     this.#draw(null);
     // Those who listen have the drawn text from now on, and not twice.
@@ -165,8 +184,17 @@ export class ReplyView {
     this.#note.setAttribute('role', record.error ? 'alert' : 'note');
   }
 
+  /** The tokens of the answer at a frame of the trace, null: at the end; see reading.js. */
+  tokensAt(frame) { return this.#tokensAt(frame).answer; }
+
   /** Scrubs by some steps. */
   shift(by) { if (!this.#scrubber.element.hidden) this.#scrubber.shift(by); }
+
+  /** Seconds of this canvas since its first draft; tokens of the canvases before it, and their seconds. */
+  #times() {
+    const tokens = this.trace.data.reduce((sum, { settled }) => sum + (settled?.ids.length ?? 0), 0);
+    return { canvas: (performance.now() - this.#firstDraft) / 1000, tokens, before: (this.#firstDraft - this.#began) / 1000 };
+  }
 
   #showStats(fields) { this.#stats.replaceChildren(...fields.map((field) => el('span', {}, field))); }
 
@@ -202,6 +230,7 @@ export class ReplyView {
       const elements = render(harmless(settled));
       if (elements && this.#live) this.#keepHeight();
       if (elements) this.#text.replaceChildren(elements);
+      drawFormulas(this.#text);
       this.#isDrawn = elements !== null;
     }
     const isShown = this.#isDrawn && (this.#live || (this.#wantsText && !frame && !this.#picked));

@@ -1,7 +1,9 @@
-// Pictures that a person gives with a question: chosen, dropped, pasted or photographed, and shown
-// above the box until they are sent, or beside the state of the Decide view. Knows files and elements, and no server.
+// Pictures and text files that a person gives with a question: chosen, dropped, pasted or photographed, and
+// shown above the box until they are sent, or beside the state of the Decide view. Knows files and elements, and no server.
 
-import { button, el } from './dom.js';
+import { button, el, newId } from './dom.js';
+import { MOST_FILES, sizeOf, textFileOf } from './text_files.js';
+import { harmless } from './tokens.js';
 
 const SENT_AS_THEY_ARE = ['image/png', 'image/jpeg', 'image/webp', 'image/gif', 'image/bmp'];
 const MOST_BYTES = 1_000_000; // of a file; a larger one is drawn again, at LARGE pixels a side at most
@@ -18,7 +20,7 @@ export async function pictureOf(file) {
   }
   const kept = file.size <= MOST_BYTES && SENT_AS_THEY_ARE.includes(file.type);
   return {
-    id: Math.random().toString(36).slice(2),
+    id: newId(),
     name: file.name || 'picture',
     url: kept ? await urlOf(file) : drawn(bitmap, LARGE, 0.92),
     thumb: drawn(bitmap, SMALL, 0.85),
@@ -46,37 +48,47 @@ function drawn(bitmap, most, quality) {
   return canvas.toDataURL('image/jpeg', quality);
 }
 
-/** The pictures above the box. */
+/** The pictures and files above the box. */
 export class Tray {
   #pictures = [];
+  #files = [];
   #list;
   #problem;
 
-  /** element: where they are shown; most(): how many a question may have; onChange(): others are in it. */
-  constructor(element, most, onChange = () => {}) {
-    Object.assign(this, { most, onChange });
-    this.#list = el('ul', { class: 'pictures', 'aria-label': 'Pictures of the question' });
+  /** element: where they are shown; most(): how many pictures a question may have, 0 where the model reads none;
+   *  takesFiles: whether text files are taken; onChange(): others are in it. */
+  constructor(element, most, { takesFiles = false, onChange = () => {} } = {}) {
+    Object.assign(this, { most, takesFiles, onChange });
+    this.#list = el('ul', { class: 'pictures', 'aria-label': takesFiles ? 'Attachments' : 'Pictures of the question' });
     this.#problem = el('p', { class: 'note', role: 'alert', hidden: true });
     this.element = element;
     element.append(this.#list, this.#problem);
   }
 
-  /** Adds pictures: of those that cannot be taken, says why. */
+  /** Adds pictures and files: of those that cannot be taken, says why. */
   async add(files) {
     this.#say('');
     for (const file of files) {
-      if (this.#pictures.length >= this.most()) {
-        this.#say(`A question has ${this.most()} pictures at most.`);
-        return;
-      }
       try {
-        this.#pictures.push(await pictureOf(file));
+        if (this.takesFiles && !file.type.startsWith('image/')) await this.#addFile(file);
+        else await this.#addPicture(file);
       } catch (error) {
         this.#say(error.message);
       }
       this.#draw();
       this.onChange();
     }
+  }
+
+  async #addPicture(file) {
+    if (!this.most()) throw new Error('This model reads no pictures.');
+    if (this.#pictures.length >= this.most()) throw new Error(`A question has ${this.most()} pictures at most.`);
+    this.#pictures.push(await pictureOf(file));
+  }
+
+  async #addFile(file) {
+    if (this.#files.length >= MOST_FILES) throw new Error(`A question has ${MOST_FILES} files at most.`);
+    this.#files.push(await textFileOf(file));
   }
 
   /** The pictures, each with an id of its own. */
@@ -88,9 +100,10 @@ export class Tray {
     this.#draw();
   }
 
-  /** The pictures, which are gone from here. */
+  /** The pictures and files, which are gone from here. */
   take() {
-    const taken = this.#pictures;
+    const taken = { pictures: this.#pictures, files: this.#files };
+    this.#files = [];
     this.pictures = [];
     return taken;
   }
@@ -101,19 +114,23 @@ export class Tray {
   }
 
   #draw() {
-    this.#list.replaceChildren(...this.#pictures.map((picture) => el('li', {},
-      el('img', { src: picture.thumb, alt: picture.name }),
-      button('✕', () => {
-        this.#pictures = this.#pictures.filter((other) => other !== picture);
-        this.#draw();
-        this.onChange();
-      }, { 'aria-label': `Remove ${picture.name}` }))));
+    const without = (items, one) => items.filter((other) => other !== one);
+    const remove = (name, onClick) => button('✕', () => { onClick(); this.#draw(); this.onChange(); }, { 'aria-label': `Remove ${name}` });
+    this.#list.replaceChildren(
+      ...this.#pictures.map((picture) => el('li', {}, el('img', { src: picture.thumb, alt: picture.name }),
+        remove(picture.name, () => { this.#pictures = without(this.#pictures, picture); }))),
+      ...this.#files.map((file) => el('li', { class: 'file' }, el('span', {}, harmless(file.name)),
+        el('span', { class: 'dim' }, sizeOf(new Blob([file.text]).size)),
+        remove(file.name, () => { this.#files = without(this.#files, file); }))));
   }
 }
 
-/** The pictures among what was dropped or pasted. */
+/** The files among what was dropped or pasted. */
+export const filesIn = (transfer) => [...transfer?.files ?? []];
+
+/** The pictures among them. */
 export const picturesIn = (transfer) =>
-  [...transfer?.files ?? []].filter(({ type }) => type.startsWith('image/'));
+  filesIn(transfer).filter(({ type }) => type.startsWith('image/'));
 
 /** A message's content: a text, or parts of pictures and a text. */
 export function contentOf(text, pictures = []) {

@@ -1,14 +1,16 @@
-// Saves a reply's replay as one page that plays by itself. The page is the server's template, as
+// Saves a reply's replay as one page that plays by itself, or as a video. The page is the server's template, as
 // `sfumato run --replay` fills it (see server/replay.py, which says what it is filled with).
 
 import { replayTemplate } from './api.js';
+import { isBoard } from './board.js';
 import { remark, summary } from './footer.js';
+import { record } from './video.js';
 
 const MOST_POSITIONS = 400_000; // of drafts: some megabytes; above, steps are left out
 const SLOT = '"REPLAY"';
 
 /** The data of a replay, as server/replay.py packs it; of a question its text and thumbnails. */
-export function pack({ record, trace }, { content, pictures = [] }, about) {
+export function pack({ record, trace }, { content, pictures = [], files = [] }, about) {
   const texts = new Map();
   const number = (text) => texts.get(text) ?? texts.set(text, texts.size).get(text);
   const numbers = (tokens) => tokens.map(number);
@@ -26,7 +28,7 @@ export function pack({ record, trace }, { content, pictures = [] }, about) {
   return {
     version: 1,
     model: about.model ?? '',
-    question: content,
+    question: [content, ...files.map(({ name }) => `[${name}]`)].filter(Boolean).join('\n'),
     pictures: pictures.map(({ name, thumb }) => ({ name, thumb })),
     text: record.content,
     summary: summary(record),
@@ -55,18 +57,54 @@ function thinned(canvases) {
 export const filled = (template, data) =>
   template.replace(SLOT, () => JSON.stringify(data).replaceAll('<', '\\u003c'));
 
-/** Has the browser save the replay of a reply; label: the button, which shows the result. */
-export async function share(view, question, about, label) {
+/** Has the browser save a file. */
+function save(blob, name) {
+  const address = URL.createObjectURL(blob);
+  Object.assign(document.createElement('a'), { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 60_000);
+}
+
+/** Says on a button what came of it, for a while. */
+function tell(button, text, ms = 2000) {
+  button.dataset.label ??= button.textContent;
+  button.textContent = text;
+  if (ms) setTimeout(() => { button.textContent = button.dataset.label; }, ms);
+}
+
+/** Has the browser save the replay of a reply as a page; button: shows the result. */
+export async function saveReplay(view, question, about, button) {
   try {
     const page = filled(await replayTemplate(), pack(view, question, about));
-    const address = URL.createObjectURL(new Blob([page], { type: 'text/html' }));
-    const link = Object.assign(document.createElement('a'), { href: address, download: 'sfumato-replay.html' });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(address), 60_000);
-    label.textContent = 'Saved';
+    save(new Blob([page], { type: 'text/html' }), 'sfumato-replay.html');
+    tell(button, 'Saved sfumato-replay.html');
   } catch (error) {
     console.warn(error);
-    label.textContent = 'Not saved';
+    tell(button, 'Not saved');
   }
-  setTimeout(() => { label.textContent = 'Share'; }, 2000);
+}
+
+const recordings = new WeakMap(); // buttons → the AbortController of their recording
+
+/** The same as a video, which takes as long as it lasts; the button stops it meanwhile. */
+export async function saveVideo(view, question, about, button) {
+  if (recordings.has(button)) { recordings.get(button).abort(); return; }
+  const stop = new AbortController();
+  recordings.set(button, stop);
+  tell(button, 'Stop recording', 0);
+  try {
+    const frames = [...view.trace.frames(), null];
+    const labels = frames.map((frame) => (frame
+      ? `canvas ${frame.canvas + 1}, ${frame.step ? `step ${frame.step}` : 'noise'}` : summary(view.record).join(' · ')));
+    const { blob, name } = await record(frames.map((frame) => view.tokensAt(frame)), labels, {
+      title: [question.content.trim().split('\n')[0], about.model].filter(Boolean).join(' · '),
+      isBoard: isBoard(question.content), signal: stop.signal,
+      onProgress: (share) => tell(button, `Stop recording (${Math.round(100 * share)} %)`, 0),
+    });
+    save(blob, name);
+    tell(button, `Saved ${name}`);
+  } catch (error) {
+    if (!stop.signal.aborted) console.warn(error);
+    tell(button, 'Not saved');
+  }
+  recordings.delete(button);
 }

@@ -1,9 +1,9 @@
-// What survives a reload: the conversation, the forms of the other modes and the settings, in this browser alone. The API key and
+// What survives a reload: conversations, the forms of the other modes and the settings, in this browser alone. The API key and
 // the unsent text are kept until the tab is closed. Knows no DOM.
 
-const TALK = 'sfumato.conversation', SETTINGS = 'sfumato.settings', KEY = 'sfumato.key';
+const TALK = 'sfumato.conversation.', CURRENT = 'sfumato.current', SETTINGS = 'sfumato.settings', KEY = 'sfumato.key';
 const UNSENT = 'sfumato.unsent', MARKERS = 'sfumato.markers', DECISION = 'sfumato.decision';
-const MODE = 'sfumato.mode.';
+const MODE = 'sfumato.mode.', DISMISSED = 'sfumato.dismissed';
 
 function read(storage, name, otherwise) {
   try {
@@ -13,38 +13,92 @@ function read(storage, name, otherwise) {
   }
 }
 
+/** Whether it was kept. */
 function write(storage, name, text) {
   try {
     storage.setItem(name, text);
+    return true;
   } catch (error) {
     console.info('not kept:', error.message); // full, or off
+    return false;
   }
 }
 
-export function loadTurns() {
-  const found = read(localStorage, TALK, []);
-  return Array.isArray(found) ? found : [];
+function forget(name) {
+  try {
+    localStorage.removeItem(name);
+  } catch { /* storage is off: nothing is in it */ }
 }
 
-const ROOM = 4_500_000; // characters; browsers have five million for a site
+const ROOM = 4_500_000; // characters of all conversations; browsers have five million for a site
 const FORMS = [(turn) => turn, withoutTop, withoutDrafts];
 
+export const MOST_CONVERSATIONS = 200;
+
+/** The conversations: [{ id, title, changed, turns }], what changed last first. */
+export const conversations = () => ids().map(loadConversation).filter(Boolean).sort((a, b) => b.changed - a.changed);
+
+/** One of them; null where there is none. */
+export function loadConversation(id) {
+  const found = read(localStorage, TALK + id, null);
+  if (!Array.isArray(found?.turns)) return null;
+  return { id, title: String(found.title ?? ''), changed: Number(found.changed) || 0, turns: found.turns };
+}
+
+export const removeConversation = (id) => forget(TALK + id);
+
+/** The conversation that this tab shows, as its id; else the one that changed last; '' where there is none. */
+export const loadCurrent = () => read(sessionStorage, CURRENT, null) ?? conversations()[0]?.id ?? '';
+
+export const saveCurrent = (id) => write(sessionStorage, CURRENT, JSON.stringify(id));
+
 /**
- * Keeps the conversation. Where there is no room for all of it, older replies lose first their
- * most probable tokens, then their drafts, and questions their pictures; never their text.
+ * Keeps a conversation, and says whether there was room. Where there is none, other conversations lose the
+ * drafts of their replies, the oldest first; then older replies of this one lose first their most probable
+ * tokens, then their drafts, and questions the full pictures; none ever loses its text.
  */
-export function saveTurns(turns) {
-  let room = ROOM, form = 0;
+export function saveConversation({ id, title, changed, turns }) {
+  const others = ids().filter((other) => other !== id);
+  if (others.length >= MOST_CONVERSATIONS) return false;
+  const sizes = new Map(others.map((other) => [other, size(other)]));
+  let room = ROOM - [...sizes.values()].reduce((a, b) => a + b, 0);
+  const whole = JSON.stringify({ title, changed, turns });
+  if (whole.length <= room) return write(localStorage, TALK + id, whole);
+  for (const other of conversations().toReversed()) {
+    if (whole.length <= room) break;
+    if (other.id === id) continue;
+    const { title: name, changed: when, turns: kept } = other;
+    const lean = JSON.stringify({ title: name, changed: when, turns: kept.map(withoutDrafts) });
+    if (lean.length < sizes.get(other.id) && write(localStorage, TALK + other.id, lean)) {
+      room += sizes.get(other.id) - lean.length;
+    }
+  }
+  return write(localStorage, TALK + id, fitted({ title, changed }, turns, room));
+}
+
+/** A conversation within so many characters, as far as that goes: see `saveConversation`. */
+function fitted(head, turns, most) {
+  let room = most - JSON.stringify(head).length, form = 0;
   const kept = turns.toReversed().map((turn) => {
     for (;; form++) {
       const text = JSON.stringify(FORMS[form](turn));
       if (text.length > room && form < FORMS.length - 1) continue;
-      room -= text.length;
+      room -= text.length + 1;
       return text;
     }
   });
-  write(localStorage, TALK, `[${kept.reverse().join(',')}]`);
+  return `${JSON.stringify(head).slice(0, -1)},"turns":[${kept.reverse().join(',')}]}`;
 }
+
+function ids() {
+  try {
+    return Object.keys(localStorage).filter((name) => name.startsWith(TALK)).map((name) => name.slice(TALK.length));
+  } catch {
+    return []; // storage is off
+  }
+}
+
+const size = (id) => localStorage.getItem(TALK + id)?.length ?? 0;
 
 function withoutTop(turn) {
   if (!turn.canvases) return turn;
@@ -69,6 +123,11 @@ export function saveSettings({ key, ...settings }) {
 export const loadMarkers = () => read(localStorage, MARKERS, null) ?? {};
 
 export const saveMarkers = (markers) => write(localStorage, MARKERS, JSON.stringify(markers ?? {}));
+
+/** The note that was dismissed. */
+export const loadDismissed = () => read(localStorage, DISMISSED, '');
+
+export const saveDismissed = (text) => write(localStorage, DISMISSED, JSON.stringify(text));
 
 /** The question that was written and not sent. */
 export const loadUnsent = () => String(read(sessionStorage, UNSENT, ''));

@@ -33,7 +33,7 @@ export class Decide {
       problem: part('problem'), status: part('status'), unfit: part('unfit'), chips: part('examples'),
       ways: WAYS.map((name) => element.querySelector(`select[name="${name}"]`)), code: part('code'),
     });
-    this.tray = new Tray(part('tray'), () => this.#mostPictures, () => this.#changed());
+    this.tray = new Tray(part('tray'), () => this.#mostPictures, { onChange: () => this.#changed() });
     this.attach = part('attach');
     for (const input of this.attach.querySelectorAll('input')) {
       input.addEventListener('change', () => { this.give([...input.files]); input.value = ''; });
@@ -216,7 +216,7 @@ export class Decide {
   }
 
   #fail(error) {
-    this.problem.querySelector('span').textContent = `${capital(error.message)}${hint} `;
+    this.problem.querySelector('span').textContent = `${capital(error.message)} `;
     this.problem.hidden = false;
   }
 }

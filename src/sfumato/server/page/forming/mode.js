@@ -126,7 +126,8 @@ export class Mode {
       for await (const frame of paced(frames, this.stage, this.settings, signal)) take(frame, record);
       this.stage.end({ stats: summary(record), ...end(record) });
     } catch (error) {
-      if (isBegun) this.stage.end({ stats: [signal.aborted ? 'stopped' : 'ended by an error'] });
+      if (isBegun) this.stage.end(signal.aborted
+        ? { stats: ['stopped'], note: 'Stopped: a draft, and not the whole text.' } : { stats: ['ended by an error'] });
       if (!signal.aborted) this.#fail(error);
     }
     this.#show(null);

@@ -4,6 +4,7 @@
 import { boardClass } from '../board.js';
 import { CanvasView } from '../canvas_view.js';
 import { el } from '../dom.js';
+import { legend } from '../legend.js';
 import { progress } from '../footer.js';
 import { NOISE, tokensAt } from '../reading.js';
 import { Scrubber } from '../scrubber.js';
@@ -34,8 +35,9 @@ export class Stage {
       onHold: () => this.#hold(),
       onRelease: () => this.#canvas.release(),
     });
-    this.#bubble.append(this.#canvas.element, this.#scrubber.element, this.#note, this.#extra,
-      el('div', { class: 'foot' }, this.#stats));
+    const colours = legend();
+    this.#bubble.append(this.#canvas.element, this.#scrubber.element, this.#note, this.#extra, colours.list,
+      el('div', { class: 'foot' }, this.#stats, el('div', { class: 'actions' }, colours.button)));
     element.append(this.#hint, this.#spoken);
   }
 
