@@ -172,6 +172,8 @@ def read_template(text: TextSide, form: ReadFormat, config: ModelConfig) -> Read
         _token(text.tokenizer, form.filler) if filler is None else filler,
         config.canvas_length,
         text.tokenizer.longest_token,
+        config.blocks,
+        config.mask_id is not None,
     )
 
 
@@ -456,7 +458,10 @@ class Fills:
             check(text, field)
             return self._text.tokenizer.encode(text, special=False)
 
-        template = make_template(parts, encode, prompt, closing, longest)
+        def room(prefix: int) -> int:
+            return longest - (prefix - self._network.config.blocks(prefix).border(prefix))
+
+        template = make_template(parts, encode, prompt, closing, room)
         length = len(template.form({}).ids)
         # The most that a canvas can have; each trial has its own length.
         config = replace(
@@ -469,8 +474,8 @@ class Fills:
         )
         limits = Limits(length, self._end_ids)
         tokens = len(template.prefix)
-        plan = plan_reply(self._network, tokens, config, limits, seed, most_steps)
-        return FillPlan(template, plan.config, seed)
+        plan = plan_reply(self._network, tokens, config, limits, seed, most_steps, divides=True)
+        return FillPlan(template, plan.config, seed, plan.blocks)
 
     def _check_choices(self, parts: Sequence[Part]) -> None:
         """Raises ValueError for a choice that the vocabulary cannot write."""

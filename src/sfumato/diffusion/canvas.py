@@ -6,7 +6,7 @@ The state itself is a row of a `StepBatch` once the canvas has taken part in a s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -34,6 +34,13 @@ class GivenCanvas:
     # The canvas is read and not written: the reply is the argmax of every position once all steps
     # are done, its end tokens included, and nothing is committed.
     read_only: bool = False
+
+    def following(self, ids: Sequence[int]) -> GivenCanvas:
+        """The canvas with these tokens pinned before its own."""
+        if self.tokens is None or not ids:
+            return self
+        pinned = (*range(len(ids)), *(len(ids) + at for at in self.pinned))
+        return replace(self, tokens=(*ids, *self.tokens), pinned=pinned)
 
     @property
     def pins(self) -> dict[int, int]:
@@ -73,6 +80,13 @@ class Guidance:
     masked: int = 0  # the position that `mask` is of
     mask: Tensor | None = None  # bool [tokens], on the host: which may stand there; None: all
 
+    def following(self, ids: Sequence[int]) -> Guidance:
+        """The same of a canvas that has these tokens pinned before its own."""
+        if not ids:
+            return self
+        pins = dict(enumerate(ids)) | {len(ids) + at: token for at, token in self.pins.items()}
+        return replace(self, pins=pins, masked=len(ids) + self.masked)
+
 
 @dataclass(frozen=True)
 class CanvasPlan:
@@ -109,6 +123,16 @@ class Draft:
     log_probs: Tensor | None = None
     # bool [length], of a text with holes: positions whose token is given
     pinned: Tensor | None = None
+
+    def behind(self, count: int) -> Draft:
+        """The draft without its first `count` positions."""
+        if not count:
+            return self
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        cut: dict[str, Any] = {
+            name: each[count:] for name, each in values.items() if isinstance(each, Tensor)
+        }
+        return replace(self, **cut)
 
     @property
     def text(self) -> str:

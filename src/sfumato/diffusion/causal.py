@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
+from sfumato.diffusion.checks import check_causal
 from sfumato.diffusion.scoring import Scoring, score
 from sfumato.model.cache import Slot
 from sfumato.model.devices import to_device
@@ -81,6 +82,34 @@ def row_log_likelihoods(
 
 
 @torch.no_grad()
+def masked_log_likelihoods(
+    network: Network, slot: Slot, ids: Tensor, first: int, together: int = PREFILL_CHUNK
+) -> Tensor:
+    """The log probability, in nats, of each of ids[first:], int64 [n] within one canvas, given the
+    prefix in the slot and the ids before it, with masks from it on to the canvas's end: what a
+    network gives that denoises canvases of masks, the tokens revealed from left to right.  float32
+    [n - first], on the network's device. together: tokens of a forward at most, or of one canvas.
+
+    The slot stays as it is. Raises FloatingPointError where the scores are no numbers.
+    """
+    length, mask = network.config.canvas_length, network.config.mask_id
+    assert mask is not None and 0 <= first <= len(ids) <= length
+    rows = torch.full((len(ids) - first, length), mask)
+    for row, end in enumerate(range(first, len(ids))):
+        rows[row, :end] = ids[:end]
+    parts = [torch.zeros(0, device=network.device)]
+    for group in range(0, len(rows), max(1, together // length)):
+        some = rows[group : group + max(1, together // length)]
+        hidden = network.denoise(some.unbind(), [slot] * len(some)).unflatten(0, some.shape)
+        at = torch.arange(len(some), device=hidden.device)
+        own = ids[first + group :][: len(some)].to(hidden.device)
+        parts.append(token_scores(network.head, hidden[at, first + group + at], own).log_probs)
+    result = torch.cat(parts)
+    check_finite(result)
+    return result
+
+
+@torch.no_grad()
 def next_scores(network: Network, slot: Slot, ids: Tensor, allowed: Tensor | None = None) -> Tensor:
     """One causal step: appends ids int64 [n from 1] to the slot's prefix and returns the softcapped
     logits of the token that follows, float32 [vocab], at temperature 1, on the network's device.
@@ -122,6 +151,7 @@ def check_finite(scores: Tensor) -> None:
 
 
 def _check(network: Network, slot: Slot, ids: Tensor, where: str) -> None:
+    check_causal(network.config, where)
     if len(ids) < 1:
         raise Refused(where, "must hold one token at least, the last of what is given")
     network.check_ids(ids, where)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sfumato.model.model_config import ModelConfig
 from sfumato.options import setting
 from sfumato.refused import Refused
 from sfumato.weights.errors import quoted
@@ -20,6 +21,16 @@ def is_number(value: object) -> bool:
 def is_whole(value: object) -> bool:
     """Whether `value` is an int; a bool is none."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_causal(config: ModelConfig, field: str = "mode") -> None:
+    """Raises Refused for a network whose tokens see others after them in the encode phase."""
+    if config.block is not None:
+        raise Refused(
+            field,
+            "needs a causal mode, and this model has none: it was trained to denoise blocks alone",
+            "leave it out, or use a model that has one",
+        )
 
 
 def check_setting(name: str, value: object, field: str | None = None) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from sfumato.diffusion.canvas import Convergence, Draft, GivenCanvas
+from sfumato.diffusion.checks import check_causal
 from sfumato.diffusion.constraints.constrained_reply import Constraint, ConstraintReport
 from sfumato.diffusion.prediction import Prediction
 from sfumato.diffusion.sampler import (
@@ -23,6 +24,7 @@ from sfumato.diffusion.sampler import (
     StableAndConfident,
 )
 from sfumato.diffusion.sampler_config import SamplerConfig
+from sfumato.model.model_config import NO_BLOCKS, Blocks
 from sfumato.model.network import Network
 from sfumato.options.limits import MOST_STEPS
 from sfumato.refused import Refused, TooLarge
@@ -54,6 +56,12 @@ class ReplyPlan:
     given: GivenCanvas | None = None  # the first canvas, where the caller gives it
     prediction: Prediction | None = None  # what the reply is expected to be
     constraint: Constraint | None = None  # what the reply must satisfy
+    blocks: Blocks = NO_BLOCKS  # of prompt and reply
+
+    @property
+    def opened(self) -> int:
+        """How many of the prompt's last tokens stand in the first canvas."""
+        return self.prompt_tokens - self.blocks.border(self.prompt_tokens)
 
 
 def plan_reply(
@@ -63,12 +71,15 @@ def plan_reply(
     limits: Limits,
     seed: int,
     most_steps: int = MOST_STEPS,
+    divides: bool = False,
 ) -> ReplyPlan:
     """All checks of a reply before it begins. config: without None, see `SamplerConfig.over`;
-    most_steps: per canvas, which bounds the checkpoint's own choice too. Raises ValueError, and
-    TooLarge where the model's context does not hold prompt and reply."""
+    most_steps: per canvas, which bounds the checkpoint's own choice too; divides: whether its one
+    canvas may be less than a block. Raises ValueError, and TooLarge where the model's context does
+    not hold prompt and reply."""
     check_seed(seed)
     if config.mode == "causal":
+        check_causal(network.config)
         if prompt_tokens < 1:
             raise Refused("prompt", "has no token, which the causal mode could go on from")
         # A canvas for each token, of one step, at the temperature of the config itself.
@@ -83,9 +94,17 @@ def plan_reply(
     assert config.max_steps
     config = replace(config, max_steps=min(config.max_steps, most_steps))
     config = resolve(network, config, limits)
-    canvases = check_context(network, prompt_tokens, config, limits)
+    if network.config.block not in (None, config.canvas_length) and not divides:
+        raise Refused(
+            "canvas_length",
+            f"{config.canvas_length} is less than the blocks of {network.config.block} that this "
+            "model was trained for",
+            "leave it out",
+        )
+    blocks = network.config.blocks(prompt_tokens)
+    canvases = check_context(network, prompt_tokens, config, limits, blocks)
     context = network.config.context_length
-    return ReplyPlan(prompt_tokens, config, limits, seed, canvases, context)
+    return ReplyPlan(prompt_tokens, config, limits, seed, canvases, context, blocks=blocks)
 
 
 def check_seed(seed: object) -> None:
@@ -163,11 +182,13 @@ def _settled_to_end(config: SamplerConfig, ends: Sequence[int]) -> SettledToEnd:
     return SettledToEnd(rule.stability, rule.confidence, tuple(ends))
 
 
-def check_context(network: Network, prompt: int, config: SamplerConfig, limits: Limits) -> int:
+def check_context(
+    network: Network, prompt: int, config: SamplerConfig, limits: Limits, blocks: Blocks
+) -> int:
     """How many canvases a reply to `prompt` tokens has at most.
 
-    config: complete.  Raises TooLarge where the model's context does not hold them all, and
-    ValueError for what is no number of tokens."""
+    config: complete; blocks: of the prompt.  Raises TooLarge where the model's context does not
+    hold them all, and ValueError for what is no number of tokens."""
     assert config.canvas_length
     if type(limits.max_tokens) is not int or limits.max_tokens < 1:
         raise Refused("max_tokens", f"must be a whole number from 1, got {limits.max_tokens!r}")
@@ -181,8 +202,9 @@ def check_context(network: Network, prompt: int, config: SamplerConfig, limits: 
             prompt,
             longest,
         )
-    canvases = -(-limits.max_tokens // length)
-    if prompt + canvases * length > longest:
+    encoded = blocks.border(prompt)
+    canvases = -(-(prompt - encoded + limits.max_tokens) // length)
+    if encoded + canvases * length > longest:
         raise TooLarge(
             "max_tokens",
             f"a prompt of {prompt} tokens and {canvases} canvases of {length} exceed this "

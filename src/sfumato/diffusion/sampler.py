@@ -15,7 +15,7 @@ are of.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -429,6 +429,10 @@ class MinTokens:
             return scores
         banned = self._ban.process(scores[..., :early, :], first_id, view)
         return torch.cat((banned, scores[..., early:, :]), dim=-2)
+
+    def behind(self, tokens: int) -> MinTokens:
+        """The same of a first canvas that begins with so many tokens of the prompt."""
+        return replace(self, count=self.count + tokens)
 
     def banned(self, reply: int, length: int) -> Banned:
         return Banned(max(0, min(self.count - reply, length)), self.end_ids)

@@ -15,7 +15,7 @@ from typing import Any
 from sfumato.api import Messages, Model, Reply, Transcript
 from sfumato.decisions.schema import DecisionUsage
 from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.checks import check_setting, is_whole
+from sfumato.diffusion.checks import check_causal, check_setting, is_whole
 from sfumato.diffusion.constraints.decision_plan import DecisionSettings
 from sfumato.diffusion.limits import Outcome, ReplyPlan, StopReason
 from sfumato.diffusion.sampler_config import check_sampler
@@ -170,7 +170,7 @@ def _prepare_reply(
     model: Model, request: Request, longest: int, points: SnapshotPoints, most_steps: int
 ) -> Job:
     prompt = request.made or make_prompt(model, request, longest, points)
-    want = _want(request, prompt)
+    want = _want(model, request, prompt)
     writes = request.max_tokens != 0 or want is None
     max_tokens = _max_tokens(model, request) if writes else 1
     plan, transcript = model.plan_reply(
@@ -188,7 +188,7 @@ def _prepare_reply(
     plan = _with_prediction(plan, request, model, longest)
     if not writes:
         assert want is not None
-        embed = EmbedTask(prompt, want, model.family.name, plan.seed)
+        embed = EmbedTask(prompt, want, model.family.name, plan.seed, plan.blocks)
         return Job(embed, partial(_embedded, request, transcript, embed))
     task = ReplyTask(
         plan,
@@ -237,9 +237,10 @@ def _seed(request: Request) -> int:
     return secrets.randbits(53) if request.seed is None else request.seed
 
 
-def _want(request: Request, prompt: Prompt) -> Want | None:
+def _want(model: Model, request: Request, prompt: Prompt) -> Want | None:
     """What the request wants of its prompt's hidden states."""
     if request.scoring is not None:
+        check_causal(model.config, "scoring")
         return TokenScoring(request.scoring, prompt.ids)
     if request.pooling is not None:
         return PooledState(request.pooling, len(prompt.ids))
@@ -308,7 +309,7 @@ def _with_canvas(plan: ReplyPlan, request: Request, vocab_size: int) -> ReplyPla
     given = {"mode=causal": plan.config.mode == "causal", "canvas": True}
     exclusions.check(exclusions.PLAN, given)
     try:
-        canvas.check(plan.config.canvas_length, vocab_size)
+        canvas.check(plan.config.canvas_length - plan.opened, vocab_size)
     except ValueError as error:
         raise Refused("canvas", str(error)) from None
     limits = replace(plan.limits, end_ids=()) if canvas.read_only else plan.limits

@@ -86,7 +86,7 @@ class Row:
             fresh = 0 if self.want is None else self.want.least
         ids = self.prefix[: max(0, len(self.prefix) - fresh)] if fresh else self.prefix
         media = tuple(each for each in self._media if each.start < len(ids))
-        return CacheKey(self.claim.family, self.claim.adapter, ids, media)
+        return CacheKey(self.claim.family, self.claim.adapter, ids, media, self.claim.blocks)
 
     @property
     def slot(self) -> Slot:
@@ -146,8 +146,8 @@ class Row:
     def ready(self, most: int, oversized: bool = False) -> int:
         """How many tokens can be encoded next, `most` at most: up to a picture, or past it, and not
         past one whose soft tokens are not there. oversized: whether a picture that comes at once
-        may have more."""
-        end = self.encoded + min(most, self.pending)
+        may have more. Where the slot has blocks, up to the end of one, and of one at least."""
+        end = self.encoded + (self.slot.whole_blocks(most, self.pending) if most > 0 else 0)
         for picture in self._ahead:
             if end <= picture.start:
                 break

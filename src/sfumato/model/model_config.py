@@ -6,6 +6,7 @@ Knows no files and no metadata: the readers are the families'.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Literal
 
 from sfumato.ops.reference import Gating
 
@@ -34,6 +35,9 @@ class LayerConfig:
     rope_pairs: int
 
 
+Borders = Literal["front", "back"]
+
+
 @dataclass(frozen=True)
 class Design:
     """What differs between networks beside their sizes. The defaults are DiffusionGemma's."""
@@ -53,9 +57,28 @@ class Design:
     shares_of_one: bool = True  # the shares of the experts chosen sum to 1 before their scales
     self_conditioning: bool = True  # there are weights that read a soft embedding
     tied_head: bool = True  # the output layer is the embedding
-    block_causal: bool = False
-    """In the encode phase a token sees its whole block of `canvas_length` positions, and all before
-    it; elsewhere it sees none after itself."""
+    borders: Borders | None = None
+    """Where blocks of `canvas_length` positions begin; in the encode phase a token sees its whole
+    block, and all before it. "front": at the first token of a prompt, whose last block, if it is
+    not full, is the first canvas with its tokens pinned; "back": at the prompt's end, back from
+    which they are counted, so that the first block may be short (`Slot.offset`). None: there are no
+    blocks, and a token sees none after itself."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of tokens that see one another in the encode phase: the first `offset` positions are
+    one, and each `size` positions after these. A size of 1: there are none."""
+
+    size: int = 1
+    offset: int = 0
+
+    def border(self, length: int) -> int:
+        """The last end of a block at or before `length`: so many of the first positions."""
+        return max(0, length - (length - self.offset) % self.size)
+
+
+NO_BLOCKS = Blocks()
 
 
 @dataclass(frozen=True)
@@ -91,7 +114,13 @@ class ModelConfig:
     def block(self) -> int | None:
         """Positions of a block, all of which see one another in the encode phase; None: a token
         sees none after itself there."""
-        return self.canvas_length if self.design.block_causal else None
+        return self.canvas_length if self.design.borders else None
+
+    def blocks(self, prompt: int) -> Blocks:
+        """The blocks of what begins with a prompt of so many tokens."""
+        if self.block is None:
+            return NO_BLOCKS
+        return Blocks(self.block, prompt % self.block if self.design.borders == "back" else 0)
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -54,6 +54,7 @@ class _Alone:
     def __init__(self, network: Network, task: Task, cancelled: Callable[[], bool]) -> None:
         self._network, self._task, self._cancelled = network, task, cancelled
         self._slot = network.new_slot(max(1, task.claim.positions))
+        self._slot.offset = task.claim.blocks.offset
         self._prefix: list[int] = []
         self._denoiser: Denoiser | None = None  # made when it is needed
         self._times = task.stats or Times()
@@ -115,7 +116,10 @@ class _Alone:
         ids, want = torch.tensor(work.ids, dtype=torch.int64), work.want
         self._prefix += work.ids
         network, slot, pictures = self._network, self._slot, self._soft_tokens(work)
-        unseen = len(ids) if want is None else max(0, len(ids) - want.least)
+        unseen = len(ids)
+        if want is not None:
+            known = max(0, slot.length + len(ids) - want.least)
+            unseen = max(0, self._task.claim.blocks.border(known) - slot.length)
         # What is wanted may begin within a picture, which no cut divides.
         cut = (each.start for each in pictures if each.start < unseen < each.end)
         unseen = min(cut, default=unseen)
@@ -127,7 +131,8 @@ class _Alone:
         want.begin(len(self._prefix))
         start = unseen
         while start < len(ids):
-            end = ahead_of_pictures(min(len(ids), start + PREFILL_CHUNK), start, pictures)
+            end = start + slot.whole_blocks(PREFILL_CHUNK, len(ids) - start)
+            end = ahead_of_pictures(end, start, pictures)
             own = [each.moved(-start) for each in pictures if start <= each.start < end]
             first = slot.length
             (hidden,) = network.encode_hidden([ids[start:end]], [slot], [own])

@@ -38,7 +38,8 @@ class DecideTask:
         pictures = tuple(PlacedPicture(start, shown.content) for start, shown in plan.shown)
         # Later decisions are likely to share the whole prefix.
         prompt = Prompt(plan.prefix, (len(plan.prefix),), pictures)
-        self.claim = Claim(prompt, len(plan.prefix), family, beside=longest)
+        positions = len(plan.prefix)
+        self.claim = Claim(prompt, positions, family, beside=longest, blocks=plan.blocks)
         self.figures = Figures(
             plan.settings.seed,
             max_steps=plan.settings.steps,

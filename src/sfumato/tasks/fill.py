@@ -72,7 +72,9 @@ class FillTask:
         prefix = template.prefix
         # Later fills are likely to share most of the prefix.
         prompt = Prompt(prefix, (len(prefix),), tuple(pictures))
-        self.claim = Claim(prompt, len(prefix), family)
+        # What is behind the last whole block begins each canvas, with its tokens pinned.
+        prompt, self._opened = prompt.opened(plan.blocks)
+        self.claim = Claim(prompt, len(prompt.ids), family, blocks=plan.blocks)
         longest = sum(template.longest)
         self.figures = Figures(plan.seed, longest, max_steps=plan.config.max_steps or 0)
         self.stats = Stats(prompt_tokens=len(prefix))
@@ -115,7 +117,7 @@ class FillTask:
         while fillings := search.next():
             trials = [self._trial({**self._fillings, hole: filling}) for filling in fillings]
             yield from self._denoised(trials)
-            scores = yield Score(tuple(_likelihoods(trials, hole, later)))
+            scores = yield Score(tuple(_likelihoods(trials, hole, later, self._opened)))
             for trial, score in zip(trials, scores, strict=True):
                 search.tried.append(Tried(tuple(trial.ids[trial.form.holes[hole]]), score))
                 if best is None or score > best_score:
@@ -131,12 +133,13 @@ class FillTask:
         shown = max(canvases, key=lambda canvas: canvas.length, default=None)
         while going := tuple(canvas for canvas in canvases if not canvas.done):
             drafts = yield Denoise(going)
-            for canvas, draft in zip(going, drafts, strict=True):
+            for canvas, of_canvas in zip(going, drafts, strict=True):
+                draft = of_canvas.behind(len(self._opened))
                 if canvas.done:
                     self._settled(canvases[canvas], canvas, draft)
                 if canvas is shown:
                     self.figures = replace(self.figures, canvas=self._round, step=draft.step)
-                    pinned = canvas.pinned >= 0
+                    pinned = canvas.pinned[len(self._opened) :] >= 0
                     readable = self._text.readable(draft)
                     yield replace(readable, canvas=self._round, pinned=pinned)
 
@@ -175,16 +178,19 @@ class FillTask:
         ids = list(form.ids)
         if NOISE not in ids:
             return Trial(form, None, ids)
-        config = replace(self.plan.config, canvas_length=len(ids))
+        opened = self._opened
+        config = replace(self.plan.config, canvas_length=len(opened) + len(ids))
+        pins = dict(enumerate(opened)) | {len(opened) + at: t for at, t in form.pins.items()}
         # The same noise in every trial: what fills a hole does not depend on what else is tried.
-        plan = CanvasPlan(config, Noise(self.plan.seed, 0), pinned=form.pins, hard_pins=True)
+        plan = CanvasPlan(config, Noise(self.plan.seed, 0), pinned=pins, hard_pins=True)
         return Trial(form, self._make(plan), ids)
 
 
 def _likelihoods(
-    trials: Sequence[Trial], hole: int, later: Sequence[int]
+    trials: Sequence[Trial], hole: int, later: Sequence[int], opened: Sequence[int]
 ) -> Generator[Likelihood, None, None]:
     """Each trial's hole, and what follows it up to the next hole that is not decided."""
     for trial in trials:
         end = trial.form.holes[later[0]].start if later else trial.form.content
-        yield Likelihood(trial.ids[:end], trial.form.holes[hole].start)
+        first = len(opened) + trial.form.holes[hole].start
+        yield Likelihood([*opened, *trial.ids[:end]], first)

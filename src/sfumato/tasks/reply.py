@@ -158,16 +158,17 @@ class Policies:
 
 
 def committed_tokens(plan: ReplyPlan, policies: Policies) -> int:
-    """Tokens of a reply that its slot must hold, beside the prompt. It follows from the request
-    alone, so that the same request gets the same reply in slots of every size.
+    """Tokens of prompt and reply that their slot must hold. It follows from the request alone, so
+    that the same request gets the same reply in slots of every size.
 
     The last canvas is never committed. A thought that is ended makes canvases shorter and more, and
     what a constraint has written token by token is in the slot already."""
     ends_thoughts = policies.thought is not None and policies.thought.closes is not None
     if ends_thoughts or plan.constraint is not None:
-        return plan.limits.max_tokens - 1
+        return plan.blocks.border(plan.prompt_tokens + plan.limits.max_tokens - 1)
     assert plan.config.canvas_length
-    return (plan.canvases - 1) * plan.config.canvas_length
+    encoded = plan.prompt_tokens - plan.opened
+    return encoded + (plan.canvases - 1) * plan.config.canvas_length
 
 
 def visible(ids: list[int], end_ids: Collection[int]) -> list[int]:
@@ -211,8 +212,11 @@ class ReplyTask:
         self.wanted: Any = None
         self.is_causal = plan.config.mode == "causal"
         least = max(0 if want is None else want.least, int(self.is_causal))
-        need = len(prompt.ids) + committed_tokens(plan, policies)
-        self.claim = Claim(prompt, need, family, fresh=least)
+        # What is behind the last whole block begins the canvas under way, with its tokens pinned.
+        prompt, self._opened = prompt.opened(plan.blocks)
+        self._encoded = len(prompt.ids)
+        need = committed_tokens(plan, policies)
+        self.claim = Claim(prompt, need, family, fresh=least, blocks=plan.blocks)
         self.config = plan.config  # of the canvas under way; a last attempt adds a processor
         self.reply: list[int] = []
         self.reason: StopReason | None = None
@@ -223,7 +227,8 @@ class ReplyTask:
         self._is_predicted = False  # whether the canvas under way begins as a prediction
         self.constrained: ConstrainedReply | None = None
         if plan.constraint is not None:
-            self.constrained = ConstrainedReply(plan.constraint)
+            is_causal = plan.blocks.size == 1
+            self.constrained = ConstrainedReply(plan.constraint, is_causal)
             self.stats.constraint = self.constrained.report
             self.warnings += plan.constraint.grammar.notes
         self._opening = list(opening)
@@ -246,9 +251,10 @@ class ReplyTask:
             if settled is None:  # drawn again
                 continue
             yield self._text.add(settled, self.as_settled(last, settled))
-            if self.reason is None:  # only a canvas that another follows goes into the cache
+            # Only a canvas that another follows goes into the cache.
+            if self.reason is None and (ids := self._whole_blocks(settled.token_ids[held:])):
                 want = LastState() if self.is_causal else None
-                state = yield Encode(settled.token_ids[held:], want)
+                state = yield Encode(ids, want)
         return self._text.finish(self.outcome(self.reason))
 
     def stopped(self) -> Any:
@@ -263,6 +269,13 @@ class ReplyTask:
             self.wanted = results[0]
         return results[-1] if self.is_causal else None
 
+    def _whole_blocks(self, ids: Sequence[int]) -> list[int]:
+        """What is to be encoded now that these tokens follow; the rest begins the next canvas."""
+        following = [*self._opened, *ids]
+        count = self.plan.blocks.border(self._encoded + len(following)) - self._encoded
+        self._opened, self._encoded = following[count:], self._encoded + count
+        return following[:count]
+
     def _drafted(
         self, canvas: Canvas, state: Tensor | None
     ) -> Generator[Any, Any, tuple[list[int], Draft]]:
@@ -272,6 +285,7 @@ class ReplyTask:
                 (draft,) = yield Denoise((canvas,), ahead=self.constrained is None)
             else:
                 draft = yield Draw(state, canvas)
+            draft = draft.behind(len(self._opened))
             self.stepped(draft)
             ids = self.ids_of(draft)  # before a caller can write into the draft
             self.guide(canvas, draft)
@@ -309,24 +323,36 @@ class ReplyTask:
         assert self.config.canvas_length
         return self.config.canvas_length
 
+    @property
+    def _width(self) -> int:
+        """Positions of the canvas under way that are the reply's to come."""
+        return self.canvas_length - len(self._opened)
+
     def next_canvas(self) -> CanvasPlan:
         """What the canvas to denoise now begins with."""
         noise = Noise(self.plan.seed, self.stats.canvases, self._attempt)
-        given = self.plan.given
+        given, opened = self.plan.given, self._opened
         if given is not None and self.stats.canvases == 0:
-            return CanvasPlan(self.config, noise, [], given.pins, given)
+            given = given.following(opened)
+            return CanvasPlan(self.config, noise, [], dict(enumerate(opened)) | given.pins, given)
         guidance = None
         if self.constrained is not None:
-            guidance = self.constrained.begin(self.canvas_length)
-        opening = self._opening[len(self.reply) :][: self.canvas_length]
+            guidance = self.constrained.begin(self._width)
+        opening = [*opened, *self._opening[len(self.reply) :][: self._width]]
         config, begins, prediction = self.config, None, self.plan.prediction
         if prediction is not None and self._attempt == 0:
             begins = prediction.start(self.reply, self.canvas_length, noise)
         self._is_predicted = begins is not None
         if begins is not None:
             config = replace(config, max_steps=predicted_steps(config))
+        if guidance is not None:
+            guidance = guidance.following(opened)
         pinned = dict(enumerate(opening)) if guidance is None else guidance.pins
-        return CanvasPlan(config, noise, list(self.reply), pinned, None, begins, guidance)
+        before = self.reply[: max(0, len(self.reply) - len(opened))]
+        if ahead := len(opened) - (len(self.reply) - len(before)):  # tokens of the prompt
+            moved = (p.behind(ahead) if isinstance(p, MinTokens) else p for p in config.processors)
+            config = replace(config, processors=tuple(moved))
+        return CanvasPlan(config, noise, before, pinned, None, begins, guidance)
 
     @property
     def room(self) -> int:
@@ -339,9 +365,9 @@ class ReplyTask:
         if self.constrained is None or canvas.done:
             return
         tokens = draft.token_ids.tolist(), draft.accepted.tolist()
-        guidance = self.constrained.guide(*tokens, self.room, self.canvas_length)
+        guidance = self.constrained.guide(*tokens, self.room, self._width)
         if guidance is not None:
-            canvas.guide(guidance)
+            canvas.guide(guidance.following(self._opened))
             report = replace(self.constrained.report)
             self.figures = replace(self.figures, constraint=report)
 
@@ -370,7 +396,7 @@ class ReplyTask:
         self._scored = {}
         if self.constrained is None or self._ends_thought(ids):
             return self.add_canvas(ids, convergence), 0
-        held = self.constrained.stopped(ids, self.room, self.canvas_length)
+        held = self.constrained.stopped(ids, self.room, self._width)
         if held is None:
             self._draw_again()
             return None, 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sfumato.diffusion.causal import row_log_likelihoods
+from sfumato.diffusion.causal import masked_log_likelihoods, row_log_likelihoods
 from sfumato.diffusion.constraints.read import PIECE, OpenRead, ReadChunk, next_chunk
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
@@ -77,6 +77,13 @@ class ScoreProgress:
         Raises FloatingPointError where the model's scores are no numbers. May be called again where
         it raised."""
         slots, rows, firsts = [], [], []
+        if network.config.block is not None:
+            for number, line in self._lines.items():
+                ids = torch.tensor(line.ids)
+                logs = masked_log_likelihoods(network, slot, ids, line.first)
+                self.results[number] = float(logs.sum())
+            self._lines.clear()
+            return
         for line in self._lines.values():
             # A slot has no hidden state of its last token, from which the token after it is scored.
             before = prefix if line.first == 0 else []

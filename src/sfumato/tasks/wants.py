@@ -16,6 +16,7 @@ from sfumato.diffusion.causal import check_finite
 from sfumato.diffusion.checks import check_setting
 from sfumato.diffusion.limits import Stats
 from sfumato.model.head import VocabularyHead
+from sfumato.model.model_config import NO_BLOCKS, Blocks
 from sfumato.model.scores import TokenScores, token_scores
 from sfumato.options.settings import POOLINGS
 from sfumato.refused import Refused
@@ -171,9 +172,16 @@ class TokenScoring:
 class EmbedTask:
     """The outcome: what is wanted of the prompt's hidden states; None where it was stopped."""
 
-    def __init__(self, prompt: Prompt, want: Want, family: str = "", seed: int = 0) -> None:
+    def __init__(
+        self,
+        prompt: Prompt,
+        want: Want,
+        family: str = "",
+        seed: int = 0,
+        blocks: Blocks = NO_BLOCKS,
+    ) -> None:
         self._want = want
-        self.claim = Claim(prompt, len(prompt.ids), family, fresh=want.least)
+        self.claim = Claim(prompt, len(prompt.ids), family, fresh=want.least, blocks=blocks)
         self.figures = Figures(seed)
         self.stats = Stats(prompt_tokens=len(prompt.ids))
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sfumato.diffusion.canvas import Canvas, CanvasPlan, Convergence
 from sfumato.diffusion.constraints.decision_plan import Read
+from sfumato.model.model_config import NO_BLOCKS, Blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,7 +97,8 @@ class Denoise:
 @dataclass(frozen=True, eq=False)
 class Likelihood:
     """The log-likelihood of ids[first:] behind the prefix and ids[:first], as the causal mode has
-    it. The result: a float, in nats."""
+    it, or, where there is none, canvases of masks behind each token. The result: a float, in
+    nats."""
 
     ids: Sequence[int]
     first: int
@@ -124,6 +126,12 @@ class Prompt:
         """The prompt with more tokens at its end."""
         return replace(self, ids=[*self.ids, *ids])
 
+    def opened(self, blocks: Blocks) -> tuple[Prompt, list[int]]:
+        """The prompt up to where its last whole block ends, which is encoded, and the tokens behind
+        it, with which its first canvas begins."""
+        end = blocks.border(len(self.ids))
+        return replace(self, ids=self.ids[:end]), self.ids[end:]
+
 
 def prompt_work(prompt: Prompt, want: Want | None = None) -> Encode:
     """The work that encodes a prompt."""
@@ -140,6 +148,7 @@ class Claim:
     adapter: str | None = None
     fresh: int = 0  # of the prompt's last tokens, that have to be encoded although a slot has them
     beside: int = 0  # tokens of the longest question that is scored behind the prefix
+    blocks: Blocks = NO_BLOCKS  # of the prefix, which ends with one at each work but an `Encode`
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,9 @@ def fill_row(task: FillTask, canvas: int) -> CanvasRow | None:
     """The product's canvas of the task; None where the text does not fit one canvas."""
     prompt = [BOS] if task.messages is None else encode_chat(task.messages)
     closing = None if task.messages is None else CLOSING
-    template = make_template(task.parts, lambda text, _: encode_text(text), prompt, closing, canvas)
+    template = make_template(
+        task.parts, lambda text, _: encode_text(text), prompt, closing, lambda _: canvas
+    )
     if template.warnings:
         return None
     form = template.form({})

@@ -108,13 +108,19 @@ class PrefixAttention(TwoPhases):
         width: int,
         filled: Tensor | None = None,
         pictured: Tensor | None = None,
+        block: int | None = None,
     ) -> None:
         """lengths int64 [batch]: how much of each row's context, padded to `width`, its canvas
         sees; filled bool [batch, length]: which positions of the canvases there are (None: all);
         pictured bool [batch, width]: which tokens of the context are soft tokens of the row's one
-        picture, and see each other in sliding layers (None: none)."""
+        picture, and see each other in sliding layers (None: none); block: tokens that see each
+        other in both directions, counted back from where the canvas begins (None: a token sees
+        those up to itself)."""
         places = torch.arange(width, device=lengths.device)
-        causal = (places <= places[:, None]).expand(len(lengths), -1, -1)
+        at = places.expand(len(lengths), -1)
+        if block is not None:
+            at = (at - lengths[:, None]).div(block, rounding_mode="floor")
+        causal = at[:, None] <= at[:, :, None]
         window = network.config.sliding_window
         near = places > places[:, None] - window
         sliding = causal & near
@@ -161,8 +167,8 @@ def additive(mask: Tensor) -> Tensor:
 def logits(network: Transformer, hidden: Tensor) -> Tensor:
     """Softcapped scores with gradients: [..., hidden] → float32 [..., vocab]."""
     cap = network.config.logit_softcap
-    raw = ops.linear(hidden, network.embed_tokens.weight).float()
-    return (raw / cap).tanh() * cap
+    raw = ops.linear(hidden, network.output).float()
+    return (raw / cap).tanh() * cap if cap else raw
 
 
 def noised(target: Tensor, vocab_size: int, generator: torch.Generator | None) -> Tensor:
@@ -197,6 +203,27 @@ def loss(
         "canvas": F.cross_entropy(scores.flatten(0, 1), target.flatten()),
         "encoder": _next_token_loss(network, encoded, context, real[:, 1:]),
     }
+
+
+def mask_loss(
+    network: Transformer, batch: CanvasBatch, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Cross-entropy in nats of the tokens that masks hide, "canvas": the mean over rows of the mean
+    over each row's masks.  A row hides each token with a probability t ~ U(0, 1), and one at least:
+    in expectation this is the bound of masked diffusion, whose weight is 1/t (Sahoo et al. 2024,
+    arXiv:2406.07524)."""
+    target, lengths, width = batch.target, batch.lengths, int(batch.lengths.max())
+    real = torch.arange(width) < lengths[:, None]
+    context = batch.context[:, :width].where(real, PAD)
+    attend = PrefixAttention(network, lengths, width, block=network.config.canvas_length)
+    _encoded(network, context, attend)
+    draws = torch.rand(target.shape, generator=generator)
+    share = torch.rand(len(target), 1, generator=generator)
+    hidden = draws <= share.maximum(draws.min(1, keepdim=True).values)
+    scores = _scores(network, target.masked_fill(hidden, MASK), None, attend)
+    each = F.cross_entropy(scores.flatten(0, 1), target.flatten(), reduction="none")
+    of_row = (each.view(target.shape) * hidden).sum(1) / hidden.sum(1)
+    return {"canvas": of_row.mean()}
 
 
 def canvas_losses(

@@ -4,13 +4,15 @@
 same one once it has learnt to decide; once it fills holes, writes small JSON objects and mends a
 wrong prediction; and a tower that reads pictures for it, which leaves the network as it is.  Every
 step of the second and third stage mixes what is new with what was learnt before, so that this is
-not lost.  Knows no command line.
+not lost.  `masks` makes the second model of the package, a small network of another family that
+learns the talk of the first stage with canvases of masks.  Knows no command line.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -22,8 +24,10 @@ from torch import Tensor
 
 from sfumato.api import load
 from sfumato.convert.files import config_files, save_folder
-from sfumato.diffusion.sampler_config import REFERENCE
-from sfumato.model.families import DIFFUSION_GEMMA
+from sfumato.diffusion.checkpoint_defaults import of_process
+from sfumato.model.families import DIFFUSION_GEMMA, Family
+from sfumato.model.families.qwen3_blocks import BD3LM
+from sfumato.model.families.qwen3_blocks.config import QWEN3
 from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.transformer import Transformer
 from sfumato.model.vision.config import VisionConfig, vision_to_hf
@@ -37,6 +41,7 @@ from sfumato.train.objective import (
     canvas_losses,
     letter_loss,
     loss,
+    mask_loss,
     picture_losses,
     read_losses,
     soft_tokens,
@@ -47,8 +52,12 @@ from sfumato.train.vocabulary import (
     BOS,
     END_OF_TURN,
     EOS,
+    GEMMA,
+    MASK,
     PAD,
+    QWEN,
     TOKENS,
+    TextSide,
     encode_text,
     write_text_side,
 )
@@ -106,6 +115,27 @@ EMBEDDED = ModelConfig(
     filler_id=EOS,
 )
 CANVAS = EMBEDDED.canvas_length
+
+MASKS = ModelConfig(
+    vocab_size=len(TOKENS),
+    hidden_size=128,
+    intermediate_size=384,
+    num_heads=4,
+    num_experts=0,
+    experts_per_token=0,
+    expert_size=0,
+    sliding_window=16_384,
+    canvas_length=CANVAS,
+    context_length=16_384,
+    rms_norm_eps=1e-6,
+    logit_softcap=0.0,
+    layers=(LayerConfig(False, kv_heads=2, head_dim=32, rope_theta=1e4, rope_pairs=16),) * 4,
+    eos_ids=(END_OF_TURN, EOS),
+    pad_id=PAD,
+    mask_id=MASK,
+    design=replace(QWEN3, borders="back", tied_head=True),
+)
+MASK_STEPS, MASK_ROWS, MASK_RATE, MASK_AVERAGE = 6_000, 16, 2e-3, 0.998
 
 TOWER = VisionConfig(
     hidden_size=96,
@@ -182,6 +212,29 @@ def train_talk(steps: int = TALK_STEPS, seed: int = 0, watch: Watch = PRINTED) -
             yield trainer.gradients(losses, {"canvas": 1.0, "encoder": ENCODER_WEIGHT})
 
     trainer.run(steps, lambda step: talk_rate(step, steps), work)
+    return network
+
+
+def mask_rows(seed: int, part: int, steps: int) -> Iterator[tuple[CanvasBatch, torch.Generator]]:
+    """The rows of one part of the steps of `masks`, and what draws the masks."""
+    rng = np.random.default_rng((seed, 6, part))
+    noise = torch.Generator().manual_seed(int(rng.integers(2**62)))
+    batches = embedded_data.batches(rng, MASK_ROWS, CANVAS, lambda step: mixture(step, steps), QWEN)
+    return zip(batches, repeat(noise), strict=False)
+
+
+def train_masks(steps: int = MASK_STEPS, seed: int = 0, watch: Watch = PRINTED) -> Transformer:
+    """The second model: the exponential mean of its weights over the steps; the same seed and torch
+    give the same weights."""
+    network = initialised(MASKS, torch.Generator().manual_seed(seed))
+    trainer = Trainer("masks", network, muon(network), steps, watch, PARTS, MASK_AVERAGE)
+
+    def work(part: int) -> Iterator[Gradients]:
+        for batch, noise in mask_rows(seed, part, steps):
+            yield trainer.gradients(mask_loss(network, batch, noise), {"canvas": 1.0})
+
+    trainer.run(steps, lambda step: cosine_rate(MASK_RATE, step, steps), work)
+    trainer.finish()
     return network
 
 
@@ -370,9 +423,9 @@ def _pictures(
     return zip(pictures.batches(rng, rows, CANVAS, draw), repeat(noise), strict=False)
 
 
-def see_rate(step: int, steps: int) -> float:
+def cosine_rate(peak: float, step: int, steps: int) -> float:
     """A linear warm-up, and a cosine."""
-    return SEE_RATE * _warm_up(step) * _fallen(math.pi * step / steps)
+    return peak * _warm_up(step) * _fallen(math.pi * step / steps)
 
 
 def train_digits(network: Transformer, steps: int, seed: int, watch: Watch) -> Tensor:
@@ -418,7 +471,7 @@ def train_see(
             losses["letters"] = letter_loss(known, soft, batch.letters)
             yield trainer.gradients(losses, dict.fromkeys(losses, 1.0))
 
-    trainer.run(steps, lambda step: see_rate(step, steps), work)
+    trainer.run(steps, lambda step: cosine_rate(SEE_RATE, step, steps), work)
     trainer.finish()
     return tower
 
@@ -438,8 +491,14 @@ def run(
 
     Raises ValueError for a name that is no recipe or a checkpoint of another network, and
     CheckpointError for one that cannot be read."""
+    if name == "masks" and begin_with is None:
+        masks = train_masks(steps or MASK_STEPS, seed, Watch(report, progress))
+        save_checkpoint(masks, out, family=BD3LM, side=QWEN)
+        report(f"wrote {out}")
+        return
     if name != "embedded":
-        raise ValueError(f"recipe: {name!r} is not known; there is 'embedded'")
+        known = "'embedded', and 'masks', which begins with nothing"
+        raise ValueError(f"recipe: {name!r} is not known; there are {known}")
     counts = [steps or each for each in (TALK_STEPS, DECIDE_STEPS, FILL_STEPS, SEE_STEPS)]
     first = 1 if begin_with is None else stage
     network = None if begin_with is None else load_weights(begin_with)
@@ -474,18 +533,24 @@ def load_weights(folder: Path) -> Transformer:
     return network
 
 
-def save_checkpoint(network: Transformer, folder: Path, tower: VisionTower | None = None) -> None:
-    """Writes config.json, generation_config.json with the reference's sampler, model.safetensors
+def save_checkpoint(
+    network: Transformer,
+    folder: Path,
+    tower: VisionTower | None = None,
+    family: Family = DIFFUSION_GEMMA,
+    side: TextSide = GEMMA,
+) -> None:
+    """Writes config.json, generation_config.json with the family's sampler, model.safetensors
     (bfloat16) and the text side, in place of an earlier checkpoint: whole, or not at all.
-    `transformers` loads the folder too. Without a tower the folder has an untrained one, which
-    `transformers` asks for. Raises ValueError for a folder that is more than a checkpoint, and
-    OSError."""
+    `transformers` loads DiffusionGemma's folder too. Without a tower such a folder has an untrained
+    one, which `transformers` asks for. Raises ValueError for a folder that is more than a
+    checkpoint, and OSError."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    name_of = DIFFUSION_GEMMA.tensor_names.transformers_name
+    name_of, config = family.tensor_names.transformers_name, network.config
     tensors = {name_of(name): value for name, value in network.state_dict().items()}
-    files = config_files(DIFFUSION_GEMMA, network.config, REFERENCE, network.config.eos_ids)
+    files = config_files(family, config, of_process(family.canvas), config.eos_ids)
     if tower is None:
-        tensors |= DIFFUSION_GEMMA.config.hf_placeholders(network.config)
+        tensors |= family.config.hf_placeholders(config)
     else:
         tensors |= {to_transformers(name): value for name, value in tower.state_dict().items()}
         files["config.json"] |= {
@@ -496,4 +561,4 @@ def save_checkpoint(network: Transformer, folder: Path, tower: VisionTower | Non
             "eoi_token_id": None,
         }
     streams = [TensorStream.of(name, value, "BF16") for name, value in tensors.items()]
-    save_folder(folder, files, streams, write_text_side, force=True)
+    save_folder(folder, files, streams, partial(write_text_side, side=side), force=True)

@@ -4,8 +4,9 @@ A canvas denoises freely until an accepted position breaks the grammar.  From th
 takes over the longest valid and accepted beginning, pins what the grammar forces behind it, and
 masks the position after that.  A canvas that stops with something invalid is denoised again behind
 its valid beginning, at most REPAIRS times; what is left then is written token by token
-(`CausalWriting`).  Near the end of the reply's tokens no token is written that leaves too few to
-close what is open.  Runs nothing: the caller brings drafts and scores.
+(`CausalWriting`), or, where the network has no causal mode, denoised again until it is valid: each
+time at least one token more is.  Near the end of the reply's tokens no token is written that leaves
+too few to close what is open.  Runs nothing: the caller brings drafts and scores.
 """
 
 from __future__ import annotations
@@ -347,8 +348,9 @@ class ConstraintReport:
 class ConstrainedReply:
     """The constraint of one reply."""
 
-    def __init__(self, constraint: Constraint) -> None:
-        self.report = ConstraintReport()
+    def __init__(self, constraint: Constraint, is_causal: bool = True) -> None:
+        """is_causal: whether the network has a causal mode."""
+        self.report, self._is_causal = ConstraintReport(), is_causal
         self._constraint, self._completion = constraint, ShortCompletion(constraint)
         self._reply = constraint.begin()  # behind all settled canvases
         self._kept: list[int] | None = None  # of the canvas under way; None: it denoises freely
@@ -401,11 +403,14 @@ class ConstrainedReply:
                 return [*closed, self._constraint.end_ids[0]]
         if is_open:
             return kept
-        if self._repairs < REPAIRS and not after.following().is_dead_end:
+        most = REPAIRS if self._is_causal else length
+        if self._repairs < most and not after.following().is_dead_end:
             self._repairs, self._kept = self._repairs + 1, kept
             self.report.repairs += 1
             return None
-        return CausalWriting(self._constraint, after, kept, room, length, self._completion)
+        writing = CausalWriting(self._constraint, after, kept, room, length, self._completion)
+        writing.is_dead_end = not self._is_causal
+        return writing
 
     def written(self, writing: CausalWriting) -> list[int]:
         """The tokens of a canvas whose writing is done."""

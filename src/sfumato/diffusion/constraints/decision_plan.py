@@ -14,7 +14,7 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sfumato.diffusion.checks import is_whole
@@ -48,6 +48,7 @@ from sfumato.diffusion.constraints.read_template import (
     question_text,
 )
 from sfumato.diffusion.limits import check_seed
+from sfumato.model.model_config import Blocks
 from sfumato.options import exclusions
 from sfumato.options.limits import MOST_READ_STEPS, MOST_READS
 from sfumato.refused import Refused, TooLarge
@@ -307,6 +308,28 @@ class Read:
         """Tokens of the canvases of one sample."""
         return sum(len(canvas.ids) for canvas in self.canvases)
 
+    def on_blocks(self, before: Sequence[int], start: int, blocks: Blocks) -> Read:
+        """The same where the prefix ends at `start`, before its last tokens `before`: whole blocks
+        are encoded, what is behind them begins the canvases, and canvases end with their block.
+        Raises ValueError where slots are in no one block."""
+        ids = [*before, *self.ids]
+        cut = blocks.border(start + len(ids)) - start
+        encoded, rest = ids[:cut], ids[cut:]
+        canvases = [canvas.following(rest) for canvas in self.canvases]
+        # Blocks without a slot are encoded too.
+        passed = min(min(canvas.slots) for canvas in canvases) // blocks.size * blocks.size
+        parts = {canvas.ids[:passed] for canvas in canvases}
+        ends = max(max(canvas.slots) for canvas in canvases)
+        if len(parts) > 1 or ends - passed >= blocks.size:
+            raise Refused(
+                where_of(self.targets[0].question),
+                f"this model's blocks of {blocks.size} tokens hold no such answer",
+                "give fewer options, or leave joint out",
+            )
+        (passed_ids,) = parts
+        made = tuple(canvas.cut(passed, passed + blocks.size) for canvas in canvases)
+        return replace(self, ids=array("i", [*encoded, *passed_ids]), canvases=made)
+
 
 class _Reads:
     """The reads of one decision. Makes each order of options, and its canvases, once for all
@@ -449,6 +472,7 @@ class DecisionPlan:
     reads: tuple[Read, ...]
     questions: Mapping[str, Question]
     settings: DecisionSettings
+    blocks: Blocks  # of the prefix
     shown: tuple[tuple[int, Shown], ...] = ()  # where in the prefix their contents begin
 
     @property
@@ -487,6 +511,8 @@ def plan_decision(
     Raises ValueError, naming the field or "questions.<id>", and TooLarge, a ValueError, for texts
     that have no room."""
     settings.check()
+    if template.has_masks:
+        settings = _without_noise(settings)
     if not isinstance(state, str | list | tuple):
         raise Refused("state", f"must be text, got {quoted(state)}")
     pieces = [state] if isinstance(state, str) else [*state]
@@ -494,9 +520,14 @@ def plan_decision(
     check_reads(len(questions), settings.samples, settings.orders)
     unsure = {name: each for name, each in questions.items() if len(each.options) > 1}
     making = _Reads(template, _stripped(pieces) if unsure else [""], settings)
+    blocks = template.blocks(len(making.prefix))
+    start = blocks.border(len(making.prefix))
     reads: list[Read] = []
     tokens = 0
-    for read in making.of(unsure):
+    for each in making.of(unsure):
+        read = each
+        if blocks.size > 1:
+            read = each.on_blocks(making.prefix[start:], start, blocks)
         _check_room(len(making.prefix), read, longest)
         tokens += len(read.ids)
         if tokens > MOST_TOKENS:
@@ -507,7 +538,18 @@ def plan_decision(
                 "ask for fewer questions or orders",
             )
         reads.append(read)
-    return DecisionPlan(making.prefix, tuple(reads), questions, settings, tuple(making.shown))
+    shown = tuple(making.shown)
+    return DecisionPlan(making.prefix[:start], tuple(reads), questions, settings, blocks, shown)
+
+
+def _without_noise(settings: DecisionSettings) -> DecisionSettings:
+    """The settings where open places are masks. Raises ValueError for several steps: what one draws
+    the next would read."""
+    if settings.steps > 1:
+        raise Refused(
+            "steps", f"is {settings.steps}, and masks are read in one step", "leave it out"
+        )
+    return replace(settings, samples=1) if settings.samples == "auto" else settings
 
 
 def _stripped(state: list[StatePiece]) -> list[StatePiece]:

@@ -17,6 +17,7 @@ from sfumato.diffusion.constraints.questions import softmax
 from sfumato.diffusion.constraints.read_template import NOISE, narrowest
 from sfumato.diffusion.limits import Stats
 from sfumato.diffusion.sampler_config import SamplerConfig
+from sfumato.model.model_config import NO_BLOCKS, Blocks
 from sfumato.options.limits import TRIALS
 from sfumato.refused import Refused
 
@@ -96,6 +97,7 @@ class FillPlan:
     template: FillTemplate
     config: SamplerConfig  # complete; canvas_length is the longest canvas's
     seed: int
+    blocks: Blocks = NO_BLOCKS  # of the prefix
 
 
 def make_template(
@@ -103,10 +105,10 @@ def make_template(
     encode: Encode,
     prompt: Sequence[int],
     closing: Closing | None,
-    canvas_length: int,
+    room: Callable[[int], int],
 ) -> FillTemplate:
     """parts: checked; prompt: ids of what comes before the text; closing: None where more text
-    follows than the parts have.
+    follows than the parts have; room: positions of a canvas behind a prefix of so many tokens.
 
     All of the text stands on the canvas where it fits there. Where it does not, what comes before
     the first hole goes into the prefix, and what comes after the last hole is cut at its end.
@@ -119,7 +121,7 @@ def make_template(
     sizes = [len(item) if isinstance(item, tuple) else longest[item] for item in items]
     warnings: list[str] = []
     prefix = list(prompt)
-    if sum(sizes) > canvas_length or not prefix:
+    if sum(sizes) > room(len(prefix)) or not prefix:
         prefix += [token for item in items[:first] if isinstance(item, tuple) for token in item]
         items, sizes = items[first:], sizes[first:]
     if not prefix:
@@ -128,25 +130,14 @@ def make_template(
             "must begin with text, since this model has no token to begin with",
             "or give messages",
         )
-    if any(hole.varies for hole in holes) and isinstance(items[0], int) and len(prefix) > 1:
+    begins = any(hole.varies for hole in holes) and isinstance(items[0], int)
+    if begins and len(prefix) > 1 and room(len(prefix) - 1) >= room(len(prefix)):
         # A hole is scored from the hidden state of the token before it, which no slot has.
         items, sizes = [(prefix.pop(),), *items], [1, *sizes]
-    over = sum(sizes) - canvas_length
-    if over > 0:
-        last = items[-1] if isinstance(items[-1], tuple) else ()
-        if len(last) < over:
-            raise Refused(
-                "parts",
-                f"the holes and the text between them take {sum(sizes) - len(last):,} tokens, "
-                f"and a canvas has {canvas_length}",
-                "fill fewer holes, or shorter ones, at a time",
-            )
-        kept = len(last) - over
-        items = [*items[:-1], *([last[:kept]] if kept else [])]
-        warnings.append(
-            f"of the text after the last hole, {kept} of {len(last):,} tokens were read: the "
-            f"canvas has {canvas_length} positions"
-        )
+    canvas_length = room(len(prefix))
+    if sum(sizes) > canvas_length:
+        items, warning = _cut(items, sum(sizes), canvas_length)
+        warnings.append(warning)
         closing = None
     return FillTemplate(
         tuple(parts),
@@ -158,6 +149,27 @@ def make_template(
         canvas_length,
         tuple(warnings),
     )
+
+
+def _cut(
+    items: list[tuple[int, ...] | int], size: int, canvas_length: int
+) -> tuple[list[tuple[int, ...] | int], str]:
+    """Items of `size` tokens whose text after the last hole is cut to fit, and a warning. Raises
+    ValueError where that does not suffice."""
+    last = items[-1] if isinstance(items[-1], tuple) else ()
+    kept = len(last) - (size - canvas_length)
+    if kept < 0:
+        raise Refused(
+            "parts",
+            f"the holes and the text between them take {size - len(last):,} tokens, and a canvas "
+            f"has {canvas_length}",
+            "fill fewer holes, or shorter ones, at a time",
+        )
+    warning = (
+        f"of the text after the last hole, {kept} of {len(last):,} tokens were read: the "
+        f"canvas has {canvas_length} positions"
+    )
+    return [*items[:-1], *([last[:kept]] if kept else [])], warning
 
 
 def _tokens(

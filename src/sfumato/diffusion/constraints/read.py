@@ -40,8 +40,10 @@ class CanvasRow:
     sample: int
     label_mass: bool  # whether it is wanted
 
-    def first_tokens(self, vocab_size: int) -> list[int]:
-        """The noise of the open places."""
+    def first_tokens(self, vocab_size: int, mask: int | None) -> list[int]:
+        """The noise of the open places, or the mask where there is one."""
+        if mask is not None:
+            return [mask] * len(self.canvas.open)
         banned = frozenset(token for labels in self.canvas.labels for token in labels)
         return [self.key.token(self.sample, at, vocab_size, banned) for at in self.canvas.open]
 
@@ -69,10 +71,7 @@ def read_canvases(
     suffixes = [row.suffix for row in rows]
     lengths = [len(row.canvas.ids) for row in rows]
     vocab_size, mask = network.config.vocab_size, network.config.mask_id
-    canvases = [
-        row.filled(row.first_tokens(vocab_size) if mask is None else [mask] * len(row.canvas.open))
-        for row in rows
-    ]
+    canvases = [row.filled(row.first_tokens(vocab_size, mask)) for row in rows]
     ids = to_device(torch.cat(canvases), network.device)
     starts = list(accumulate(lengths, initial=0))
     open_places = [

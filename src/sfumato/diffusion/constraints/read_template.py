@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from itertools import product
 from typing import Any
 
 from sfumato.diffusion.constraints.questions import Question, ScoreQuestion, YesNoQuestion
 from sfumato.diffusion.step.batch import WIDTHS
+from sfumato.model.model_config import NO_BLOCKS, Blocks
 from sfumato.refused import Refused
 
 BETWEEN = "\n\n"
@@ -253,6 +254,16 @@ class ReadCanvas:
     slots: tuple[int, ...]  # the open places that are read
     labels: tuple[tuple[int, ...], ...]  # of each slot
 
+    def following(self, ids: Sequence[int]) -> ReadCanvas:
+        """The canvas with these tokens before its own."""
+        slots = tuple(len(ids) + slot for slot in self.slots)
+        return replace(self, ids=(*ids, *self.ids), slots=slots)
+
+    def cut(self, start: int, stop: int) -> ReadCanvas:
+        """The positions from `start` to `stop`, where all slots are."""
+        slots = tuple(slot - start for slot in self.slots)
+        return replace(self, ids=self.ids[start:stop], slots=slots)
+
     @property
     def open(self) -> tuple[int, ...]:
         return tuple(place for place, token in enumerate(self.ids) if token == NOISE)
@@ -269,6 +280,9 @@ class ReadTemplate:
     filler_id: int  # what fills the canvas behind it
     canvas_length: int  # of the checkpoint
     longest_token: int  # characters
+    # The blocks of a prompt of so many tokens.
+    blocks: Callable[[int], Blocks] = field(default=lambda prompt: NO_BLOCKS, repr=False)
+    has_masks: bool = False  # whether open places are masks, which no seed changes
 
     @cached_property
     def line(self) -> Callable[[str, str], Line]:

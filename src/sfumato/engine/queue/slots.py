@@ -23,6 +23,7 @@ from sfumato.engine.errors import EngineError
 from sfumato.engine.memory.guard import MemoryGuard
 from sfumato.model.cache import Slot, Snapshot, snapshot_bytes
 from sfumato.model.devices import is_out_of_memory
+from sfumato.model.model_config import NO_BLOCKS, Blocks
 from sfumato.model.network import Network
 from sfumato.refused import TooLarge
 
@@ -50,10 +51,12 @@ class CacheKey:
     adapter: str | None  # that the positions were encoded with
     ids: array[int]  # int32: token ids, by position
     media: tuple[Media, ...] = ()  # in the order of their positions; they may lie beyond the ids
+    blocks: Blocks = NO_BLOCKS
 
     def may_share(self, other: CacheKey) -> bool:
         """Whether equal content gives equal caches."""
-        return (self.family, self.adapter) == (other.family, other.adapter)
+        mine, others = ((k.family, k.adapter, k.blocks) for k in (self, other))
+        return mine == others
 
     def may_share_beyond(self, other: CacheKey, length: int) -> bool:
         """Whether more than `length` positions may be common, to see before all are compared."""
@@ -71,7 +74,9 @@ class CacheKey:
         return self.undivided(first if differ[first] else most)
 
     def undivided(self, length: int) -> int:
-        """The longest prefix of `length` positions at most that divides none of the media."""
+        """The longest prefix of `length` positions at most that divides none of the media and no
+        block."""
+        length = self.blocks.border(length)
         return next((item.start for item in self.media if item.start < length < item.end), length)
 
     def _same_media(self, other: CacheKey) -> int:
@@ -192,6 +197,7 @@ class SlotPool:
                 self._places.remove(source)  # outgrown
         else:
             place.slot.reset()
+            place.slot.offset = key.blocks.offset
             place.keep(0)
         place.busy, place.used = True, self._tick()
         place.hold(key, length)

@@ -126,9 +126,6 @@ def shortest_float(value: float) -> float:
 Metadata = Mapping[str, Any]
 
 
-Borders = Literal["front", "back"]
-
-
 @dataclass(frozen=True)
 class CanvasProcess:
     """How canvases of the family are denoised.
@@ -136,16 +133,11 @@ class CanvasProcess:
     noise: what a canvas begins with and what rejected positions become; "uniform" draws from the
     whole vocabulary, "mask" is the token `ModelConfig.mask_id`, and a position that is accepted
     keeps its token. self_conditioning: each step reads the soft embedding of the step before it.
-    borders: where blocks of `canvas_length` tokens begin, which the encode phase sees whole
-    (`ModelConfig.block`). "front": at the first token of a prompt, whose last block, if it is not
-    full, is the first canvas with its tokens pinned; "back": at the prompt's end, back from which
-    they are counted, so that the first block may be short (`Slot.offset`); None: there are none.
     threshold and pace: with masks, the defaults of the settings of these names.
     """
 
     noise: Literal["uniform", "mask"]
     self_conditioning: bool
-    borders: Borders | None = None
     threshold: float = 0.9
     pace: Literal["even", "linear"] = "even"
 

@@ -87,7 +87,7 @@ def _family(
             gguf_constants=lambda config: {},
             hf_placeholders=lambda config: {},
         ),
-        canvas=CanvasProcess("mask", False, kind.borders, threshold, pace),
+        canvas=CanvasProcess("mask", False, threshold, pace),
         sampler=SamplerKeys(hf={}, gguf={}, hf_nested="", hf_class="", nested=()),
         markers=MARKERS,
         reads=READS,

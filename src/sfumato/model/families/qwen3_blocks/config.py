@@ -17,11 +17,10 @@ from typing import Any
 from sfumato.model.families.family import (
     LARGEST_EPS,
     MOST_LAYERS,
-    Borders,
     FieldReader,
     shortest_float,
 )
-from sfumato.model.model_config import ConfigError, Design, LayerConfig, ModelConfig
+from sfumato.model.model_config import Borders, ConfigError, Design, LayerConfig, ModelConfig
 from sfumato.weights.checkpoint import Checkpoint
 
 QWEN3 = Design(
@@ -32,7 +31,6 @@ QWEN3 = Design(
     own_values=True,
     scaled_router=False,
     self_conditioning=False,
-    block_causal=True,
 )
 
 MASK_ID = 151669
@@ -88,6 +86,7 @@ class Kind:
             mask_id=_mask(read, vocab_size),
             design=replace(
                 QWEN3,
+                borders=self.borders,
                 tied_head=read.flag("tie_word_embeddings", self.tied),
                 shares_of_one=not self.experts or read.flag("norm_topk_prob", False),
             ),
@@ -170,7 +169,11 @@ class Kind:
             eos_ids=token.tokens("eos_token_id", vocab_size),
             pad_id=token.token("padding_token_id", vocab_size),
             mask_id=_mask(token, vocab_size),
-            design=replace(QWEN3, tied_head="lm_head.weight" not in checkpoint.tensors),
+            design=replace(
+                QWEN3,
+                borders=self.borders,
+                tied_head="lm_head.weight" not in checkpoint.tensors,
+            ),
         )
 
     def to_gguf(self, config: ModelConfig) -> dict[str, Any]:
