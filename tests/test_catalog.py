@@ -60,8 +60,7 @@ def test_every_name_is_one_that_pull_takes() -> None:
 
 
 def test_every_model_is_of_a_family() -> None:
-    """The mixture of experts is not yet: `pull` says so before it downloads."""
-    readable = {family.model_type for family in FAMILIES} | {"sdar_moe"}
+    readable = {family.model_type for family in FAMILIES}
     assert {entry.model_type for entry in catalog.CATALOGUE.values()} <= readable
 
 

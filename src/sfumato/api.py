@@ -696,6 +696,8 @@ def _opened(path: str | PathLike[str] | None) -> Checkpoint:
         )
     if isinstance(path, str) and catalog.is_name(path) and not Path(path).exists():
         path = hub.located(path)
+    if isinstance(path, str) and path in catalog.PACKAGED and not Path(path).exists():
+        path = catalog.PACKAGED[path]
     return open_checkpoint(EMBEDDED if path is None else Path(path))
 
 

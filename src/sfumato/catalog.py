@@ -13,6 +13,7 @@ AVX-512. The other formats are derived from that figure by `doctor`'s estimates 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 PREFIX = "hf:"
 MODEL = "DiffusionGemma 26B-A4B"
@@ -164,6 +165,12 @@ MACHINES = (
     Machine("8 cores AVX-512", 1 / 4, True),  # in proportion to the cores
     Machine("8 cores AVX2", 3.5 / 4, False),  # six layers took 3.5 times as long with AVX2
 )
+
+
+PACKAGED = {
+    name: Path(__file__).parent / name.replace("-", "_") for name in ("embedded", "embedded-masks")
+}
+"""The models that the package has, by name: the first is meant where no model is named."""
 
 
 def is_name(given: str) -> bool:

@@ -1,20 +1,21 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
 from sfumato.model.network import Network
 from sfumato.train import objective
 from sfumato.train.canvas_rows import CanvasRow, collate
-from sfumato.train.objective import LEAST_NOISE, PrefixAttention, logits, loss, noised
-from sfumato.train.recipe import EMBEDDED, initialised
+from sfumato.train.objective import LEAST_NOISE, PrefixAttention, logits, loss, mask_loss, noised
+from sfumato.train.recipe import EMBEDDED, MASKS, initialised
 
 
 @pytest.fixture
 def network():
     """Random weights, large enough to make attention matter, in a network with a short window."""
-    from dataclasses import replace
-
     config = replace(EMBEDDED, sliding_window=9, canvas_length=8)
     made = initialised(config, torch.Generator().manual_seed(3))
     for name, parameter in made.named_parameters():
@@ -46,6 +47,38 @@ def training_logits(network, context, lengths, canvas, soft=None):
     attend.encoding = False
     positions = lengths[:, None] + torch.arange(canvas.shape[1])
     return logits(network, network.denoise(canvas, soft, positions, attend, torch.float32))
+
+
+def test_masks_see_blocks_as_they_are_served_and_the_loss_is_of_masks_alone():
+    made = initialised(replace(MASKS, canvas_length=8), torch.Generator().manual_seed(3))
+    for parameter in made.parameters():
+        parameter.data.mul_(4 if parameter.ndim > 1 else 1)
+    context, lengths, target = batch([3, 21, 16])
+    attend = PrefixAttention(made, lengths, context.shape[1], block=8)
+    positions = torch.arange(context.shape[1]).expand_as(context)
+    made.encode(context, positions, attend, torch.float32)
+    attend.encoding = False
+    positions = lengths[:, None] + torch.arange(8)
+    trained = logits(made, made.denoise(target, None, positions, attend, torch.float32))
+
+    made.requires_grad_(False)
+    runtime = Network(made, torch.device("cpu"), torch.float32)
+    slots = [runtime.new_slot(32) for _ in lengths]
+    for slot, length in zip(slots, lengths.tolist(), strict=True):
+        slot.offset = length % 8  # blocks end where the canvas begins
+    runtime.encode([row[:n] for row, n in zip(context, lengths, strict=True)], slots)
+    served = runtime.head.logits(runtime.denoise(list(target), slots))
+    assert torch.allclose(trained.flatten(0, 1), served, atol=2e-3)
+
+    seen = []
+    made.denoise = lambda canvas, *rest: seen.append(canvas) or torch.zeros(3, 8, 128)
+    even = mask_loss(made, rows_of(context, lengths, target), torch.Generator().manual_seed(1))
+    (canvas,) = seen
+    hidden = canvas == MASKS.mask_id
+    assert (
+        hidden.any(1).all() and not hidden.all() and torch.equal(canvas[~hidden], target[~hidden])
+    )
+    assert float(even["canvas"]) == pytest.approx(math.log(MASKS.vocab_size))
 
 
 def test_the_padded_batches_of_training_compute_what_the_cached_rows_of_inference_do(network):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sfumato
-from sfumato.train import pictures, recipe
+from sfumato.train import embedded_data, pictures, recipe
 from sfumato.train.trainer import Watch
 from sfumato.weights.errors import CheckpointError
 
@@ -38,6 +38,32 @@ def test_a_short_run_writes_a_checkpoint_that_loads_and_answers(tmp_path):
     reply = model.generate("Hello!", max_tokens=16, sampler=sfumato.SamplerConfig(max_steps=2))
     assert reply.stats.canvases == 1
     assert any(str(tmp_path / "out") in line for line in lines)
+
+
+def test_a_short_run_of_masks_writes_a_checkpoint_of_the_other_family(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe, "MASK_ROWS", 2)
+    reported = []
+    progress = lambda *far: reported.append(far)  # noqa: E731
+    recipe.run("masks", tmp_path / "out", 3, report=lambda line: None, progress=progress)
+    assert reported == [(1, 3), (2, 3), (3, 3)]
+    model = sfumato.load(tmp_path / "out")
+    assert model.config == recipe.MASKS and model.family.name == "bd3lm"
+    assert model.generate("Hello!", max_tokens=8).stats.canvases == 1
+    first, second = (recipe.train_masks(2, seed=5).state_dict() for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_packaged_model_of_masks_answers():
+    model = sfumato.load("embedded-masks")
+    assert model.config == recipe.MASKS and model.sampler_defaults.sampler.threshold == 0.9
+    tasks = embedded_data.evaluation_sets(seed=0, count=12)
+    for name, least in {"questions": 0.95, "sudoku": 0.7, "chat": 0.7}.items():
+        some = tasks[name][:40]
+        right = [
+            model.generate(messages=task.messages, max_tokens=64, seed=1).text == task.expected
+            for task in some
+        ]
+        assert sum(right) >= least * len(some), name
 
 
 @pytest.mark.parametrize("stage", [2, 3])

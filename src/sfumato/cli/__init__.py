@@ -92,10 +92,10 @@ def _resolve_models(args: argparse.Namespace) -> None:
             continue
         if catalog.is_name(given):
             importlib.import_module("sfumato.cli.pull").resolve(args, key)
-        elif given == EMBEDDED and key != "mmproj":
-            folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), EMBEDDED)
+        elif given in catalog.PACKAGED and key != "mmproj":
             # --model without a value means the embedded model too.
-            setattr(args, key, None if key == "model" else folder)
+            is_first = given == EMBEDDED and key == "model"
+            setattr(args, key, None if is_first else str(catalog.PACKAGED[given]))
 
 
 def _end(number: int, _: object) -> None:

@@ -13,7 +13,6 @@ import time
 from typing import Any
 
 from sfumato import catalog, hub
-from sfumato.api import EMBEDDED
 from sfumato.cli.terminal import print_message, print_report, size, table, wrapped
 from sfumato.model.families import FAMILIES
 from sfumato.refused import Refused
@@ -60,8 +59,16 @@ def facts() -> dict[str, Any]:
         for each in held
         if each.model_type in known or each.name in catalog.CATALOGUE or not each.model_type
     ]
-    weights = (EMBEDDED / "model.safetensors").stat().st_size
-    own = {"name": "embedded", "path": str(EMBEDDED), "bytes": weights, "format": "bfloat16"}
+    own = [
+        {
+            "name": name,
+            "path": str(path),
+            "bytes": (path / "model.safetensors").stat().st_size,
+            "format": "bfloat16",
+            "used": None,
+        }
+        for name, path in catalog.PACKAGED.items()
+    ]
     models = [
         {
             "name": each.name,
@@ -75,7 +82,7 @@ def facts() -> dict[str, Any]:
     here = {each.name for each in ours}
     return {
         "cache": cache,
-        "models": [own | {"used": None}, *models],
+        "models": [*own, *models],
         "others": len(held) - len(ours),
         "published": [_published(entry, here) for entry in catalog.CATALOGUE.values()],
         "problem": problem,

@@ -406,7 +406,8 @@ def run(
 ) -> Figures:
     """The scores of every set, and of the hard grids under two handicaps, by name; and under
     DECISIONS those of held-out decisions (`DecisionScore`). Sets of pictures are left out where the
-    model reads none, and, with a line in the log, where what they are made of is not installed.
+    model reads none, and, with a line in the log, where what they are made of is not installed. A
+    model of masks has the sets of replies alone: its recipe trains nothing else.
 
     path: a checkpoint of this vocabulary; None is the embedded model; count: of tasks in each set,
     at most, and a third of the decisions; seed: draws the held-out tasks, and the noise that they
@@ -423,15 +424,19 @@ def run(
             _log.warning("pictures are left out: %s", error)
     trials = {name: (tasks, config) for name, tasks in sets.items()} | {
         "sudoku_hard, one step": (hard, replace(config, max_steps=1)),
-        "sudoku_hard, no self-conditioning": (hard, replace(config, self_conditioning=False)),
     }
+    has_masks = model.config.mask_id is not None
+    if not has_masks:
+        unaided = replace(config, self_conditioning=False)
+        trials["sudoku_hard, no self-conditioning"] = (hard, unaided)
     runs: dict[str, tuple[int, Callable[[Answered], Score | DecisionScore]]] = {
         name: (len(tasks), partial(evaluate, model, tasks, how, seed))
         for name, (tasks, how) in trials.items()
     }
-    runs |= canvas_runs(model, hard, seed, count, config)
-    cases = held_out(seed, 3 * count)
-    runs[DECISIONS] = len(cases), partial(evaluate_decisions, model, cases, seed)
+    if not has_masks:
+        runs |= canvas_runs(model, hard, seed, count, config)
+        cases = held_out(seed, 3 * count)
+        runs[DECISIONS] = len(cases), partial(evaluate_decisions, model, cases, seed)
     total, done = sum(tasks for tasks, _ in runs.values()), itertools.count(1)
 
     def answered() -> None:

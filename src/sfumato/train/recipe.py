@@ -25,6 +25,8 @@ from torch import Tensor
 from sfumato.api import load
 from sfumato.convert.files import config_files, save_folder
 from sfumato.diffusion.checkpoint_defaults import of_process
+from sfumato.diffusion.sampler import LowConfidence
+from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.model.families import DIFFUSION_GEMMA, Family
 from sfumato.model.families.qwen3_blocks import BD3LM
 from sfumato.model.families.qwen3_blocks.config import QWEN3
@@ -493,7 +495,7 @@ def run(
     CheckpointError for one that cannot be read."""
     if name == "masks" and begin_with is None:
         masks = train_masks(steps or MASK_STEPS, seed, Watch(report, progress))
-        save_checkpoint(masks, out, family=BD3LM, side=QWEN)
+        save_masks(masks, out)
         report(f"wrote {out}")
         return
     if name != "embedded":
@@ -522,6 +524,13 @@ def _shown(progress: Progress, before: int, total: int, done: int, of_stage: int
     progress(before + done, total)
 
 
+def save_masks(network: Transformer, folder: Path) -> None:
+    """Writes the second model as `save_checkpoint` does. It reveals what it is sure of at once: the
+    static rule of its family takes a step for each token."""
+    sampler = replace(of_process(BD3LM.canvas), sampler=LowConfidence(0.9), max_steps=CANVAS)
+    save_checkpoint(network, folder, family=BD3LM, side=QWEN, sampler=sampler)
+
+
 def load_weights(folder: Path) -> Transformer:
     """The network of a checkpoint of this recipe, in float32, to be trained on."""
     loaded = load(folder)
@@ -539,16 +548,18 @@ def save_checkpoint(
     tower: VisionTower | None = None,
     family: Family = DIFFUSION_GEMMA,
     side: TextSide = GEMMA,
+    sampler: SamplerConfig | None = None,
 ) -> None:
-    """Writes config.json, generation_config.json with the family's sampler, model.safetensors
-    (bfloat16) and the text side, in place of an earlier checkpoint: whole, or not at all.
-    `transformers` loads DiffusionGemma's folder too. Without a tower such a folder has an untrained
-    one, which `transformers` asks for. Raises ValueError for a folder that is more than a
+    """Writes config.json, generation_config.json with the sampler (None: the family's),
+    model.safetensors (bfloat16) and the text side, in place of an earlier checkpoint: whole, or not
+    at all.  `transformers` loads DiffusionGemma's folder too. Without a tower such a folder has an
+    untrained one, which `transformers` asks for. Raises ValueError for a folder that is more than a
     checkpoint, and OSError."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     name_of, config = family.tensor_names.transformers_name, network.config
     tensors = {name_of(name): value for name, value in network.state_dict().items()}
-    files = config_files(family, config, of_process(family.canvas), config.eos_ids)
+    sampler = of_process(family.canvas) if sampler is None else sampler
+    files = config_files(family, config, sampler, config.eos_ids)
     if tower is None:
         tensors |= family.config.hf_placeholders(config)
     else:

@@ -68,6 +68,19 @@ TENSOR_NAMES = TensorNames(
 )
 
 
+SAMPLER = SamplerKeys(
+    # The arguments of SDAR's generate.py; the published files name neither.
+    hf={"max_steps": "denoising_steps", "threshold": "confidence_threshold"},
+    gguf={
+        "max_steps": "diffusion.denoising_steps",
+        "threshold": "diffusion.confidence_threshold",
+    },
+    hf_nested="",
+    hf_class="",
+    nested=(),
+)
+
+
 def _family(
     name: str, title: str, kind: Kind, threshold: float, pace: Literal["even", "linear"]
 ) -> Family:
@@ -88,7 +101,7 @@ def _family(
             hf_placeholders=lambda config: {},
         ),
         canvas=CanvasProcess("mask", False, threshold, pace),
-        sampler=SamplerKeys(hf={}, gguf={}, hf_nested="", hf_class="", nested=()),
+        sampler=SAMPLER,
         markers=MARKERS,
         reads=READS,
         template=TEMPLATE,
