@@ -9,12 +9,13 @@ ONLY ?=
 AOT_TRITON ?= 3.6.0
 AOT_VENV := .venv-aot
 CLIENTS_VENV := .venv-clients
+WHEELS_VENV := .venv-wheels
 SCHEMAS ?=
 WHEEL_LIMIT := 20000000
 INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard src/sfumato/ops/cpu/csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu test-aarch64 test-clang test-clients aot levels soak schemas lint style format options evaluate picture wheel clean
+.PHONY: help demo test test-slow test-gpu test-aarch64 test-clang test-clients aot levels soak schemas lint style format options evaluate picture wheel wheels clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -92,8 +93,11 @@ wheel: $(VENV)/.installed-test ## build the wheel and check its size and content
 	@size=$$(cat dist/*.whl | wc -c); echo "wheel: $$size bytes (limit $(WHEEL_LIMIT))"; \
 		test "$$size" -le $(WHEEL_LIMIT)
 
+wheels: $(WHEELS_VENV)/.installed ## cross-compile the wheels of all platforms by Zig, and check them
+	@$(WHEELS_VENV)/bin/python deploy/wheels.py $(ONLY)
+
 clean: ## remove what the targets made, .venv too
-	rm -rf $(VENV) $(AOT_VENV) $(CLIENTS_VENV) build dist site src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(AOT_VENV) $(CLIENTS_VENV) $(WHEELS_VENV) build dist site src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -rf tests/clients/npm/node_modules
 	rm -f src/sfumato/ops/cpu/_kernels.so
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -136,6 +140,12 @@ $(CLIENTS_VENV)/%/.installed: tests/clients/requirements-%.txt | $(VENV)/.instal
 	@$(@D)/bin/python -m pip --disable-pip-version-check -qq install -r $<
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	@touch $@
+
+$(WHEELS_VENV)/.installed: deploy/wheels.txt | $(BIN)/python
+	@echo "installing Zig's compiler into $(@D)"
+	@$(BIN)/python -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check -qq install -r $<
 	@touch $@
 
 $(VENV)/.installed-docs: $(INSTALLED) | $(BIN)/python

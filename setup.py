@@ -6,6 +6,10 @@ serves every Python of its platform.  Where it does not compile, the package ins
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from multiprocessing.pool import ThreadPool
@@ -57,7 +61,9 @@ class BuildLibrary(build_ext):
             print(f"{LOST} (the C++ compiler is missing or failed: {reason})", file=sys.stderr)
 
     def get_ext_filename(self, fullname: str) -> str:
-        return fullname.replace(".", "/") + ".so"
+        wheel = self.distribution.command_obj.get("bdist_wheel")
+        windows = (getattr(wheel, "plat_name", None) or sys.platform).startswith("win")
+        return fullname.replace(".", "/") + (".dll" if windows else ".so")
 
 
 def _at_once(compile: Callable[..., list[str]]) -> Callable[..., list[str]]:
@@ -71,10 +77,47 @@ def _at_once(compile: Callable[..., list[str]]) -> Callable[..., list[str]]:
 
 
 class PlatformWheel(bdist_wheel):
-    """For this platform, and any Python 3."""
+    """For its platform and any Python 3, with a bill of materials (PEP 770)."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
+
+    def write_wheelfile(self, wheelfile_base: str, **options: Any) -> None:
+        super().write_wheelfile(wheelfile_base, **options)
+        path = Path(wheelfile_base, "sboms", "sfumato.cdx.json")
+        path.parent.mkdir()
+        path.write_text(json.dumps(self._materials(), indent=1))
+
+    def _materials(self) -> dict[str, Any]:
+        """The package, its compiler, and what this one links into the library; in CycloneDX. What
+        pip installs beside the package is in the wheel's own metadata."""
+        name, version = "sfumato", self.distribution.get_version()
+        package = {"type": "library", "name": name, "version": version, "bom-ref": name}
+        package |= {"purl": f"pkg:pypi/{name}@{version}", "licenses": _license("Apache-2.0")}
+        compiler, linked = os.environ.get("CXX", ""), []
+        if "ziglang" in compiler:
+            command = [*shlex.split(compiler), "--version"]
+            shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            of_llvm = shown.split("\n")[0].split()[2]
+            for part in ("libcxx", "libcxxabi", "libunwind", "compiler-rt"):
+                linked.append(
+                    {"type": "library", "name": part, "version": of_llvm, "bom-ref": part}
+                )
+                linked[-1]["licenses"] = _license("Apache-2.0 WITH LLVM-exception")
+            compiler = f"zig c++ (clang {of_llvm})"
+        tool = {"type": "application", "name": compiler or "the system's C++ compiler"}
+        return {
+            "bomFormat": "CycloneDX",
+            "specVersion": "1.6",
+            "version": 1,
+            "metadata": {"component": package, "tools": {"components": [tool]}},
+            "components": linked,
+            "dependencies": [{"ref": name, "dependsOn": [each["bom-ref"] for each in linked]}],
+        }
+
+
+def _license(expression: str) -> list[dict[str, str]]:
+    return [{"expression": expression}]
 
 
 setup(

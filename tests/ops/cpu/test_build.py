@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -91,32 +90,35 @@ def test_without_a_compiler_it_installs_and_torch_serves(tmp_path: Path, from_sd
     assert "no C++ compiler" in reason
 
 
-def test_wheels_of_every_platform() -> None:
-    """cibuildwheel's configuration: the images, and a wheel that brings no second OpenMP and is
-    tried where there is none but torch's."""
-    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
-    # The library has no symbol of Python's: a wheel of one Python serves all.
-    assert tool["build"].startswith("cp3") and "musllinux" in tool["skip"]
-    linux, mac = tool["linux"], tool["macos"]
-    for machine in ("x86_64", "aarch64"):
-        assert linux[f"manylinux-{machine}-image"] == "manylinux_2_28"
-    repair = linux["repair-wheel-command"].split()
-    assert repair[:2] == ["auditwheel", "repair"] and "{wheel}" in repair
-    assert repair[repair.index("--exclude") + 1] == "libgomp.so.1"
-    assert "rpm -e --nodeps libgomp" in linux["before-test"]
-    assert mac["archs"] == "arm64" and tool["archs"] == "native"
-    (command,) = tool["test-command"]
-    python, code = shlex.split(command)[1:]
-    assert python == "-c"
-    # In a process where torch serves, the command fails as it must.
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"SFUMATO_ISA": "torch", "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 1 and "AssertionError" in done.stderr
+def test_wheels_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make wheels` refuses a wheel that lacks something, brings an OpenMP or is too large."""
+    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
+    wheels = importlib.import_module("wheels")
+    wheel = tmp_path / "sfumato-1-py3-none-win_amd64.whl"
+
+    def write(code: bytes, *names: str, linked: str = "[{}]") -> None:
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("sfumato/ops/cpu/_kernels.dll", code)
+            archive.writestr(
+                "sfumato-1.dist-info/sboms/sfumato.cdx.json", f'{{"components": {linked}}}'
+            )
+            for name in names:
+                archive.writestr(name, "")
+
+    model, licence = "sfumato/embedded/model.safetensors", "sfumato-1.dist-info/licenses/LICENSE"
+    write(b"MZ", model, licence)
+    assert "bytes" in wheels.check(wheel, "win_amd64")
+    for code, names, linked, fault in (
+        (b"\x7fELF", (model, licence), "[{}]", "another platform"),
+        (b"MZ libiomp5md.dll", (model, licence), "[{}]", "OpenMP"),
+        (b"MZ", (licence,), "[{}]", "model"),
+        (b"MZ", (model,), "[{}]", "licence"),
+        (b"MZ", (model, licence), "[]", "materials"),
+        (b"MZ" + os.urandom(wheels.LIMIT), (model, licence), "[{}]", "more than"),
+    ):
+        write(code, *names, linked=linked)
+        with pytest.raises(SystemExit, match=fault):
+            wheels.check(wheel, "win_amd64")
 
 
 @needs_compiler

@@ -44,7 +44,7 @@ ATTEND_FASTER = ("avx2", "avx_vnni", "avx512_vnni", "avx512")
 avx512 is avx512_vnni where the processor has no BF16.  That of neon and i8mm was measured on no
 processor: it serves where the level is asked for."""
 
-LIBRARY = Path(__file__).with_name("_kernels.so")
+LIBRARY = Path(__file__).with_name(f"_kernels.{'dll' if sys.platform == 'win32' else 'so'}")
 _NO_MEMORY = -2  # SF_NO_MEMORY of csrc/sfumato.h
 
 RUNTIMES = (

@@ -29,6 +29,14 @@ namespace {
 constexpr int64_t LIMIT = (int64_t)256 << 20;  // bytes that a thread keeps at most
 constexpr int64_t ALIGNED = 64;
 
+#if defined(_WIN32)
+uint8_t *allocated(int64_t bytes) { return static_cast<uint8_t *>(_aligned_malloc((size_t)bytes, ALIGNED)); }
+void freed(void *data) { _aligned_free(data); }
+#else
+uint8_t *allocated(int64_t bytes) { return static_cast<uint8_t *>(aligned_alloc(ALIGNED, (size_t)bytes)); }
+void freed(void *data) { free(data); }
+#endif
+
 int64_t rounded(int64_t bytes) { return (bytes + ALIGNED - 1) / ALIGNED * ALIGNED; }
 
 // A thread's memory, borrowed from its beginning on and given back in the opposite order.
@@ -41,7 +49,7 @@ struct Arena {
 
     void drop() {
         SHOW(data, size);
-        free(data);
+        freed(data);
         data = nullptr;
         size = 0;
     }
@@ -50,7 +58,7 @@ struct Arena {
     void grow() {
         if (most <= size || most > LIMIT) return;
         drop();
-        data = static_cast<uint8_t *>(aligned_alloc(ALIGNED, (size_t)most));
+        data = allocated(most);
         if (!data) return;
         size = most;
         HIDE(data, size);
@@ -71,7 +79,7 @@ void *borrow(int64_t bytes, int64_t *held) {
         mine.used += *held;
         SHOW(at, bytes);
     } else {
-        at = static_cast<uint8_t *>(aligned_alloc(ALIGNED, (size_t)*held));
+        at = allocated(*held);
     }
     // What is never kept shall not hide the most that can be.
     if (mine.lent <= LIMIT && mine.lent > mine.most) mine.most = mine.lent;
@@ -86,7 +94,7 @@ void give_back(void *data, int64_t held) {
         mine.used -= held;
         HIDE(at, held);
     } else {
-        free(data);
+        freed(data);
     }
 }
 
