@@ -15,7 +15,7 @@ WHEEL_LIMIT := 20000000
 INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard src/sfumato/ops/cpu/csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu test-aarch64 test-clang test-clients aot levels soak schemas lint style format options evaluate picture wheel wheels clean
+.PHONY: help demo test test-slow test-gpu test-aarch64 test-clang test-clients aot levels soak schemas lint style format options evaluate picture wheel wheels test-wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -95,6 +95,9 @@ wheel: $(VENV)/.installed-test ## build the wheel and check its size and content
 
 wheels: $(WHEELS_VENV)/.installed ## cross-compile the wheels of all platforms by Zig, and check them
 	@$(WHEELS_VENV)/bin/python deploy/wheels.py $(ONLY)
+
+test-wheel: ## install the wheel in a bare Debian without a compiler, and run the demo there
+	@deploy/try_wheel.sh
 
 clean: ## remove what the targets made, .venv too
 	rm -rf $(VENV) $(AOT_VENV) $(CLIENTS_VENV) $(WHEELS_VENV) build dist site src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
