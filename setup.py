@@ -56,13 +56,15 @@ class BuildLibrary(build_ext):
         self.compiler.compile = _at_once(self.compiler.compile)
         try:
             super().build_extension(ext)
+            for beside in Path(self.get_ext_fullpath(ext.name)).parent.glob("*.lib"):
+                beside.unlink()  # for linkers on Windows
         except (BaseError, CCompilerError, OSError) as error:
             reason = str(error).partition("\n")[0]
             print(f"{LOST} (the C++ compiler is missing or failed: {reason})", file=sys.stderr)
 
     def get_ext_filename(self, fullname: str) -> str:
-        wheel = self.distribution.command_obj.get("bdist_wheel")
-        windows = (getattr(wheel, "plat_name", None) or sys.platform).startswith("win")
+        wheel = self.distribution.get_option_dict("bdist_wheel")
+        windows = wheel.get("plat_name", ("", sys.platform))[1].startswith("win")
         return fullname.replace(".", "/") + (".dll" if windows else ".so")
 
 
