@@ -353,7 +353,7 @@ void refusals() {
     }
     check(sf_panel_bytes(kind, huge, huge) == -1, "sf_panel_bytes: overflowed");
     check(sf_experts(0, 0, SF_SIGNED_BYTES, panels, kind, panels, 1, 32, 32, x.data(), 0, 1, &chosen,
-                     x.data(), 1, x.data(), 0, 1) == bad,
+                     x.data(), 1, 0, x.data(), 0, 1) == bad,
           "sf_experts: took panels of columns");
     check(sf_linear(0, 0, kind, panels + 1, 16, 32, x.data(), 0, 1, x.data(), 0, 1) == bad,
           "sf_linear: took panels at an odd address");
