@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from tests.support.scripted_model import END_IDS, PIECES, TEMPLATE, VOCABULARY, tokenizer
-from tests.support.scripted_pool import PackedCanvases, ScriptedPool
+from tests.support.scripted_pool import PackedCanvases, ScriptedPool, WithoutBlocks
 from torch import Tensor
 
 from sfumato.api import Model, TextSide
@@ -58,7 +58,7 @@ class ScriptedSnapshot:
 
 
 @dataclass(eq=False)
-class ScriptedSlot:
+class ScriptedSlot(WithoutBlocks):
     """A slot that holds ids, for all that others can tell, with windows of RING positions."""
 
     capacity: int

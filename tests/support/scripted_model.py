@@ -10,7 +10,7 @@ from typing import Any
 
 import tokenizers
 import torch
-from tests.support.scripted_pool import PackedCanvases, ScriptedPool
+from tests.support.scripted_pool import PackedCanvases, ScriptedPool, WithoutBlocks
 from tokenizers import AddedToken, decoders, models, normalizers
 from torch import Tensor
 
@@ -60,7 +60,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(inner, bos_id=VOCABULARY["<bos>"], eos_id=EOS, pad_id=VOCABULARY["<pad>"])
 
 
-class ScriptedSlot:
+class ScriptedSlot(WithoutBlocks):
     """Remembers what was encoded into it, and the denoising steps since."""
 
     def __init__(self, capacity: int) -> None:

@@ -12,6 +12,15 @@ from sfumato.model.model_config import ModelConfig
 from sfumato.model.segments import PaddedRows
 
 
+class WithoutBlocks:
+    """What a slot says of the blocks of the encode phase where there are none."""
+
+    offset = 0
+
+    def whole_blocks(self, count: int, most: int) -> int:
+        return min(count, most)
+
+
 class ScriptedPool:
     """A pool of one scripted slot, without keys and values."""
 

@@ -40,7 +40,7 @@ class CanvasRow:
     sample: int
     label_mass: bool  # whether it is wanted
 
-    def first_tokens(self, vocab_size: int, mask: int | None) -> list[int]:
+    def first_tokens(self, vocab_size: int, mask: int | None = None) -> list[int]:
         """The noise of the open places, or the mask where there is one."""
         if mask is not None:
             return [mask] * len(self.canvas.open)
