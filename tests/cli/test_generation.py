@@ -65,12 +65,13 @@ def test_in_another_thread_nothing_is_handled(use: Any) -> None:
     assert answer.text == "one"
 
 
-@pytest.mark.parametrize("device", ["gpu", "", "cuda:x"])
+@pytest.mark.parametrize("device", ["tpu", "", "cuda:x"])
 def test_what_is_no_device_is_refused_with_those_that_are(cli: Any, device: str) -> None:
     done = cli("run", "Hi", "--device", device)
     assert done.code == 2
     assert done.err == (
-        f"sfumato: error: --device: {device!r} is none of auto, cpu, cuda, cuda:1, mps, xpu\n"
+        f"sfumato: error: --device: {device!r} is none of auto, cpu, gpu (the one there is), "
+        "cuda, cuda:1, mps, xpu\n"
     )
 
 

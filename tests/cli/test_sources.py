@@ -107,6 +107,7 @@ def test_every_option_can_come_from_a_variable_and_from_a_file(parse: Any) -> No
         "edit": {"": ["f", "shorten"]},
         "perplexity": {"": ["f"]},
         "inspect": {"": ["p"]},
+        "remove": {"": ["n"]},
         "convert": {"": ["a", "b"]},
         "decide": {"questions": ["-q", "q.toml"]},
         "calibrate": {"questions": ["-q", "q.toml"], "labelled": ["--labelled", "t.csv"]},
@@ -225,5 +226,5 @@ def test_a_variable_that_is_almost_an_option_gets_a_warning(
 
 
 def test_a_device_is_refused_with_its_place(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SFUMATO_DEVICE", "gpu")
-    assert cli("run", "Hi").err.startswith("sfumato: error: SFUMATO_DEVICE: 'gpu' is none of auto")
+    monkeypatch.setenv("SFUMATO_DEVICE", "tpu")
+    assert cli("run", "Hi").err.startswith("sfumato: error: SFUMATO_DEVICE: 'tpu' is none of auto")

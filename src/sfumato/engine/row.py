@@ -146,8 +146,9 @@ class Row:
     def ready(self, most: int, oversized: bool = False) -> int:
         """How many tokens can be encoded next, `most` at most: up to a picture, or past it, and not
         past one whose soft tokens are not there. oversized: whether a picture that comes at once
-        may have more. Where the slot has blocks, up to the end of one, and of one at least."""
-        end = self.encoded + (self.slot.whole_blocks(most, self.pending) if most > 0 else 0)
+        may have more. Where the prefix has blocks, up to the end of one, and of one at least."""
+        blocks, end = self.claim.blocks, self.encoded
+        end += blocks.together(end, most, self.pending) if most > 0 else 0
         for picture in self._ahead:
             if end <= picture.start:
                 break

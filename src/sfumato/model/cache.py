@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sfumato.model.model_config import LayerConfig, ModelConfig
+from sfumato.model.model_config import Blocks, LayerConfig, ModelConfig
 from sfumato.ops.attention_reference import KEYS, NOWHERE
 from sfumato.ops.narrow_cache import as_bytes, is_narrow, stored_as, stored_width
 from sfumato.refused import Refused
@@ -218,15 +218,8 @@ class Slot:
         self.length += count
 
     def whole_blocks(self, count: int, most: int) -> int:
-        """How many of the next `most` tokens to encode at once, where `count` are wanted: as many
-        as end a block, `count` at most if that is a block, or else the first block; all of them
-        where they end before that."""
-        size = self.pool.block
-        if size is None or count >= most:
-            return min(count, most)
-        past = (self.length + count - self.offset) % size  # tokens of a block that would be cut
-        first = size - (self.length - self.offset) % size
-        return min(most, count - past if count >= first else first)
+        """How many of the next `most` tokens to encode at once, see `Blocks.together`."""
+        return Blocks(self.pool.block or 1, self.offset).together(self.length, count, most)
 
     def holds(self, length: int) -> bool:
         """Whether the first `length` positions can be used without a snapshot: the slot has

@@ -77,6 +77,15 @@ class Blocks:
         """The last end of a block at or before `length`: so many of the first positions."""
         return max(0, length - (length - self.offset) % self.size)
 
+    def together(self, start: int, count: int, most: int) -> int:
+        """How many of the `most` tokens from position `start` on to encode at once, where `count`
+        from 1 are wanted: as many as end a block, `count` at most if that is a block, or else the
+        first block; all of them where they end before that."""
+        if count >= most:
+            return most
+        end = self.border(start + count)
+        return min(most, (end if end > start else self.border(start + self.size)) - start)
+
 
 NO_BLOCKS = Blocks()
 

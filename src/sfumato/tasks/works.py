@@ -130,6 +130,8 @@ class Prompt:
         """The prompt up to where its last whole block ends, which is encoded, and the tokens behind
         it, with which its first canvas begins."""
         end = blocks.border(len(self.ids))
+        if end == len(self.ids):
+            return self, []
         return replace(self, ids=self.ids[:end]), self.ids[end:]
 
 

@@ -95,7 +95,8 @@ def test_what_it_does_not_take_is_left_to_torch() -> None:
 
     x, (gate_up, down), (chosen, shares) = torch.randn(4, HIDDEN), weights(), choice(4, 1)
     serves = TWINS["experts"].serves
-    assert serves(x, chosen, shares, gate_up, down)
-    assert not serves(x, chosen.int(), shares, gate_up, down)
-    assert not serves(x.bfloat16(), chosen, shares, gate_up.bfloat16(), down.bfloat16())
-    assert not serves(x, chosen, shares, gate_up.transpose(1, 2), down)
+    assert serves(x, chosen, shares, gate_up, down, "gelu")
+    assert not serves(x, chosen, shares, gate_up, down, "silu")
+    assert not serves(x, chosen.int(), shares, gate_up, down, "gelu")
+    assert not serves(x.bfloat16(), chosen, shares, gate_up.bfloat16(), down.bfloat16(), "gelu")
+    assert not serves(x, chosen, shares, gate_up.transpose(1, 2), down, "gelu")
