@@ -231,8 +231,8 @@ def gated(sizes: Sizes, seed: int) -> Case:
     )
     cost = KernelCost("gate and up", "layers", 0.0, 3.0 * gate.nbytes, 0.0)
     return Case(
-        *("gated", (gate, up), cost),
-        lambda row: (gate[sizes.of_row(row)], up[sizes.of_row(row)]),
+        *("gated", (gate, up, "gelu"), cost),
+        lambda row: (gate[sizes.of_row(row)], up[sizes.of_row(row)], "gelu"),
         lambda out, row: out[sizes.of_row(row)],
     )
 

@@ -38,7 +38,7 @@ def experts(
     rows = order // chosen.shape[-1]
     grouped = ScaledTensor(tokens.codes[rows], tokens.scales[rows])
     gate, up = _grouped(grouped, gate_up, ends, x.dtype).chunk(2, dim=-1)
-    parts = _grouped(round_rows(gated(gate, up), "FP8"), down, ends, x.dtype)
+    parts = _grouped(round_rows(gated(gate, up, "gelu"), "FP8"), down, ends, x.dtype)
     back = torch.empty_like(parts).index_copy_(0, order, parts).view(*chosen.shape, -1)
     return (back * shares.unsqueeze(-1).to(x.dtype)).sum(1)
 

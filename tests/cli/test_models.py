@@ -44,7 +44,7 @@ def test_the_list_shows_what_is_here_and_what_is_not(
     names = {f"hf:{REPO}:{Q4}": "Q4_K_M", f"hf:{REPO}:{Q8}": "Q8_0"}
     names |= {"hf:someone/half": "in part"}
     assert {name: here[name]["format"] for name in names} == names
-    assert set(here) == {"embedded", "hf:someone/tiny", *names}
+    assert set(here) == {*catalog.PACKAGED, "hf:someone/tiny", *names}
     assert listed["others"] == 1  # llama
     assert here[f"hf:{REPO}:{Q8}"]["bytes"] == 8000 + len(b"tower")
     assert here["hf:someone/half"]["bytes"] == 5000

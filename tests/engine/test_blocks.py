@@ -87,6 +87,8 @@ def test_replies_are_the_same_alone_and_beside_others(model: Model) -> None:
         assert (reply.token_ids, reply.stop_reason) == (expected.token_ids, expected.stop_reason)
         assert reply.stats.steps == expected.stats.steps
         assert len(reply.token_ids) <= option["max_tokens"]
+        account = handle.terminal.account
+        assert account.prompt_tokens == len(model.prompt_ids(prompt)) == reply.stats.prompt_tokens
         if option["sampler"] is samplers[2] and reply.stop_reason == "eos":
             assert len(reply.token_ids) >= 9
     assert no_slot_is_leaked(serving)
@@ -222,6 +224,11 @@ def test_a_given_canvas_stands_behind_the_prompt(model: Model) -> None:
     handle = serving.submit(Request(prompt, max_tokens=width, canvas=given))
     run(serving)
     assert finished(handle).reply.token_ids[:1] == [50]
+    read_only = GivenCanvas(tokens, pinned=(0,), read_only=True)
+    handle = serving.submit(Request(prompt, max_tokens=64, canvas=read_only))
+    run(serving)
+    reply = finished(handle).reply
+    assert len(reply.token_ids) == width and reply.stats.canvases == 1
     with pytest.raises(ValueError, match=f"the canvas has {width} positions"):
         serving.submit(Request(prompt, canvas=GivenCanvas((*tokens, 50))))
 

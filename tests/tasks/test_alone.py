@@ -127,7 +127,7 @@ def test_settle_at_end() -> None:
     config = SamplerConfig(settle_at_end=True, stopping=StableAndConfident(2, 0.5))
     _, _, outcome = reply("abc<turn|>defghijklmn", config=config)
     assert text_of(outcome) == "abc" and outcome.stop_reason == "eos"
-    sizes = SimpleNamespace(canvas_length=LENGTH, vocab_size=40, pad_id=None)
+    sizes = SimpleNamespace(canvas_length=LENGTH, vocab_size=40, pad_id=None, mask_id=None)
     network: Any = SimpleNamespace(config=sizes)
     resolved = resolve(network, config.over(REFERENCE), Limits(9, (7, 3)))
     assert resolved.stopping == SettledToEnd(2, 0.5, (7, 3))

@@ -43,7 +43,7 @@ def encode(text: str, field: str) -> list[int]:
 
 
 def template(parts: list[Any], prompt: str = "p", closing: Closing | None = None, length: int = 32):  # type: ignore[no-untyped-def]
-    return make_template(parts, encode, encode(prompt, ""), closing, length)
+    return make_template(parts, encode, encode(prompt, ""), closing, lambda _: length)
 
 
 def test_a_short_text_stands_on_the_canvas() -> None:

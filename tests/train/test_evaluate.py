@@ -17,6 +17,7 @@ from sfumato.train.decision_states import score as score_case
 from sfumato.train.decisions_data import held_out
 from sfumato.train.embedded_data import evaluation_sets
 from sfumato.train.evaluate import DecisionScore, ReadPair, decision_figures, read_cases
+from sfumato.train.recipe import EMBEDDED
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,7 @@ def test_the_seed_draws_the_tasks_and_the_noise(monkeypatch):
 
         return {"fill": (2, of_two)}
 
-    model = SimpleNamespace(reads_pictures=False)
+    model = SimpleNamespace(reads_pictures=False, config=EMBEDDED)
     monkeypatch.setattr(evaluate, "load", lambda path, **options: model)
     monkeypatch.setattr(evaluate, "canvas_runs", fills)
     monkeypatch.setattr(evaluate, "evaluate", score)

@@ -235,8 +235,11 @@ class Canvas:
 
     def guide(self, guidance: Guidance) -> None:
         """Sets what a constraint asks of the step to come; its pins replace all others."""
-        self.guidance, self.pinned = guidance, self._pins(guidance.pins)
-        self.has_new_pins = True
+        pinned = self._pins(guidance.pins)
+        # With masks, pinning hides again what the last step revealed elsewhere: a state that a step
+        # has not changed would come back.
+        self.has_new_pins = self.has_new_pins or not torch.equal(pinned, self.pinned)
+        self.guidance, self.pinned = guidance, pinned
 
     def _pins(self, pinned: Mapping[int, int]) -> Tensor:
         pins = [-1] * self.length

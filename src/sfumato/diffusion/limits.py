@@ -193,7 +193,8 @@ def check_context(
     if type(limits.max_tokens) is not int or limits.max_tokens < 1:
         raise Refused("max_tokens", f"must be a whole number from 1, got {limits.max_tokens!r}")
     length, longest = config.canvas_length, network.config.context_length
-    if prompt + length > longest:
+    encoded = blocks.border(prompt)
+    if encoded + length > longest:
         raise TooLarge(
             "prompt",
             f"the prompt is {prompt} tokens and the context holds {longest}, of which a "
@@ -202,7 +203,6 @@ def check_context(
             prompt,
             longest,
         )
-    encoded = blocks.border(prompt)
     canvases = -(-(prompt - encoded + limits.max_tokens) // length)
     if encoded + canvases * length > longest:
         raise TooLarge(

@@ -308,11 +308,13 @@ def _with_canvas(plan: ReplyPlan, request: Request, vocab_size: int) -> ReplyPla
     assert plan.config.canvas_length
     given = {"mode=causal": plan.config.mode == "causal", "canvas": True}
     exclusions.check(exclusions.PLAN, given)
+    width, limits = plan.config.canvas_length - plan.opened, plan.limits
     try:
-        canvas.check(plan.config.canvas_length - plan.opened, vocab_size)
+        canvas.check(width, vocab_size)
     except ValueError as error:
         raise Refused("canvas", str(error)) from None
-    limits = replace(plan.limits, end_ids=()) if canvas.read_only else plan.limits
+    if canvas.read_only:
+        limits = replace(limits, end_ids=(), max_tokens=min(limits.max_tokens, width))
     return replace(plan, limits=limits, given=canvas)
 
 

@@ -241,7 +241,8 @@ class Row:
     def state(self, now: float) -> RowState:
         """What others see of it, from any thread."""
         encoded = min(self.encoded, self.prompt_tokens)
-        until_now = vars(self.account_at(now)) | {"prompt_tokens": self.prompt_tokens}
+        tokens = self.prompt_tokens + self.claim.opened
+        until_now = vars(self.account_at(now)) | {"prompt_tokens": tokens}
         return RowState(**until_now, phase=self.phase, encoded_tokens=encoded)
 
     def account_at(self, now: float) -> Account:
@@ -253,7 +254,7 @@ class Row:
             **vars(figures),
             request_id=self.request.id,
             endpoint=self.request.endpoint,
-            prompt_tokens=self.prompt_tokens + figures.question_tokens,
+            prompt_tokens=self.prompt_tokens + self.claim.opened + figures.question_tokens,
             cached_tokens=self.cached,
             queue_s=began - self.submitted,
             slot_wait_s=began - first,

@@ -65,6 +65,10 @@ class Design:
     blocks, and a token sees none after itself."""
 
 
+MOST_BLOCK = 4096
+"""Positions of a block, of which each takes a step at most."""
+
+
 @dataclass(frozen=True)
 class Blocks:
     """Blocks of tokens that see one another in the encode phase: the first `offset` positions are
@@ -147,6 +151,11 @@ class ModelConfig:
         if self.mask_id is not None and not 0 <= self.mask_id < self.vocab_size:
             raise ConfigError(
                 f"mask_token_id: {self.mask_id} is no token of the {self.vocab_size} that there are"
+            )
+        if self.block is not None and not 2 <= self.block <= min(MOST_BLOCK, self.context_length):
+            raise ConfigError(
+                f"canvas_length: blocks of {self.block} tokens; they have 2 to {MOST_BLOCK:,}, and "
+                f"no more than the context of {self.context_length:,}"
             )
         if self.sliding_window < 2:
             raise ConfigError(

@@ -74,7 +74,8 @@ class FillTask:
         prompt = Prompt(prefix, (len(prefix),), tuple(pictures))
         # What is behind the last whole block begins each canvas, with its tokens pinned.
         prompt, self._opened = prompt.opened(plan.blocks)
-        self.claim = Claim(prompt, len(prompt.ids), family, blocks=plan.blocks)
+        opened = len(self._opened)
+        self.claim = Claim(prompt, len(prompt.ids), family, opened=opened, blocks=plan.blocks)
         longest = sum(template.longest)
         self.figures = Figures(plan.seed, longest, max_steps=plan.config.max_steps or 0)
         self.stats = Stats(prompt_tokens=len(prefix))

@@ -216,7 +216,8 @@ class ReplyTask:
         prompt, self._opened = prompt.opened(plan.blocks)
         self._encoded = len(prompt.ids)
         need = committed_tokens(plan, policies)
-        self.claim = Claim(prompt, need, family, fresh=least, blocks=plan.blocks)
+        opened = len(self._opened)
+        self.claim = Claim(prompt, need, family, None, least, opened, blocks=plan.blocks)
         self.config = plan.config  # of the canvas under way; a last attempt adds a processor
         self.reply: list[int] = []
         self.reason: StopReason | None = None
@@ -450,7 +451,9 @@ class ReplyTask:
             self.warnings.append(f"canvas {number}: the thought was ended to leave room to answer")
         elif reason == "eos" and self.constrained is None and self._is_retried(added):
             return None
-        warning = None if self._is_read else repetition(added, reason)
+        # Small blocks hold no repetition by themselves.
+        before = self.reply[-LONGEST * REPEATS :] if self.plan.blocks.size > 1 else []
+        warning = None if self._is_read else repetition([*before, *added], reason)
         if warning:
             self.warnings.append(f"canvas {number}: {warning}")
         if self.constrained is not None:

@@ -121,6 +121,7 @@ class Prompt:
     ids: list[int]
     marks: tuple[int, ...]  # lengths of it that later ones are likely to share
     pictures: tuple[PlacedPicture, ...] = ()
+    origin: Prompt | None = field(default=None, compare=False)  # of which it is the beginning
 
     def followed_by(self, ids: Sequence[int]) -> Prompt:
         """The prompt with more tokens at its end."""
@@ -132,7 +133,7 @@ class Prompt:
         end = blocks.border(len(self.ids))
         if end == len(self.ids):
             return self, []
-        return replace(self, ids=self.ids[:end]), self.ids[end:]
+        return replace(self, ids=self.ids[:end], origin=self), self.ids[end:]
 
 
 def prompt_work(prompt: Prompt, want: Want | None = None) -> Encode:
@@ -149,6 +150,7 @@ class Claim:
     family: str = ""  # of networks; with `adapter` and the tokens, decides what a slot holds
     adapter: str | None = None
     fresh: int = 0  # of the prompt's last tokens, that have to be encoded although a slot has them
+    opened: int = 0  # tokens of the prompt behind its last whole block, which canvases begin with
     beside: int = 0  # tokens of the longest question that is scored behind the prefix
     blocks: Blocks = NO_BLOCKS  # of the prefix, which ends with one at each work but an `Encode`
 

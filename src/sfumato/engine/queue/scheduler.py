@@ -27,7 +27,8 @@ def _shared(row: Row, other: Row) -> int:
     """The tokens that two prompts begin with alike; 0 where they are too few to wait for."""
     common = row.cache_key.common(other.cache_key)
     shared = min(common, row.prompt_tokens, other.prompt_tokens)
-    is_one_prompt = row.claim.prompt is other.claim.prompt
+    one, two = (each.claim.prompt.origin or each.claim.prompt for each in (row, other))
+    is_one_prompt = one is two
     return shared if is_one_prompt or shared >= SHARED else 0
 
 
@@ -193,7 +194,7 @@ class Scheduler:
         left = max(0, self.chunk.tokens - counts[oldest])
         for row in sorted(others, key=lambda row: row.pending):  # stable: of equals the older
             counts[row] = row.ready(left)
-            left -= counts[row]
+            left = max(0, left - counts[row])
         counts[oldest] = oldest.ready(counts[oldest] + left, oversized=True)
         return tuple(Piece(row, counts[row]) for row in rows if counts[row])
 

@@ -249,7 +249,10 @@ def canvas_fields(
         None if seeds is None else tuple(seeds), tuple(xargs.diffusion_pinned or ()), is_read
     )
     try:
-        canvas.check(length, service.model.config.vocab_size)
+        if (
+            service.model.config.design.borders != "front"
+        ):  # else the engine, which knows the prompt
+            canvas.check(length, service.model.config.vocab_size)
     except Refused as error:
         raise error.renamed(_NAMES) from None
     return {"sampler": sampler, "canvas": canvas}

@@ -242,13 +242,15 @@ def _refuse_unsupported(read: FieldReader) -> None:
     read.only("use_sliding_window", False)
     read.only("rope_scaling", None)
     kinds = read.values.get("layer_types")
-    if kinds is not None and (not isinstance(kinds, list) or set(kinds) != {"full_attention"}):
+    if kinds is not None and (
+        not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)
+    ):
         raise ConfigError("config.json: layer_types: only 'full_attention' is supported")
 
 
 def _hf_theta(read: FieldReader) -> float:
     """The base of the rotary frequencies, which newer files have in `rope_parameters`."""
-    if "rope_parameters" not in read.values:
+    if read.values.get("rope_parameters") is None:
         return read.number("rope_theta", 1e4)
     rope = read.child("rope_parameters")
     rope.only("rope_type", "default")
