@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,13 @@ import pytest
 from tests.support.pictures import file_of, picture
 from tests.support.preloaded import preloaded
 
+from sfumato.cli import serve
 from sfumato.cli.arguments import CommandLine
 from sfumato.engine import EngineConfig
 from sfumato.engine.audit import MAX_BYTES
 from sfumato.options.limits import MOST_STEPS
 from sfumato.options.table import OPTIONS
+from sfumato.server.http.uvicorn_server import outward_addresses
 from sfumato.server.settings import ServerSettings
 from sfumato.values import Whole
 
@@ -277,10 +281,44 @@ def test_the_key_from_everywhere(start: Callable[..., Program], tmp_path: Path, 
 
 
 def test_it_warns_where_everybody_may_ask(start: Callable[..., Program]) -> None:
+    """And says at which addresses that is."""
     program = start("--host", "0.0.0.0", "--context", "128", "--log-format", "json")
+    port = program.url.rpartition(":")[2]
+    elsewhere = re.findall(r"  network  (http://.+)/\n", "".join(program.stderr_lines))
+    addresses = [address for address in outward_addresses() if ":" not in address]
+    assert elsewhere == [f"http://{address}:{port}" for address in addresses]
+    for url in elsewhere:
+        with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
+            assert answer.status == 200
     _, stderr = program.end()
     line = json.loads(stderr.splitlines()[0])
     assert line["level"] == "warning" and "--api-key" in line["message"] and line["time"]
+
+
+@pytest.mark.parametrize(
+    ("host", "urls"),
+    [
+        ("0.0.0.0", ["http://192.0.2.7:80"]),
+        ("::", ["http://192.0.2.7:80", "http://[fd00::7]:80"]),
+        ("127.0.0.1", []),
+        ("192.0.2.7", []),  # shown already
+    ],
+)
+def test_urls_for_other_machines(
+    monkeypatch: pytest.MonkeyPatch, host: str, urls: list[str]
+) -> None:
+    monkeypatch.setattr(serve, "outward_addresses", lambda: ["192.0.2.7", "fd00::7"])
+    assert serve._outward_urls(host, "80") == urls
+
+
+def test_a_machine_without_a_network_has_no_outward_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def connect(asking: object, place: tuple[str, int]) -> None:
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    assert outward_addresses() == []
 
 
 def test_wrong_starts_are_one_clear_line(command: list[str], tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from sfumato.refused import Refused
 from sfumato.server.app import create_app
 from sfumato.server.http import logs
 from sfumato.server.http.logs import RateLimit
-from sfumato.server.http.uvicorn_server import SIGNALS, Listener, bind
+from sfumato.server.http.uvicorn_server import SIGNALS, Listener, bind, outward_addresses
 from sfumato.server.metrics import Metrics
 from sfumato.server.settings import ServerSettings
 
@@ -229,14 +229,28 @@ def _shown(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def _outward_urls(host: str, port: str) -> list[str]:
+    """The URLs at which other machines reach a server that listens on all addresses."""
+    if host not in ANY_ADDRESS:
+        return []
+    addresses = outward_addresses()
+    if host == "0.0.0.0":
+        addresses = [address for address in addresses if ":" not in address]
+    return [f"http://{_shown(address)}:{port}" for address in addresses]
+
+
 def _announce(args: argparse.Namespace, engine: Engine, settings: ServerSettings, url: str) -> None:
     """Prints where the server listens, and how to call it."""
     config = engine.config
     key = " -H 'Authorization: Bearer KEY'" if settings.api_keys else ""
+    elsewhere = "".join(
+        f"  network  {other}/\n" for other in _outward_urls(args.host, url.rpartition(":")[2])
+    )
     body = json.dumps({"messages": [{"role": "user", "content": "Who are you?"}]})
     print(
         f"{settings.model_name} on {url} ({config.slots} slots of {config.context:,} tokens)\n"
         f"  page     {url}/\n"
+        f"{elsewhere}"
         f"  clients  base URL {url}/v1, model {settings.model_name}\n"
         f"  try      curl {url}/v1/chat/completions{key} \\\n"
         f"             -H 'Content-Type: application/json' -d '{body}'\n"

@@ -14,15 +14,29 @@ from sfumato.engine import Handle
 from sfumato.server.settings import ServerSettings
 
 
+def test_a_board_that_is_stopped_before_its_first_draft_is_not_drawn(
+    open_page: Callable[..., Any], steps: Any
+) -> None:
+    page = open_page()
+    with steps.held_after(0):
+        ask(page, SUDOKU)
+        expect(page.locator(".reply.live .canvas.size-4")).to_be_visible()
+        page.keyboard.press("Escape")
+        wait(page)
+    expect(page.locator(".reply .stopped")).to_have_text("Stopped before the first draft")
+    expect(page.locator(".reply .canvas.size-4")).to_be_hidden()
+
+
 def test_stop_retry_and_reload(open_page: Callable[..., Any], steps: Any) -> None:
     page = open_page()
     with steps.held_after(1):
         ask(page, "How do you work?")
-        page.wait_for_selector(".reply.live .token", state="attached")
+        expect(page.locator(".reply.live .stats")).to_contain_text("step")  # and not its noise
         page.keyboard.press("Escape")
         wait(page)
     expect(page.locator(".stats")).to_contain_text("stopped")
     expect(page.locator(".reply .stopped")).to_contain_text("Stopped: a draft")
+    expect(page.locator(".reply .where")).to_have_text("stopped")
     expect(page.locator("#prompt")).to_be_focused()
     # The stopped request takes no more steps: none of them is to be the next one's.
     page.wait_for_function("fetch('/health').then(r => r.json()).then(h => h.running === 0)")

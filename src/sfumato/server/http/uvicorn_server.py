@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import signal
 import socket
@@ -24,6 +25,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 AFTER_DRAIN_S = 10.0  # until all connections are closed, whatever they do
 LAST_EVENTS_S = 1.0  # for the last errors to reach their clients
 FORCED_S = 0.5  # the same after a second signal
+PLACES = (  # one behind the default route, one in each private network; RFC 1918, 4193 and 5737
+    (socket.AF_INET, "192.0.2.1"),
+    (socket.AF_INET, "192.168.0.1"),
+    (socket.AF_INET, "10.0.0.1"),
+    (socket.AF_INET, "172.16.0.1"),
+    (socket.AF_INET6, "2001:db8::1"),
+    (socket.AF_INET6, "fd00::1"),
+)
 
 _log = logging.getLogger("uvicorn.error")
 _own_log = logging.getLogger(__name__)
@@ -48,6 +57,17 @@ def bind(host: str, port: int) -> socket.socket:
             f"{host}:{port}: cannot be listened on ({reason}); choose another --port or --host"
         ) from None
     return bound
+
+
+def outward_addresses() -> list[str]:
+    """The addresses of this machine in its networks, IPv4 first, without loopback. Sends nothing: a
+    datagram socket that is connected to a place only asks the system for the way there."""
+    found: dict[str, None] = {}
+    for family, place in PLACES:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as asking:
+            asking.connect((place, 9))
+            found[asking.getsockname()[0]] = None
+    return [address for address in found if not ipaddress.ip_address(address).is_loopback]
 
 
 class Listener(uvicorn.Server):

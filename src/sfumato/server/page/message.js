@@ -165,7 +165,7 @@ export class ReplyView {
     if (quietly) this.#unsaid = record.content;
     this.#say();
     const frames = this.trace.frames();
-    this.#scrubber.load(frames, this.trace.data.length);
+    this.#scrubber.load(frames, this.trace.data.length, record.stopped ? 'stopped' : undefined);
     this.#scrubber.element.hidden = this.#colours.button.hidden = this.mapsButton.hidden = this.shareButton.hidden = this.videoButton.hidden
       = Boolean(record.error) || !frames.length;
     this.#stoppedLabel.hidden = !record.stopped;
@@ -210,6 +210,7 @@ export class ReplyView {
     this.#thought.draw(thought);
     const covered = this.#drawText(frame) && this.#live ? this.#covered : 0;
     this.#answer.draw(answer.filter((token) => token.canvas >= covered));
+    this.#answer.element.hidden ||= !this.#live && !answer.some(({ text }) => text); // a board would be an empty frame
     if (this.#picked && replaying) {
       const { canvas, position } = this.#picked;
       this.#inspect(canvas, position, this.#draftOf(canvas), false);

@@ -31,10 +31,10 @@ export class Scrubber {
     this.element = el('div', { class: 'scrubber' }, this.#play, this.#slider, this.#label);
   }
 
-  /** frames: of the trace; canvases: their number. The slider goes to the settled text. */
-  load(frames, canvases) {
+  /** frames: of the trace; canvases: their number; last: what the last position is called. The slider goes there. */
+  load(frames, canvases, last = 'settled') {
     this.#frames = frames;
-    this.canvases = canvases;
+    Object.assign(this, { canvases, last });
     this.#slider.max = frames.length;
     this.#slider.value = frames.length;
     this.#slider.disabled = this.#play.disabled = frames.length === 0;
@@ -88,7 +88,7 @@ export class Scrubber {
     const frame = this.frame;
     const where = frame && (this.canvases > 1 ? `canvas ${frame.canvas + 1}, ` : '');
     const step = frame && (frame.step ? `step ${frame.step}` : 'noise');
-    const text = frame ? where + step : 'settled';
+    const text = frame ? where + step : this.last;
     this.#label.textContent = text;
     this.#slider.setAttribute('aria-valuetext', text);
   }
