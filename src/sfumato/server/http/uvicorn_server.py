@@ -62,12 +62,12 @@ def bind(host: str, port: int) -> socket.socket:
 def outward_addresses() -> list[str]:
     """The addresses of this machine in its networks, IPv4 first, without loopback. Sends nothing: a
     datagram socket that is connected to a place only asks the system for the way there."""
-    found: dict[str, None] = {}
+    addresses: dict[str, None] = {}
     for family, place in PLACES:
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as asking:
             asking.connect((place, 9))
-            found[asking.getsockname()[0]] = None
-    return [address for address in found if not ipaddress.ip_address(address).is_loopback]
+            addresses[asking.getsockname()[0]] = None
+    return [address for address in addresses if not ipaddress.ip_address(address).is_loopback]
 
 
 class Listener(uvicorn.Server):
