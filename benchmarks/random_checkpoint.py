@@ -22,7 +22,7 @@ import numpy as np
 from sfumato.bench.subject import PRESETS, RandomCheckpoint, random_checkpoint
 from sfumato.convert import BYTE, CONTROL, NORMAL, SCORE, UNUSED, gguf_tensors
 from sfumato.convert.files import save_gguf
-from sfumato.diffusion.checkpoint_defaults import defaults_to_gguf, of_process
+from sfumato.diffusion.checkpoint_defaults import defaults_of_process, defaults_to_gguf
 from sfumato.model.families import family_of
 from sfumato.model.loading import config_of
 from sfumato.model.quantization import TARGETS, QuantRecipe, formats
@@ -67,7 +67,7 @@ def header(
         "general.name": checkpoint.path.name,
         "general.file_type": target.file_type,
         "general.quantization_version": 2,
-        **defaults_to_gguf(of_process(family.canvas), family.sampler),
+        **defaults_to_gguf(defaults_of_process(family.canvas), family.sampler),
         **vocabulary(config.vocab_size, tokenizer),
         **family.gguf_keys,
         **family.config.to_gguf(config),

@@ -19,6 +19,7 @@ import torch
 from rich.console import Console
 
 import sfumato
+from sfumato import catalog
 from sfumato.api import EMBEDDED, Model, Reply
 from sfumato.cli import terminal
 from sfumato.cli.arguments import sampler_options
@@ -267,8 +268,8 @@ def counted() -> Iterator[Presses]:
 
 
 def is_embedded(model: Model) -> bool:
-    """Whether it is the model in the package."""
-    return model.path.resolve() == EMBEDDED.resolve()
+    """Whether it is one of the models in the package."""
+    return model.path.resolve() in {path.resolve() for path in catalog.PACKAGED.values()}
 
 
 def note_thinking(args: argparse.Namespace, model: Model) -> None:

@@ -115,8 +115,8 @@ def _rows(cells: Any) -> list[str]:
 
 
 def _remove(args: argparse.Namespace) -> int:
-    if args.name == "embedded":
-        raise Refused(None, "the embedded model is part of the package, and stays")
+    if args.name in catalog.PACKAGED:
+        raise Refused(None, f"{args.name} is part of the package, and stays")
     reference = hub.parse(args.name)
     planned = hub.removal(reference)
     what = f"{len(planned.files)} files in" if planned.files else "all of"

@@ -29,7 +29,7 @@ def checkpoint_defaults(checkpoint: Checkpoint) -> SamplerConfig:
     """The sampler defaults of a checkpoint, and its family's where it names none; of a model with a
     mask token as many steps as a canvas has positions. Raises CheckpointError naming the field."""
     family, metadata = family_of(checkpoint), checkpoint.metadata
-    base = of_process(family.canvas)
+    base = defaults_of_process(family.canvas)
     if family.canvas.noise == "mask":
         base = replace(base, max_steps=config_of(checkpoint).canvas_length)
     if checkpoint.kind == "gguf":
@@ -37,7 +37,7 @@ def checkpoint_defaults(checkpoint: Checkpoint) -> SamplerConfig:
     return defaults_from_hf(metadata.get("generation_config") or {}, family.sampler, base)
 
 
-def of_process(canvas: CanvasProcess) -> SamplerConfig:
+def defaults_of_process(canvas: CanvasProcess) -> SamplerConfig:
     """The defaults of a family."""
     if canvas.noise == "uniform":
         return replace(REFERENCE, self_conditioning=canvas.self_conditioning)

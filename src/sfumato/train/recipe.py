@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sfumato.api import load
 from sfumato.convert.files import config_files, save_folder
-from sfumato.diffusion.checkpoint_defaults import of_process
+from sfumato.diffusion.checkpoint_defaults import defaults_of_process
 from sfumato.diffusion.sampler import LowConfidence
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.model.families import DIFFUSION_GEMMA, Family
@@ -527,7 +527,9 @@ def _shown(progress: Progress, before: int, total: int, done: int, of_stage: int
 def save_masks(network: Transformer, folder: Path) -> None:
     """Writes the second model as `save_checkpoint` does. It reveals what it is sure of at once: the
     static rule of its family takes a step for each token."""
-    sampler = replace(of_process(BD3LM.canvas), sampler=LowConfidence(0.9), max_steps=CANVAS)
+    sampler = replace(
+        defaults_of_process(BD3LM.canvas), sampler=LowConfidence(0.9), max_steps=CANVAS
+    )
     save_checkpoint(network, folder, family=BD3LM, side=QWEN, sampler=sampler)
 
 
@@ -558,7 +560,7 @@ def save_checkpoint(
     folder.parent.mkdir(parents=True, exist_ok=True)
     name_of, config = family.tensor_names.transformers_name, network.config
     tensors = {name_of(name): value for name, value in network.state_dict().items()}
-    sampler = of_process(family.canvas) if sampler is None else sampler
+    sampler = defaults_of_process(family.canvas) if sampler is None else sampler
     files = config_files(family, config, sampler, config.eos_ids)
     if tower is None:
         tensors |= family.config.hf_placeholders(config)

@@ -110,19 +110,19 @@ def _family(
 
 SDAR = _family(
     *("sdar", "SDAR"),
-    Kind("sdar", "SDARForCausalLM", "qwen3", "front", block=4, tied=False),
+    Kind("sdar", "SDARForCausalLM", "qwen3", "front", block=4),
     threshold=0.85,
     pace="even",
 )
 SDAR_MOE = _family(
     *("sdar_moe", "SDAR-MoE"),
-    Kind("sdar_moe", "SDARMoeForCausalLM", "qwen3moe", "front", 4, tied=False, experts=True),
+    Kind("sdar_moe", "SDARMoeForCausalLM", "qwen3moe", "front", 4, experts=True),
     threshold=0.85,
     pace="even",
 )
 BD3LM = _family(
     *("bd3lm", "BD3LM"),
-    Kind("a2d-qwen3", "A2DQwen3LMHeadModel", "qwen3", "back", block=32, tied=False),
+    Kind("a2d-qwen3", "A2DQwen3LMHeadModel", "qwen3", "back", block=32),
     threshold=1.0,
     pace="linear",
 )

@@ -50,7 +50,6 @@ class Kind:
     architecture: str
     borders: Borders
     block: int
-    tied: bool
     experts: bool = False
 
     def from_hf(
@@ -87,7 +86,7 @@ class Kind:
             design=replace(
                 QWEN3,
                 borders=self.borders,
-                tied_head=read.flag("tie_word_embeddings", self.tied),
+                tied_head=read.flag("tie_word_embeddings", False),
                 shares_of_one=not self.experts or read.flag("norm_topk_prob", False),
             ),
         )
