@@ -42,7 +42,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "decisions": {"diffusion"},
     "text_side": {"tasks", "diffusion", "text", "media"} | _NETWORK,
     "api": {"decisions", "device_trial", "tasks", "diffusion", "text", "media", "text_side"}
-    | {"catalog", "hub"}
+    # embedded_questions: what the packaged models read of a conversation.
+    | {"catalog", "embedded_questions", "hub"}
     | _NETWORK,
     "convert": {"api", "diffusion", "text"} | _NETWORK,
     "engine": _ENGINE - {"engine"},

@@ -17,7 +17,7 @@ from typing import Any, Literal, Never, TypeVar, Unpack, overload
 import torch
 from torch import Tensor
 
-from sfumato import catalog, hub
+from sfumato import catalog, embedded_questions, hub
 from sfumato.decisions import (
     Calibration,
     Decision,
@@ -284,8 +284,8 @@ class Model:
             messages = prompt
         elif messages is None:
             messages = [{"role": "user", "content": prompt}]
-        tower, tokens = self.network.tower, self.text.pictures
-        parts: PictureParts | None = None if tower is None or tokens is None else []
+        parts: PictureParts | None = [] if self.reads_pictures else None
+        messages, notes = self.template.read(messages, parts is not None)
         ids = prompt_ids(
             self.template,
             self.tokenizer,
@@ -296,9 +296,10 @@ class Model:
             pictures=parts,
         )
         if not parts:
-            return Prompt(ids, ())
-        assert tokens is not None
-        return tokens.placed(ids, [self._patches(part, at) for at, part in parts])
+            return Prompt(ids, (), notes=notes)
+        assert self.text.pictures is not None
+        placed = self.text.pictures.placed(ids, [self._patches(part, at) for at, part in parts])
+        return replace(placed, notes=notes)
 
     @property
     def reads_pictures(self) -> bool:
@@ -365,7 +366,7 @@ class Model:
             prompt = self.make_prompt(messages=messages)
             prompt.ids.extend(self.fills.empty_thought)
         plan = self.fills.plan(prompt.ids, parts, is_reply=is_reply, seed=seed, sampler=sampler)
-        return self.fills.stream(plan, cancelled, prompt.pictures)
+        return self.fills.stream(plan, cancelled, prompt)
 
     def edit(
         self,
@@ -730,6 +731,8 @@ def _fitting_text(checkpoint: Checkpoint, config: ModelConfig) -> TextSide:
             f"{checkpoint.path}: the tokenizer has {text.tokenizer.vocab_size} tokens and the "
             f"embedding {config.vocab_size}; use the tokenizer that the model was trained with"
         )
+    if catalog.is_packaged(checkpoint.path):
+        text.template.reads = embedded_questions.read
     return text
 
 

@@ -173,6 +173,11 @@ PACKAGED = {
 """The models that the package has, by name: the first is meant where no model is named."""
 
 
+def is_packaged(path: Path) -> bool:
+    """Whether that is the folder of a model that the package has."""
+    return path.resolve() in {each.resolve() for each in PACKAGED.values()}
+
+
 def is_name(given: str) -> bool:
     """Whether that is a name of a model: of the catalogue, or with `hf:`."""
     return given.startswith(PREFIX) or given.lower() in CATALOGUE

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import string
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -31,6 +31,7 @@ EARLIER_TURNS = 2
 
 _ASKS_ON = re.compile(r"and\b|.*\?$", re.IGNORECASE)
 _MOST_WORDS = 5  # of a question that needs an earlier one
+_LONGEST = 200  # characters of a text that is searched
 
 
 @dataclass(frozen=True)
@@ -82,26 +83,53 @@ def _questions_about_countries() -> Iterator[Question]:
                 yield Question(text, answer[0].upper() + answer[1:], also)
 
 
-def follow_up(text: str, before: Sequence[str]) -> str | None:
-    """The whole question about a country that a short text asks with the help of earlier ones:
-    after "What is the capital of France?", "And of Japan?" asks "What is the capital of Japan?".
-    None where the text is no such question. before: the user's earlier texts, the newest last."""
-    if (
-        not _ASKS_ON.match(text.strip())
-        or len(text.split()) > _MOST_WORDS
-        or _plain(text) in _known()
-    ):
-        return None
-    country, form = _mentioned(text)
-    if (country is None) == (form is None):
-        return None
-    for earlier in reversed(before):
-        other, other_form = _mentioned(earlier)
-        country, form = country or other, form or other_form
+Messages = Sequence[Mapping[str, Any]]
+
+
+def read(messages: Messages) -> tuple[Messages, tuple[str, ...]]:
+    """What the packaged models read of a conversation, and what a reply says of that.
+
+    Messages before the first question stay, and the last EARLIER_TURNS turns before the last one. A
+    short question that needs those before it becomes the whole one that it asks: after "What is the
+    capital of France?", "And of Japan?" is "What is the capital of Japan?". messages: as
+    `sfumato.text.messages.check_messages` lets them pass."""
+    result, note, country, form = list(messages), "", None, None
+    questions = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    for i in questions:
+        text, note = _text(messages[i].get("content")), ""
+        if len(text) > _LONGEST:
+            continue
+        named, named_form = _mentioned(text)
+        needs_one = _asks_on(text) and (named is None) != (named_form is None)
+        country, form = named or country, named_form or form
+        if needs_one and (meant := _known_question(country, form)):
+            result[i] = {**messages[i], "content": meant}
+            note = f'the question was read as "{meant}"'
+    if len(questions) > EARLIER_TURNS + 1:
+        del result[questions[0] : questions[-EARLIER_TURNS - 1]]
+    return result, (note,) if note else ()
+
+
+def _text(content: Any) -> str:
+    """The text of a message; empty where it has other parts."""
+    if isinstance(content, str):
+        return content
+    parts = [part.get("text") for part in content or ()]
+    return "" if None in parts else "".join(parts)
+
+
+def _asks_on(text: str) -> bool:
+    """Whether a text may be a question that needs an earlier one."""
+    is_short = len(text.split()) <= _MOST_WORDS
+    return is_short and bool(_ASKS_ON.match(text.strip())) and _plain(text) not in _known()
+
+
+def _known_question(country: dict[str, str] | None, form: dict[str, Any] | None) -> str | None:
+    """The question of that form about a country, where it is one of `all_questions`."""
     if country is None or form is None:
         return None
-    meant: str = form["question"].format_map(country)
-    return meant if _plain(meant) in _known() else None
+    question: str = form["question"].format_map(country)
+    return question if _plain(question) in _known() else None
 
 
 def _plain(text: str) -> str:
@@ -119,12 +147,33 @@ def _known() -> frozenset[str]:
 def _mentioned(text: str) -> tuple[dict[str, str] | None, dict[str, Any] | None]:
     """The country that a text names, and the form of questions about what it asks of one."""
 
-    def named(word: str) -> bool:
-        return re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) is not None
+    country, form = (pattern.search(text) for pattern in _words())
+    return (
+        None if country is None else _countries_by_name()[country[0].lower()],
+        None if form is None else _forms_by_field()[form[0].lower()],
+    )
 
+
+@cache
+def _countries_by_name() -> dict[str, dict[str, str]]:
+    return {each["name"].removeprefix("the ").lower(): each for each in countries()}
+
+
+@cache
+def _forms_by_field() -> dict[str, dict[str, Any]]:
     forms = questions_file()["about_countries"]
-    country = next((each for each in countries() if named(each["name"].removeprefix("the "))), None)
-    return country, next((form for form in forms if any(map(named, _fields(form)))), None)
+    return {field: form for form in reversed(forms) for field in _fields(form)}
+
+
+@cache
+def _words() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Patterns of the names of countries, and of what is asked of them."""
+
+    def one_of(words: Iterable[str]) -> re.Pattern[str]:
+        longest_first = sorted(words, key=len, reverse=True)
+        return re.compile(rf"\b(?:{'|'.join(map(re.escape, longest_first))})\b", re.I | re.A)
+
+    return one_of(_countries_by_name()), one_of(_forms_by_field())
 
 
 def _fields(form: dict[str, Any]) -> set[str]:

@@ -521,23 +521,24 @@ class Fills:
         self,
         plan: FillPlan,
         cancelled: Callable[[], bool],
-        pictures: Sequence[PlacedPicture] = (),
+        prompt: Prompt,
     ) -> Iterator[Draft | Filled]:
-        """Drafts, and at last the filled text. pictures: of the plan's prompt. Raises Cancelled
+        """Drafts, and at last the filled text. prompt: the plan's. Raises Cancelled
         where `cancelled` says so, and FloatingPointError where the model's scores are no
         numbers."""
         text = FillText(self._text.tokenizer.decode)
-        task = FillTask(plan, self._make, text, self._family.name, pictures)
+        task = FillTask(plan, self._make, text, self._family.name, prompt.pictures)
         outcome: FillOutcome = yield from alone(self._network, task, cancelled)
         if outcome.cancelled:
             raise Cancelled
-        yield make_filled(plan.template.parts, outcome, self._text.tokenizer.decode)
+        filled = make_filled(plan.template.parts, outcome, self._text.tokenizer.decode)
+        yield replace(filled, warnings=(*prompt.notes, *filled.warnings))
 
-    def task(self, plan: FillPlan, stop: Stop, pictures: Sequence[PlacedPicture] = ()) -> FillTask:
-        """A fill whose outcome is a `Reply`: the text of its holes, up to a stop string. pictures:
-        of the plan's prompt."""
-        text = _FillReply(self._text, plan, StopStrings(stop))
-        return FillTask(plan, self._make, text, self._family.name, pictures)
+    def task(self, plan: FillPlan, stop: Stop, prompt: Prompt) -> FillTask:
+        """A fill whose outcome is a `Reply`: the text of its holes, up to a stop string. prompt:
+        the plan's."""
+        text = _FillReply(self._text, plan, StopStrings(stop), prompt.notes)
+        return FillTask(plan, self._make, text, self._family.name, prompt.pictures)
 
 
 class Cancelled(Exception):
@@ -547,8 +548,11 @@ class Cancelled(Exception):
 class _FillReply(FillText):
     """A fill that is read as a reply of one canvas."""
 
-    def __init__(self, text: TextSide, plan: FillPlan, stops: StopStrings) -> None:
+    def __init__(
+        self, text: TextSide, plan: FillPlan, stops: StopStrings, notes: tuple[str, ...]
+    ) -> None:
         super().__init__(text.tokenizer.decode)
+        self._notes = notes
         self._plan, self._stops, self._to_text = plan, stops, text.tokenizer.decode
         self._markers = text.template.markers
         self._cut = StopCut(text.tokenizer, stops, self._markers)
@@ -579,7 +583,7 @@ class _FillReply(FillText):
         pieces = [piece for piece in (*gate.feed([text]), *gate.flush()) if isinstance(piece, str)]
         if gate.stop is not None:
             text, ids, reason = "".join(pieces), ids[: self._cut([], ids)], "stop"
-        stats, notes = outcome.stats, filled.warnings
+        stats, notes = outcome.stats, (*self._notes, *filled.warnings)
         return Reply(text, None, (), ids, reason, stats, notes, filled, gate.stop)
 
 

@@ -18,7 +18,6 @@ import pytest
 from sfumato.api import EMBEDDED
 from sfumato.cli import chat
 from sfumato.cli.chat import completions, help_text
-from sfumato.embedded_questions import follow_up
 
 
 def user(text: str) -> dict[str, str]:
@@ -44,49 +43,11 @@ def test_clear_keeps_the_system_message(use: Any, cli: Any) -> None:
     assert model.requests[1]["messages"] == [{"role": "system", "content": "S"}, user("Two?")]
 
 
-def test_the_embedded_model_reads_whole_questions_and_two_turns_before(use: Any, cli: Any) -> None:
-    """What it cannot know is said before it answers. Other models read what was written."""
-    for path, question in (
-        (EMBEDDED, "What is the capital of Japan?"),
-        (Path("x"), "And of Japan?"),
-    ):
-        model = use("yes")
-        model.path = path
-        questions = ["One?", "What is the capital of France?", "And of Japan?", "Who?"]
-        done = cli("chat", "--system", "S", stdin="\n".join(["/thinking on", *questions]))
-        is_toy = path == EMBEDDED
-        assert ("has not learnt to think" in done.err) == is_toy
-        assert (f"(read as: {question})" in done.err) == is_toy
-        read = [m["content"] for m in model.requests[3]["messages"]]
-        assert read == [
-            "S",
-            *["One?", "yes"] * (not is_toy),
-            questions[1],
-            "yes",
-            question,
-            "yes",
-            "Who?",
-        ]
-
-
-@pytest.mark.parametrize(
-    ("text", "before", "meant"),
-    [
-        ("And of Japan?", "What is the capital of France?", "What is the capital of Japan?"),
-        ("and the Netherlands", "capital of France", "What is the capital of the Netherlands?"),
-        ("And its currency?", "Where is Japan?", "What is the currency of Japan?"),
-        ("And Kenya?", "What money does Japan use?", None),  # its currency is not known
-        ("Where is Japan?", "What is the capital of France?", None),  # needs none before
-        ("Where is Japan, please?", "What is the capital of France?", None),
-        ("I like Japan.", "What is the capital of France?", None),
-        ("And Japan?", "Who are you?", None),
-        ("Who are you?", "What is the capital of France?", None),
-    ],
-)
-def test_what_a_question_after_others_asks(text: str, before: str, meant: str | None) -> None:
-    assert (
-        follow_up(text, ["What is the currency of Peru?"] * (meant is not None) + [before]) == meant
-    )
+def test_the_embedded_model_says_beforehand_that_it_does_not_think(use: Any, cli: Any) -> None:
+    for path in (EMBEDDED, Path("x")):
+        use("yes").path = path
+        done = cli("chat", stdin="/thinking on\nWho?\n")
+        assert ("has not learnt to think" in done.err) == (path == EMBEDDED)
 
 
 def test_settings(use: Any, cli: Any) -> None:

@@ -87,6 +87,7 @@ def test_a_file_may_have_holes(cli: Any, tmp_path: Path) -> None:
         (("{{3}}", "--tokens", "3"), "--tokens: belongs to --at"),
         (("{{3}}", "--system", "x"), "--system: belongs to a conversation"),
         (("{{3}}", "--write"), "--write: there is no file"),
+        (("{{3}}.", "-m", "embedded-masks"), "begin with text before the hole, or give --reply-to"),
         (("{{99}}",), "holes and the text between them take 99"),
         (("FILE", "--at", "2"), "--at: must be LINE:COLUMN"),
         (("FILE", "--at", "9:1"), "has 3 lines, and no line 9"),

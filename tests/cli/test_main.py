@@ -33,9 +33,17 @@ def test_it_is_a_module_too() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_every_command_has_help(cli: Any, command: Command) -> None:
-    """One line of usage; examples, each of which the parser takes; the hardware comes last."""
+def test_every_command_has_help(
+    cli: Any, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line of usage; examples, each of which the parser takes; the hardware comes last. On a
+    narrow terminal too no word is broken."""
     done = cli(command.name, "--help")
+    monkeypatch.setenv("COLUMNS", "40")
+    narrow = cli(command.name, "--help").out
+    assert all(len(line) <= 40 or len(line.split()) == 1 for line in narrow.splitlines())
+    assert re.sub(r"[#\\]", "", narrow).split() == re.sub(r"[#\\]", "", done.out).split()
+    monkeypatch.setenv("COLUMNS", "80")
     assert (done.code, cli("help", command.name).out) == (0, done.out)
     usage, blank = done.out.splitlines()[:2]
     assert usage.startswith(f"usage: sfumato {command.name}") and not blank

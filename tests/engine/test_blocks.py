@@ -4,6 +4,7 @@ are the same alone and beside others, from prompts that end anywhere in a block.
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
@@ -145,11 +146,13 @@ def test_fills_are_the_same_alone_and_in_the_engine(model: Model) -> None:
     small = model.config.canvas_length == 4
     tried: list[Any] = [Hole(1), Hole(choices=("a", "b"))] if small else [Hole(3), Hole(at_most=4)]
     serving, messages = engine(model), [{"role": "user", "content": "Say"}]
-    for hole in tried:
+    bare = {"ids": model.fills.no_prompt}  # of a vocabulary without a token to begin with, empty
+    for hole, given in product(tried, ({"messages": messages}, bare)):
         parts = ["It is ", hole]
-        handle = serving.submit(Request(messages=messages, parts=parts, seed=2))
+        handle = serving.submit(Request(**given, parts=parts, seed=2))
         run(serving)
-        plain, reply = model.fill(parts, messages=messages, seed=2), finished(handle).reply
+        plain = model.fill(parts, messages=given.get("messages"), seed=2)
+        reply = finished(handle).reply
         assert reply.filled is not None
         assert (reply.filled.text, reply.filled.holes) == (plain.text, plain.holes)
         assert plain.text.startswith("It is ") and len(plain.text) > 6

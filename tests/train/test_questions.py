@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
+from typing import Any
 
 import numpy as np
+import pytest
 
+from sfumato import embedded_questions
 from sfumato.embedded_questions import all_questions
 from sfumato.train import sudoku
 from sfumato.train.embedded_data import about_nothing, wording
@@ -81,3 +85,48 @@ def test_made_up_words_name_no_known_country_and_get_the_refusal() -> None:
     assert not {plain(question.text) for question in drawn} & owners.keys()
     assert {question.answer for question in drawn} == {owners["what time is it"].answer}
     assert len({question.text for question in drawn}) > 1500
+
+
+def conversation(*texts: str) -> list[dict[str, Any]]:
+    """Questions and their answers, and a last question."""
+    *before, last = ({"role": "user", "content": text} for text in texts)
+    return [*chain(*((each, {"role": "assistant", "content": "A."}) for each in before)), last]
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "meant"),
+    [
+        ("And of Japan?", "What is the capital of France?", "What is the capital of Japan?"),
+        ("and the Netherlands", "capital of France", "What is the capital of the Netherlands?"),
+        ("And its currency?", "Where is Japan?", "What is the currency of Japan?"),
+        ("And Kenya?", "What money does Japan use?", None),  # its currency is not known
+        ("Where is Japan?", "What is the capital of France?", None),  # needs none before
+        ("Where is Japan, please?", "What is the capital of France?", None),
+        ("I like Japan.", "What is the capital of France?", None),
+        ("And Japan?", "Who are you?", None),
+        ("Who are you?", "What is the capital of France?", None),
+    ],
+)
+def test_what_a_question_after_others_asks(text: str, before: str, meant: str | None) -> None:
+    earlier = ["What is the currency of Peru?"] * (meant is not None) + [before]
+    messages = conversation(*earlier, text)
+    read, notes = embedded_questions.read(messages)
+    assert read[-1]["content"] == meant or (meant is None and read == messages)
+    assert notes == (() if meant is None else (f'the question was read as "{meant}"',))
+    parts = [{"type": "text", "text": text}]
+    messages[-1] = {"role": "user", "content": parts}
+    assert embedded_questions.read(messages)[0][-1]["content"] == (meant or parts)
+
+
+def test_two_turns_before_a_question_are_read_and_the_system_message() -> None:
+    system = {"role": "system", "content": "S"}
+    texts = ["What is the capital of France?", "And of Peru?", "And of Japan?", "And its currency?"]
+    read, notes = embedded_questions.read([system, *conversation(*texts)])
+    capital, currency = "What is the capital of {}?", "What is the currency of Japan?"
+    meant = [capital.format("Peru"), capital.format("Japan"), currency]
+    assert read == [system, *conversation(*meant)]
+    assert notes == (f'the question was read as "{currency}"',)
+    assert embedded_questions.read(read) == (read, ())
+    strange = conversation("x" * 10**6, "\u017fpain?", "of \u212aenya?")
+    strange[-1]["content"] = [{"type": "image"}, {"type": "text", "text": "And of Peru?"}]
+    assert embedded_questions.read(strange) == (strange, ())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -112,7 +113,7 @@ COMMANDS = (
         examples=(
             'sfumato decide -q questions.toml --state "Charged twice!"',
             "sfumato decide mails.csv -q questions.toml > answers.csv",
-            "sfumato decide mails.csv -q questions.toml -o answers.csv  # goes on where it stopped",
+            "sfumato decide mails.csv -q questions.toml -o answers.csv  # resumes",
         ),
     ),
     Command(
@@ -139,9 +140,7 @@ COMMANDS = (
     Command(
         "mcp",
         "give a model to an editor or an agent as tools (MCP): decide, fill, generate",
-        examples=(
-            "sfumato mcp -m model.gguf  # docs/agents.md: what editors are to be configured",
-        ),
+        examples=("sfumato mcp -m model.gguf  # docs/agents.md: how editors start it",),
     ),
     Command(
         "demo",
@@ -232,18 +231,63 @@ COMMANDS = (
 
 
 class _Help(argparse.HelpFormatter):
-    """Wraps texts but keeps the lines of examples, and widens the column of command names, which
-    argparse computes without their indent."""
+    """Breaks lines between words alone, so that what is copied is whole; an example that is too
+    long goes on behind a backslash, as a shell takes it."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog)
-        if prog == "sfumato":
+        if prog == "sfumato":  # argparse computes the column of commands without their indent
             self._action_max_length = 4 + max(len(command.name) for command in COMMANDS)
+        elif self._width < _NARROW:
+            self._max_help_position = 8
+
+    def _format_usage(self, usage: str | None, *rest: Any) -> str:
+        if usage is not None:
+            usage = "\n".join(_lines(usage, self._width - 2, first=len("usage: ")))
+        return super()._format_usage(usage, *rest)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return _wrap(" ".join(text.split()), width)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        lines = text.splitlines()
-        wrap = super()._fill_text
-        return "\n".join(each if each[:1] == " " else wrap(each, width, indent) for each in lines)
+        lines = (
+            _example(each.strip(), width) if each[:1] == " " else _wrap(each, width) or [""]
+            for each in text.splitlines()
+        )
+        return "\n".join(indent + line for part in lines for line in part)
+
+
+_NARROW = 60  # columns of a terminal in which help stands below the options
+_QUOTED = r"""\[[^\]]*\]|"[^"]*"|'[^']*'"""
+_SHELL_WORD = re.compile(rf"-\S+ (?:{_QUOTED}|[^\s|<>-]\S*)|{_QUOTED}|\S+")  # options with a value
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def _lines(text: str, width: int, first: int = 0, end: str = "") -> list[str]:
+    """A command in lines of that width, all but the first indented and all but the last with `end`;
+    what is in quotes or brackets stays whole. first: columns before the first line."""
+    lines, room = [""], width - first
+    for word in _SHELL_WORD.findall(text):
+        if lines[-1].strip() and len(lines[-1]) + 1 + len(word) + len(end) > room:
+            lines[-1] += end
+            lines.append(" ")
+            room = width
+        lines[-1] += f" {word}" if lines[-1] else word
+    return lines
+
+
+def _example(text: str, width: int) -> list[str]:
+    """An example, with what it does behind it, or in lines of its own where both are too long."""
+    if len(text) + 2 <= width:
+        return [f"  {text}"]
+    command, _, does = text.partition("  # ")
+    lines = [f"  {line}" for line in _lines(command, width - 2, end=" \\")]
+    return lines + [f"    # {line}" for line in _wrap(does, width - 6)]
 
 
 class _Parser(argparse.ArgumentParser):

@@ -14,7 +14,7 @@ from typing import Any
 from sfumato.cli import INTERRUPTED, complain, files, generation, pictures
 from sfumato.cli.arguments import nearest
 from sfumato.cli.terminal import named, print_message, wrapped
-from sfumato.embedded_questions import EARLIER_TURNS, follow_up
+from sfumato.embedded_questions import EARLIER_TURNS
 from sfumato.engine import Engine, EngineError, TooLarge
 from sfumato.options import LAST_SEED, MOST_STEPS
 from sfumato.server.examples import CANNOT
@@ -84,27 +84,10 @@ class Chat:
             if text.startswith("/") and "\n" not in text:
                 self._command(*text[1:].split(maxsplit=1))
             elif text:
-                content, self._pictures = pictures.content(self._meant(text), self._pictures), []
+                content, self._pictures = pictures.content(text, self._pictures), []
                 self._answer(self.talk.messages, content)
         except (ValueError, OSError) as error:
             complain(error)
-
-    def _meant(self, text: str) -> str:
-        """The text; of a question that the embedded model knows as a whole one alone, that one."""
-        contents = [m["content"] for m in self.talk.messages if m["role"] == "user"]
-        texts = [each for each in contents if isinstance(each, str)]
-        meant = follow_up(text, texts) if generation.is_embedded(self.model) else None
-        if meant is None:
-            return text
-        print(wrapped(f"(read as: {meant})"), file=sys.stderr)  # what is piped has answers alone
-        return meant
-
-    def _read(self, messages: list[generation.Message]) -> list[generation.Message]:
-        """The messages that the model reads: all of them; of the embedded model, which has learned
-        no longer ones, the last turns."""
-        first = sum(message["role"] == "system" for message in messages)
-        most = 2 * EARLIER_TURNS + 1 if generation.is_embedded(self.model) else len(messages)
-        return [*messages[:first], *messages[first:][-most:]]
 
     def _answer(self, before: list[generation.Message], content: Content) -> None:
         """Answers a question that follows the messages before it."""
@@ -114,7 +97,7 @@ class Chat:
             self.talk.unanswered = content
         self._answered_with = self._settings
         display = generation.display(self.args, self.model)
-        request = generation.request(self.args, self._read(messages))
+        request = generation.request(self.args, messages)
         try:
             if self.engine is None:
                 context = min(CONTEXT, self.model.config.context_length)

@@ -49,9 +49,10 @@ def _fill(args: argparse.Namespace) -> int:
     model = generation.load(args)
     if messages is None:
         request = replace(request, ids=model.fills.no_prompt)
-        if not request.ids:
+        if not request.ids and isinstance(parts[0], Hole):
             raise ValueError(
-                f"{model.path.name}: has no token that a text begins with; give --reply-to MESSAGE"
+                f"{model.path.name}: has no token that a text begins with; begin with text before "
+                "the hole, or give --reply-to MESSAGE"
             )
     answer = generation.once(args, model, request, partial(filling, shows_text=file is None))
     reply = answer.reply

@@ -269,7 +269,7 @@ def counted() -> Iterator[Presses]:
 
 def is_embedded(model: Model) -> bool:
     """Whether it is one of the models in the package."""
-    return model.path.resolve() in {path.resolve() for path in catalog.PACKAGED.values()}
+    return catalog.is_packaged(model.path)
 
 
 def note_thinking(args: argparse.Namespace, model: Model) -> None:

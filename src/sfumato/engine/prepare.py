@@ -228,7 +228,7 @@ def _prepare_fill(
         most_steps=most_steps,
         check=lambda text, field: check_length(model, text, longest, field),
     )
-    task = model.fills.task(plan, request.stop, prompt.pictures)
+    task = model.fills.task(plan, request.stop, prompt)
     return Job(task, Finished, request.drafts)
 
 
@@ -252,7 +252,7 @@ def _embedded(
 ) -> Finished:
     """The end of a request that writes nothing; wanted: None where it was cancelled."""
     reason: StopReason = "cancelled" if wanted is None else "max_tokens"
-    reply = transcript.finish(Outcome([], reason, task.stats, ()))
+    reply = transcript.finish(Outcome([], reason, task.stats, task.claim.prompt.notes))
     if request.scoring is not None:
         return Finished(reply, account, scores=wanted)
     return Finished(reply, account, vector=wanted)
@@ -379,7 +379,8 @@ def make_prompt(model: Model, request: Request, longest: int, points: SnapshotPo
     if len(given) != 1:
         raise Refused(("prompt", "messages", "ids"), "give exactly one of them")
     if request.ids is not None:
-        ids = _checked_ids(model, request.ids)
+        # Nothing has to come before a text that is filled.
+        ids = _checked_ids(model, request.ids) if request.ids or request.parts is None else []
         return Prompt(ids, (len(ids),))
     made = model.make_prompt(
         request.prompt,

@@ -128,8 +128,8 @@ HARDWARE = "hardware and memory"
 READS = "how questions are read"
 SUBJECT, WORK, SAMPLING, REPORT = "what is measured", "work", "sampling", "report"
 GROUP_NOTES = {
-    REPLY: "defaults are the checkpoint's",
-    SAMPLING: "defaults are the checkpoint's",
+    REPLY: "default: the checkpoint's",
+    SAMPLING: "default: the checkpoint's",
     WORK: "N,N,… measures every combination",
 }
 

@@ -355,12 +355,14 @@ def _prompt(service: Service, body: TemplateBody) -> dict[str, Any]:
     kwargs = body.chat_template_kwargs
     check_long_texts([talk, body.tools], lambda text: service.engine.check_length(text, "messages"))
     pictures.check(service, list(pictures.sources_in(talk)))
+    shows_pictures = service.model.cut is not None
+    read, _ = service.model.template.read(talk, shows_pictures)
     prompt = service.model.template.render(
-        talk,
+        read,
         thinking=bool(kwargs and kwargs.enable_thinking),
         tools=body.tools,
         add_generation_prompt=opens_turn is not False or continued is not None,
-        pictures=[] if service.model.cut else None,
+        pictures=[] if shows_pictures else None,
     )
     return {"prompt": prompt + (continued or "")} | warned(body)
 

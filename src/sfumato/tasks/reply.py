@@ -222,7 +222,7 @@ class ReplyTask:
         self.reply: list[int] = []
         self.reason: StopReason | None = None
         self.stats = Stats(prompt_tokens=plan.prompt_tokens)
-        self.warnings: list[str] = []
+        self.warnings = [*prompt.notes]
         self.retries = 0  # canvases drawn again: the answer was empty, or the prediction wrong
         self.drawn_again = 0  # these, and those whose rest a constraint has denoised again
         self._is_predicted = False  # whether the canvas under way begins as a prediction

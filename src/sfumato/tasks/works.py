@@ -122,6 +122,7 @@ class Prompt:
     marks: tuple[int, ...]  # lengths of it that later ones are likely to share
     pictures: tuple[PlacedPicture, ...] = ()
     origin: Prompt | None = field(default=None, compare=False)  # of which it is the beginning
+    notes: tuple[str, ...] = ()  # of how its messages were read, for the reply's warnings
 
     def followed_by(self, ids: Sequence[int]) -> Prompt:
         """The prompt with more tokens at its end."""

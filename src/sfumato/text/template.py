@@ -25,6 +25,10 @@ from sfumato.text.tokenizer import TokenizerError, named_tokens
 from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.files.jsonfile import read_object
 
+Messages = Sequence[Mapping[str, Any]]
+Reads = Callable[[Messages], tuple[Messages, tuple[str, ...]]]
+"""Messages → those that the prompt shows in their place, and lines for the reply's warnings."""
+
 
 class TemplateError(Refused):
     """A chat template that is absent, broken, or refuses the messages it was given."""
@@ -57,6 +61,8 @@ class ChatTemplate:
     ) -> None:
         self.source, self.bos, self.eos, self.origin = source, bos, eos, origin
         self.markers = markers
+        # None: prompts show conversations as they are. `load` sets it, for packaged models alone.
+        self.reads: Reads | None = None
         self._shows_messages = False  # until a render has shown it
         try:
             self._template = _environment().from_string(source)
@@ -113,6 +119,17 @@ class ChatTemplate:
             if token_id is not None and 0 <= int(token_id) < len(tokens):
                 named[name] = str(tokens[int(token_id)])
         return cls(source, **named, origin="tokenizer.chat_template", markers=markers)
+
+    def read(
+        self, messages: Messages, shows_pictures: bool = False
+    ) -> tuple[Messages, tuple[str, ...]]:
+        """The messages that a prompt of these has to show, and lines for the reply's warnings.
+        Raises Refused where a message is malformed."""
+        if self.reads is None:
+            return messages, ()
+        # Before any is left out: errors name messages by their place.
+        check_messages(messages, markers=self.markers, pictures=[] if shows_pictures else None)
+        return self.reads(messages)
 
     def render(
         self,

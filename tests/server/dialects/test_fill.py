@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.server.conftest import serving
 
 import sfumato
 from sfumato import Hole
@@ -34,6 +35,15 @@ def test_a_fill_is_that_of_the_library(server: Any, embedded: Model) -> None:
     assert "alternatives" not in hole and "warnings" not in answer
     assert answer["usage"]["completion_tokens"] == 5
     assert answer["timings"]["diffusion"]["steps"] == sum(plain.stats.steps)
+
+
+def test_without_a_token_to_begin_with_the_text_begins() -> None:
+    model = sfumato.load("embedded-masks")
+    with serving(model, slots=1) as served:
+        answer = served.post("/v1/fill", parts=PARTS, seed=3).json()
+        assert answer["text"] == model.fill(["The capital is ", Hole(5), "."], seed=3).text
+        refused = served.post("/v1/fill", parts=PARTS[1:]).json()["error"]
+        assert refused["message"].startswith("parts: must begin with text")
 
 
 def test_choices_come_with_their_probabilities(server: Any) -> None:

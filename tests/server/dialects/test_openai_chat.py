@@ -12,6 +12,7 @@ import openai
 import pytest
 
 import sfumato
+from sfumato import Hole
 from sfumato.api import Model
 from sfumato.diffusion.sampler import FixedCount, Threshold
 from sfumato.engine import ServedModel
@@ -319,6 +320,32 @@ def test_schedule_and_stopping_per_request(server: Any) -> None:
         assert error["param"] == field
         assert f"{other} by the checkpoint's default; got {value}" in error["message"]
     assert server.chat(t_min=0.1, t_max=0.2).status_code == 200
+
+
+def test_the_embedded_model_reads_a_question_that_needs_the_one_before(
+    server: Any, embedded: Model
+) -> None:
+    messages = [
+        {"role": "user", "content": "What is the capital of France?"},
+        {"role": "assistant", "content": "The capital is Paris."},
+        {"role": "user", "content": "And of Japan?"},
+    ]
+    reply = server.chat(messages=messages, seed=1).json()
+    assert reply["choices"][0]["message"]["content"] == "The capital is Tokyo."
+    meant = "What is the capital of Japan?"
+    note = f'the question was read as "{meant}"'
+    assert reply["warnings"] == [note]
+    ids = embedded.prompt_ids(messages=[*messages[:2], {**messages[2], "content": meant}])
+    assert reply["usage"]["prompt_tokens"] == len(ids)  # of what was read
+    shown = server.post("/apply-template", messages=messages).json()["prompt"]
+    assert "And of" not in shown and embedded.tokenizer.encode(shown) == ids
+    assert embedded.generate(messages, seed=1).warnings == (note,)
+    filled = embedded.fill(["The capital is ", Hole(5), "."], messages=messages)
+    assert (filled.text, filled.warnings) == ("The capital is Tokyo.", (note,))
+    bad = [*messages, {"role": "user", "content": 3}]
+    assert server.post("/apply-template", messages=bad).status_code == 400
+    with pytest.raises(ValueError, match=r"messages\[3\].content"):
+        embedded.prompt_ids(messages=[{"role": "user", "content": "x"}] * 3 + bad[3:])
 
 
 def test_text_parts_developers_and_old_thoughts(server: Any, embedded: Model) -> None:

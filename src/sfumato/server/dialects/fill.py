@@ -72,7 +72,9 @@ def parse(service: Service, body: FillBody) -> list[Request]:
     if body.messages is not None:
         messages = conversation(body.messages, service.settings, body.envelope.unknown)
     else:
-        prompts = [service.raw_prompt(body.prompt or "", PATH, body.user)]
+        # Without a token to begin with, the text that is filled begins by itself.
+        is_bare = not body.prompt and service.model.tokenizer.bos_id is None
+        prompts = [[] if is_bare else service.raw_prompt(body.prompt or "", PATH, body.user)]
     holes = {"parts": parts}
     call = ChatCall(PATH, body, messages, continues=False, holes=holes, user=body.user)
     return requests_of(service, call, prompts)
