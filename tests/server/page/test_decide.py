@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -267,11 +268,11 @@ def test_a_state_has_pictures_where_the_model_sees(decide: Callable[..., Any]) -
     page = decide(all_of)
     attach = page.locator("#decide-attach")
     says_vision(page, False)
+    expect(page.locator("#state")).to_have_attribute("placeholder", re.compile("no images"))
     expect(attach).to_be_hidden()
-    assert "no images" in page.get_attribute("#state", "placeholder")
     says_vision(page, True, 2)
     expect(attach).to_be_visible()
-    assert "images" not in page.get_attribute("#state", "placeholder")
+    expect(page.locator("#state")).not_to_have_attribute("placeholder", re.compile("images"))
     page.locator("select[name=order]").select_option("schema")
     page.fill("#state", "Look at it.")
     expect(page.locator(".stale")).to_have_count(0)

@@ -29,7 +29,7 @@ GIVE = """([kind, name, data, type]) => {
 def seeing(page: Any, images: int = 2) -> None:
     """Lets the server say that its model reads pictures, so many at a time."""
     says_vision(page, True, images)
-    page.wait_for_selector("#attach:not([hidden])")
+    page.wait_for_selector("#attach .camera:not([hidden])", state="attached")
 
 
 def says_vision(page: Any, vision: bool, images: int = 0) -> None:
