@@ -419,7 +419,8 @@ int main(int count, char **arguments) {
     check(sf_linear(SF_ISAS, 0, 0, &source, 1, 32, &source, 0, 1, &source, 0, 1) == SF_BAD_ARGUMENT,
           "an instruction set that there is not");
     refusals();
-    for (int i = 0; i < 60; i++) {
+    int rounds = count > 2 ? std::atoi(arguments[2]) : 60;
+    for (int i = 0; i < rounds; i++) {
         linear();
         columns();
         experts();
