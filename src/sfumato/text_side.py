@@ -461,7 +461,8 @@ class Fills:
         def room(prefix: int) -> int:
             return longest - (prefix - self._network.config.blocks(prefix).border(prefix))
 
-        template = make_template(parts, encode, prompt, closing, room)
+        has_causal = self._network.config.block is None
+        template = make_template(parts, encode, prompt, closing, room, has_causal)
         length = len(template.form({}).ids)
         # The most that a canvas can have; each trial has its own length.
         config = replace(

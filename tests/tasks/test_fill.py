@@ -17,6 +17,7 @@ from sfumato import Draft, Filled, Hole, Model, SamplerConfig
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.constraints.filling import (
     Closing,
+    FillTemplate,
     HoleSearch,
     Tried,
     first_lengths,
@@ -42,8 +43,14 @@ def encode(text: str, field: str) -> list[int]:
     return [ord(character) for character in text]
 
 
-def template(parts: list[Any], prompt: str = "p", closing: Closing | None = None, length: int = 32):  # type: ignore[no-untyped-def]
-    return make_template(parts, encode, encode(prompt, ""), closing, lambda _: length)
+def template(
+    parts: list[Any],
+    prompt: str = "p",
+    closing: Closing | None = None,
+    length: int = 32,
+    **more: Any,
+) -> FillTemplate:
+    return make_template(parts, encode, encode(prompt, ""), closing, lambda _: length, **more)
 
 
 def test_a_short_text_stands_on_the_canvas() -> None:
@@ -78,6 +85,8 @@ def test_a_hole_that_varies_has_a_token_before_it() -> None:
     assert made.form({0: 1}).ids == (113, NOISE, 98)
     assert made.form({0: (5, 6)}).ids == (113, 5, 6, 98)
     assert template([Hole(at_most=3)], prompt="p").prefix == [ord("p")]
+    masks = template([Hole(at_most=3), "b"], prompt="pq", is_causal=False)
+    assert masks.prefix == encode("pq", ""), "no hidden state is read"
     with pytest.raises(ValueError, match="must begin with text"):
         template([Hole(2), "b"], prompt="")
 

@@ -106,9 +106,11 @@ def make_template(
     prompt: Sequence[int],
     closing: Closing | None,
     room: Callable[[int], int],
+    is_causal: bool = True,
 ) -> FillTemplate:
     """parts: checked; prompt: ids of what comes before the text; closing: None where more text
-    follows than the parts have; room: positions of a canvas behind a prefix of so many tokens.
+    follows than the parts have; room: positions of a canvas behind a prefix of so many tokens;
+    is_causal: whether a hole is scored in the causal mode.
 
     All of the text stands on the canvas where it fits there. Where it does not, what comes before
     the first hole goes into the prefix, and what comes after the last hole is cut at its end.
@@ -131,7 +133,7 @@ def make_template(
             "or give messages",
         )
     begins = any(hole.varies for hole in holes) and isinstance(items[0], int)
-    if begins and len(prefix) > 1 and room(len(prefix) - 1) >= room(len(prefix)):
+    if begins and is_causal and len(prefix) > 1:
         # A hole is scored from the hidden state of the token before it, which no slot has.
         items, sizes = [(prefix.pop(),), *items], [1, *sizes]
     canvas_length = room(len(prefix))
