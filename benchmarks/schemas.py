@@ -3,8 +3,8 @@
     .venv/bin/python -m benchmarks.schemas [--suite FOLDER] [--vocabulary FILE] [--out FILE.jsonl]
 
 200 bounded schemas drawn at random, with 3 seeds each, and, where --suite names a copy of the
-public JSON-Schema-Test-Suite, its first 100 draft-2020-12 schemas that compile; on the embedded
-model, on a tiny random model, and, where --vocabulary names a GGUF file with the published
+public JSON-Schema-Test-Suite, its first 100 draft-2020-12 schemas that compile; on both embedded
+models, on a tiny random model, and, where --vocabulary names a GGUF file with the published
 checkpoint's vocabulary, on a tiny random model with that. Random models write nonsense: what they
 say is the constraint's work alone. A reply is checked with jsonschema-rs, multiples in decimals.
 
@@ -102,6 +102,7 @@ def models(vocabulary: Path | None) -> Iterator[tuple[str, Callable[[], Model]]]
     """The smallest first."""
     yield "random", lambda: random_model(defaults=QUICK)
     yield "embedded", sfumato.load
+    yield "masks", lambda: sfumato.load("embedded-masks")
     if vocabulary is not None:
         yield "real vocabulary", lambda: real_vocabulary(vocabulary)
 

@@ -31,6 +31,7 @@ from sfumato.diffusion.sampler import (
     LinearPace,
     LowConfidence,
     Sequential,
+    SoftTopK,
     StableAndConfident,
     StepView,
     Threshold,
@@ -332,6 +333,35 @@ def test_what_is_pinned_no_more_is_a_mask_again(network: Network) -> None:
     (draft,) = denoiser.step([canvas], slots)
     assert draft.token_ids[0] == 8 and draft.token_ids[1] == 40
     assert int(draft.accepted.sum()) == 6  # the pinned one, and five masks of seven
+
+
+def test_what_a_grammar_leaves_few_tokens_for_is_revealed(network: Network) -> None:
+    """Drawn among these, whatever the sampler thinks of it; also at a canvas's first step."""
+    mask = torch.zeros(VOCABULARY, dtype=torch.bool)
+    mask[[40, 41]] = True
+    slots, denoiser = slots_of(network, CASES[:1]), Denoiser(network, 1)
+    plan = CanvasPlan(config(sampler=Nothing()), Noise(0, 0), guidance=Guidance({0: 8}, 1, mask))
+    canvas, drawn = Canvas.of(plan, network), set()
+    for place in range(1, 4):
+        (draft,) = denoiser.step([canvas], slots)
+        assert draft.accepted.nonzero()[:, 0].tolist() == [*range(place + 1)]
+        drawn.add(int(draft.token_ids[place]))
+        kept = dict(enumerate(draft.token_ids[: place + 1].tolist()))
+        canvas.guide(Guidance(kept, place + 1, mask))
+    assert drawn <= {40, 41} and not canvas.done
+
+
+def test_a_draw_of_the_most_probable_tokens_alone(network: Network) -> None:
+    """Of one it is the argmax, with the probability that it has among all."""
+    for case in (CASES[0], CASES[10]):
+        configs = (
+            replace(case.config, temperature=0.0),
+            replace(case.config, soft_top_k=SoftTopK(1)),
+        )
+        plans = [replace(case.plan(), config=each) for each in configs]
+        canvases = [Canvas.of(plan, network) for plan in plans]
+        cold, narrow = run(Denoiser(network, 2), canvases, slots_of(network, [case, case]))
+        assert [tokens.tolist() for tokens, _ in cold] == [tokens.tolist() for tokens, _ in narrow]
 
 
 def test_a_read_is_of_masks(model: PreTrainedModel, network: Network) -> None:

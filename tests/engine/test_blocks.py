@@ -35,6 +35,7 @@ from sfumato.engine.prepare import prepare, snapshot_points_of
 from sfumato.engine.request import DecisionRequest
 from sfumato.model.families.qwen3_blocks import BD3LM, SDAR
 from sfumato.tasks.alone import alone, finish
+from sfumato.tasks.reply import ReplyTask
 from sfumato.tasks.wants import Pooling, PromptScoring
 
 KINDS = {"sdar": (SDAR, "front", 4), "bd3lm": (BD3LM, "back", 16)}
@@ -103,8 +104,31 @@ def test_drafts_are_of_the_reply_alone(model: Model) -> None:
         *drafts, settled, _ = list(model.stream(prompt, max_tokens=1))
         opened = count - model.config.blocks(count).border(count)
         assert opened == (count % block if model.family is SDAR else 0)
-        assert all(len(draft.token_ids) == block - opened for draft in drafts)
+        width = block - opened if model.family is SDAR else 1  # as the limit of the reply
+        assert all(len(draft.token_ids) == width for draft in drafts)
         assert settled.token_ids == drafts[-1].token_ids[:1].tolist()[: len(settled.token_ids)]
+
+
+def test_a_canvas_ends_with_what_the_reply_takes_of_it(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the tokens up to an end token, or to the limit, are revealed, they stay. The last canvas
+    of BD3LM has no more positions than the limit leaves."""
+    block, steps = model.config.canvas_length, [0, 0]
+    for seed, prompt in enumerate(PROMPTS[:3]):
+        *drafts, _, done = list(model.stream(prompt, max_tokens=block + 2, seed=seed))
+        assert len(drafts[-1].token_ids) == (block if model.family is SDAR else 2)
+        reply = done.reply
+        with monkeypatch.context() as patch:
+            patch.setattr(ReplyTask, "_revealed", lambda *given: None)
+            unshortened = model.generate(prompt, max_tokens=block + 2, seed=seed)
+        assert (unshortened.token_ids, unshortened.stop_reason) == (
+            reply.token_ids,
+            reply.stop_reason,
+        )
+        for at, each in enumerate((reply, unshortened)):
+            steps[at] += sum(each.stats.steps)
+    assert steps[0] <= steps[1] - (model.family is SDAR)
 
 
 def test_the_next_turn_finds_the_blocks_of_the_one_before(model: Model) -> None:
@@ -139,6 +163,9 @@ def test_a_schema_is_kept_alone_and_beside_others(model: Model) -> None:
         assert set(value) == {"a", "n"} and value["n"] in (1, 22) and len(value["a"]) <= 5
         assert by_itself(model, requests[n]).token_ids == reply.token_ids
         assert reply.stats.constraint is not None and not reply.stats.constraint.causal_tokens
+        # Each guided step knows one token more; before these there are a canvas's free steps.
+        most = 2 * model.config.canvas_length
+        assert all(steps <= most for steps in reply.stats.steps), reply.stats.steps
 
 
 def test_fills_are_the_same_alone_and_in_the_engine(model: Model) -> None:

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.scripted_model import tokenizer
 
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.limits import Limits, ReplyPlan
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler import MinTokens
 from sfumato.diffusion.sampler_config import REFERENCE
-from sfumato.tasks.reply import RETRIES, Policies, ReplyTask
+from sfumato.tasks.reply import ANSWER, RETRIES, Policies, ReplyTask, ThinkingBudget
 from sfumato.tasks.works import Prompt
+from sfumato.text.markers import ChatMarkers
 
 END, CLOSES, LENGTH, PROMPT = 1, 9, 4, 10
 
@@ -94,12 +96,16 @@ class Cut:
     """Ends a thought after its first two tokens."""
 
     closes: int | None = CLOSES
+    count = length = 0
 
-    def cut(self, reply: list[int], added: list[int]) -> int | None:
-        return max(0, 2 - len(reply))
+    def read(self, ids: list[int]) -> Cut:
+        return self
 
-    def count(self, ids: Any) -> int:
-        return 0
+    def add(self, ids: list[int]) -> None:
+        self.length += len(ids)
+
+    def cut(self, added: list[int]) -> int | None:
+        return max(0, 2 - self.length)
 
 
 @pytest.mark.parametrize(
@@ -122,10 +128,64 @@ def test_a_thought_is_ended_where_an_answer_still_has_room(options: dict) -> Non
         assert added is not None and CLOSES not in added and reply.warnings == []
 
 
+OPENS, NAMES = 8, (20, 21)  # a thought, and the header that names it
+FORMAT = ChatMarkers(thought_open="<", thought_close=">", ends=("!",))
+
+
+class Counted(dict[int, str]):
+    """Markers that count how often a token is looked up."""
+
+    looked = 0
+
+    def get(self, token: int, default: Any = None) -> Any:
+        self.looked += 1
+        return super().get(token, default)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "strict", "canvases", "counts", "cuts"),
+    [
+        # In parts, a header among them, and a second thought, of which one token is left.
+        (
+            *(3, True, [[OPENS, 20], [21, 30, 31], [CLOSES, 40], [OPENS, 50, 51], [52, CLOSES]]),
+            *([0, 2, 2, 4, 5], [None, None, None, 2, 0]),
+        ),
+        # What ends by itself is not cut; what does not is, before its canvas too.
+        (1, False, [[OPENS, 30, 31, CLOSES], [OPENS, 32]], [2, 3], [None, 1]),
+        # A header that goes another way is a part of the thought.
+        (1, True, [[OPENS, 20], [22, 23]], [0, 3], [None, 0]),
+    ],
+)
+def test_thoughts_are_read_in_parts(
+    tokens: int,
+    strict: bool,
+    canvases: list[list[int]],
+    counts: list[int],
+    cuts: list[int | None],
+) -> None:
+    """As all at once, and each token once, however long the reply is."""
+    markers = Counted({OPENS: "<", CLOSES: ">", END: "!"})
+    budget = ThinkingBudget(FORMAT, markers, CLOSES, NAMES, tokens, strict, False)
+    thoughts, reply = budget.read([]), list[int]()
+    for ids, count, cut in zip(canvases, counts, cuts, strict=True):
+        assert thoughts.cut(ids) == cut
+        thoughts.add(ids)
+        reply += ids
+        assert thoughts.count == count == budget.read(reply).count
+    before = markers.looked
+    assert thoughts.cut([30]) is not None and thoughts.count and markers.looked == before + 1
+
+
+def test_a_thought_leaves_room_for_an_answer_however_short_a_canvas_is() -> None:
+    for most, requested, left in ((2048, None, ANSWER), (100, None, 50), (2048, 9000, ANSWER)):
+        budget = ThinkingBudget.of(tokenizer(), FORMAT, requested, most, False)
+        assert budget.tokens == most - left - 2
+
+
 def test_canvases_after_an_ended_thought_stay_in_the_context() -> None:
     class CutOnce(Cut):
-        def cut(self, reply: list[int], added: list[int]) -> int | None:
-            return None if reply else 2
+        def cut(self, added: list[int]) -> int | None:
+            return None if self.length else 2
 
     reply = sequence(Policies(thought=CutOnce()), context=PROMPT + 12)
     assert settle(reply, [11, 12, 13, 14]) == [11, 12, CLOSES] and reply.reason is None

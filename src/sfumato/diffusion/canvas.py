@@ -71,6 +71,10 @@ def _check_each(field: str, values: tuple[int, ...], what: str, end: int) -> Non
 
 Convergence = Literal["converged", "step_cap"]
 
+REVEALED = -2
+"""Stands among pins for a position that has no token yet, and keeps the one that the step to come
+draws: of a canvas of masks, the position at which a grammar leaves only some."""
+
 
 @dataclass(frozen=True, eq=False)
 class Guidance:
@@ -177,7 +181,7 @@ class Canvas:
             self._begun = torch.tensor(given.tokens)
         self._seeds = None if begins is None else torch.tensor(begins, dtype=torch.int64)
         self.hard_pins = hard_pins or given is not None
-        # int64 [length], on the host: the token of a pinned position, -1 elsewhere
+        # int64 [length], on the host: the token of a pinned position, REVEALED, or -1 elsewhere
         self.pinned = self._pins(pinned or {})
         self.guidance: Guidance | None = None  # of the step to come
         self.has_new_pins = False  # that its row does not have yet
@@ -200,7 +204,8 @@ class Canvas:
         canvas = cls(
             plan.config, plan.noise, model.vocab_size, device, *start, mask_id=model.mask_id
         )
-        canvas.guidance = plan.guidance
+        if plan.guidance is not None:
+            canvas.guide(plan.guidance)
         return canvas
 
     @property
@@ -236,9 +241,12 @@ class Canvas:
     def guide(self, guidance: Guidance) -> None:
         """Sets what a constraint asks of the step to come; its pins replace all others."""
         pinned = self._pins(guidance.pins)
+        if self.mask_id is not None and guidance.mask is not None:
+            pinned[guidance.masked] = REVEALED
         # With masks, pinning hides again what the last step revealed elsewhere: a state that a step
-        # has not changed would come back.
-        self.has_new_pins = self.has_new_pins or not torch.equal(pinned, self.pinned)
+        # has not changed would come back. A canvas without a row begins with its pins.
+        if self.place is not None and not torch.equal(pinned, self.pinned):
+            self.has_new_pins = True
         self.guidance, self.pinned = guidance, pinned
 
     def _pins(self, pinned: Mapping[int, int]) -> Tensor:
@@ -288,6 +296,10 @@ class Canvas:
         """What logit processors see of the step to come."""
         step = self.reply.new_full((), self.step + 1)
         return CanvasView(step, self.tokens, self.history, self.reply)
+
+    def finish(self) -> None:
+        """Ends the canvas, of which no position is wanted that is not accepted."""
+        self.convergence = "converged"
 
     def learn(self, step: int, converged: bool, done: bool) -> None:
         """Takes in what the host learns of a step."""

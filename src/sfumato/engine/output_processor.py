@@ -80,10 +80,10 @@ class OutputProcessor:
                     self.end_with(row, result)
                     break
                 row.answer(canvas, result)
-                if canvas.done and is_step:
-                    self._statistics.settled(canvas.length)
             else:
                 self._go_on(row)
+            for canvas in (canvas for canvas, _ in own if canvas.done and is_step):
+                self._statistics.settled(canvas.length)  # a task may have ended it
         if denoised:
             self._statistics.stepped(denoised, seconds)
 

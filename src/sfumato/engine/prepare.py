@@ -274,14 +274,11 @@ def _opening(model: Model, request: Request, longest: int, max_tokens: int) -> l
 def _policies(
     model: Model, request: Request, plan: ReplyPlan, max_tokens: int, transcript: Transcript
 ) -> Policies:
-    assert plan.config.canvas_length
-    is_causal = plan.config.mode == "causal"
     budget = ThinkingBudget.of(
         model.tokenizer,
         model.template.markers,
         request.max_thinking_tokens,
         max_tokens,
-        model.config.canvas_length if is_causal else plan.config.canvas_length,
         plan.config.ignore_eos,
         transcript.begins,
     )

@@ -61,8 +61,8 @@ class Design:
     """Where blocks of `canvas_length` positions begin; in the encode phase a token sees its whole
     block, and all before it. "front": at the first token of a prompt, whose last block, if it is
     not full, is the first canvas with its tokens pinned; "back": at the prompt's end, back from
-    which they are counted, so that the first block may be short (`Slot.offset`). None: there are no
-    blocks, and a token sees none after itself."""
+    which they are counted, so that the first block may be short (`Slot.offset`), and the last block
+    of a reply too. None: there are no blocks, and a token sees none after itself."""
 
 
 MOST_BLOCK = 4096
@@ -76,6 +76,7 @@ class Blocks:
 
     size: int = 1
     offset: int = 0
+    short_end: bool = False  # a reply's last block has only the positions that its limit leaves
 
     def border(self, length: int) -> int:
         """The last end of a block at or before `length`: so many of the first positions."""
@@ -133,7 +134,9 @@ class ModelConfig:
         """The blocks of what begins with a prompt of so many tokens."""
         if self.block is None:
             return NO_BLOCKS
-        return Blocks(self.block, prompt % self.block if self.design.borders == "back" else 0)
+        if self.design.borders == "back":
+            return Blocks(self.block, prompt % self.block, short_end=True)
+        return Blocks(self.block)
 
     def __post_init__(self) -> None:
         for field in fields(self):

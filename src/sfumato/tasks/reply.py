@@ -8,13 +8,13 @@ an empty answer is, and a `ReplyText` makes text of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from sfumato.diffusion.canvas import Canvas, CanvasPlan, Convergence, Draft
+from sfumato.diffusion.canvas import Canvas, CanvasPlan, Convergence, Draft, Guidance
 from sfumato.diffusion.constraints.constrained_reply import (
     CausalWriting,
     ConstrainedReply,
@@ -49,6 +49,10 @@ from sfumato.text.markers import ChatMarkers
 from sfumato.text.reply import Region
 from sfumato.text.tokenizer import Tokenizer
 
+ANSWER = 256
+"""Tokens that a thought leaves for the answer, however short a canvas is; half of `max_tokens`
+where that is less."""
+
 
 @dataclass(frozen=True)
 class ThinkingBudget:
@@ -70,14 +74,13 @@ class ThinkingBudget:
         format: ChatMarkers,
         requested: int | None,
         max_tokens: int,
-        canvas_length: int,
         ignore_ends: bool,
         begins: Region = Region.ANSWER,
     ) -> ThinkingBudget:
-        """requested: the request's own limit. In any case min(canvas, max_tokens // 2) tokens are
+        """requested: the request's own limit. In any case min(ANSWER, max_tokens // 2) tokens are
         left for the answer; None shortens only a thought that would take them."""
         header = tuple(tokenizer.encode(format.thought_header, special=False))
-        answer, around = min(canvas_length, max_tokens // 2), 2 + len(header)
+        answer, around = min(ANSWER, max_tokens // 2), 2 + len(header)
         room = max(0, max_tokens - answer - around)
         tokens = room if requested is None else min(requested, room)
         markers = {token: tokenizer.token_text(token) for token in tokenizer.special_ids}
@@ -85,44 +88,69 @@ class ThinkingBudget:
         strict = requested is not None
         return cls(format, markers, closes, header, tokens, strict, ignore_ends, begins)
 
-    def cut(self, reply: list[int], added: list[int]) -> int | None:
-        """How many tokens of a settled canvas are kept before its thought is closed; None where
-        the canvas stays as it is."""
-        if self.closes is None:
+    def read(self, ids: Iterable[int] = ()) -> Thoughts:
+        """The thoughts of a reply that begins with these tokens."""
+        thoughts = Thoughts(self, self.begins)
+        thoughts.add(ids)
+        return thoughts
+
+
+@dataclass
+class Thoughts:
+    """The thoughts of a reply as far as it has been read: each token once, however long it is."""
+
+    budget: ThinkingBudget
+    region: Region
+    length: int = 0  # tokens read
+    opened: int = 0  # the place after the last marker
+    head: tuple[int, ...] = ()  # the tokens from there on, as many as a header has at most
+    # Of each thought that has ended: the place after its opening marker, and where its tokens
+    # stand, without markers and header.
+    ended: tuple[tuple[int, range], ...] = ()
+
+    def add(self, ids: Iterable[int]) -> None:
+        """Reads on."""
+        budget = self.budget
+        for token in ids:
+            marker, begun = budget.markers.get(token), None
+            if marker is not None:
+                begun = self.region.begun_by(marker, budget.format, budget.ignore_ends)
+            if begun is not None:
+                self.ended = self.thoughts
+                self.region, self.opened, self.head = begun, self.length + 1, ()
+            elif len(self.head) < len(budget.header):
+                self.head += (token,)
+            self.length += 1
+
+    @property
+    def count(self) -> int:
+        """The tokens that are thought, without markers and header."""
+        return sum(len(places) for _, places in self.thoughts)
+
+    def cut(self, added: Sequence[int]) -> int | None:
+        """How many tokens of a settled canvas, which comes next, are kept before its thought is
+        closed; None where the canvas stays as it is."""
+        if self.budget.closes is None:
             return None
-        left = self.tokens
-        for opened, places, ended in self._thoughts((*reply, *added)):
+        after = replace(self)
+        after.add(added)
+        left, strict = self.budget.tokens, self.budget.strict
+        for opened, places in after.thoughts:
             if not left:  # then the header goes too: there may be no room for it
                 places = range(opened, places.stop)
-            if len(places) > left and (self.strict or not ended):
-                return max(0, places[left] - len(reply))
+            if len(places) > left and (strict or places.stop == after.length):
+                return max(0, places[left] - self.length)
             left = max(0, left - len(places))
         return None
 
-    def count(self, ids: Iterable[int]) -> int:
-        """The tokens of a reply that are thought, without markers and header."""
-        return sum(len(places) for _, places, _ in self._thoughts(ids))
-
-    def _thoughts(self, ids: Iterable[int]) -> Iterator[tuple[int, range, bool]]:
-        """For each thought the place after its opening marker, where its tokens stand, without
-        markers and header, and whether it ended."""
-        tokens, region, opened = tuple(ids), self.begins, 0
-        for place, token in enumerate(tokens):
-            marker = self.markers.get(token)
-            begun = None
-            if marker is not None:
-                begun = region.begun_by(marker, self.format, self.ignore_ends)
-            if begun is not None:
-                if region is Region.THOUGHT:
-                    yield opened, range(self._begin(tokens, opened), place), True
-                region, opened = begun, place + 1
-        if region is Region.THOUGHT:
-            yield opened, range(self._begin(tokens, opened), len(tokens)), False
-
-    def _begin(self, ids: tuple[int, ...], opened: int) -> int:
-        """Where a thought begins, its header passed."""
-        written = ids[opened : opened + len(self.header)]
-        return opened + len(written) if written == self.header[: len(written)] else opened
+    @property
+    def thoughts(self) -> tuple[tuple[int, range], ...]:
+        """Thoughts that have ended, and the open one."""
+        if self.region is not Region.THOUGHT:
+            return self.ended
+        named = self.head == self.budget.header[: len(self.head)]
+        begin = self.opened + len(self.head) if named else self.opened
+        return (*self.ended, (self.opened, range(begin, self.length)))
 
 
 LONGEST = 16  # tokens of a phrase
@@ -220,6 +248,8 @@ class ReplyTask:
         self.claim = Claim(prompt, need, family, None, least, opened, blocks=plan.blocks)
         self.config = plan.config  # of the canvas under way; a last attempt adds a processor
         self.reply: list[int] = []
+        self._thoughts = self._read_thoughts()
+        self._positions = 0  # of canvases that have settled or are drawn again
         self.reason: StopReason | None = None
         self.stats = Stats(prompt_tokens=plan.prompt_tokens)
         self.warnings = [*prompt.notes]
@@ -248,6 +278,7 @@ class ReplyTask:
             ids, last = yield from self._drafted(canvas, state)
             assert canvas.convergence
             settled, held = yield from self._finish_canvas(ids, canvas.convergence)
+            self._positions += canvas.length
             self._show(step=0)
             if settled is None:  # drawn again
                 continue
@@ -260,6 +291,10 @@ class ReplyTask:
 
     def stopped(self) -> Any:
         return self._text.finish(self.outcome("cancelled"))
+
+    def _read_thoughts(self) -> Thoughts | None:
+        budget = self.policies.thought
+        return None if budget is None else budget.read(self.reply)
 
     def _encoded_prompt(self) -> Generator[Any, Any, Tensor | None]:
         """Encodes the prompt; returns the hidden state of its last token, in causal mode."""
@@ -289,7 +324,9 @@ class ReplyTask:
             draft = draft.behind(len(self._opened))
             self.stepped(draft)
             ids = self.ids_of(draft)  # before a caller can write into the draft
-            self.guide(canvas, draft)
+            if not canvas.done and (known := self.guide(canvas, ids, draft.accepted)) is not None:
+                ids = known
+                canvas.finish()
             readable = self._text.readable(draft)
             yield readable
             if canvas.done:
@@ -297,19 +334,15 @@ class ReplyTask:
 
     def _show(self, step: int) -> None:
         """Publishes how far the reply has come."""
-        stats, thought, thoughts = self.stats, self.policies.thought, self.figures.thought_tokens
-        accepted, prediction = self.accepted_prediction, self.plan.prediction
+        stats, accepted, prediction = self.stats, self.accepted_prediction, self.plan.prediction
         steps = tuple(stats.steps)
-        # Counting reads the whole reply: once in causal mode, and not for every token.
-        if thought is not None and (self.reason is not None or not self.is_causal):
-            thoughts = thought.count(self.reply)
         self.figures = replace(
             self.figures,
             canvas=stats.canvases,
             step=step,
             output_tokens=len(self.reply),
-            thought_tokens=thoughts,
-            canvas_tokens=(stats.canvases + self.drawn_again) * self.canvas_length,
+            thought_tokens=0 if self._thoughts is None else self._thoughts.count,
+            canvas_tokens=self._positions,
             # The canvases of a causal reply are single tokens, and count as one.
             steps=(sum(steps),) if self.is_causal and steps else steps,
             convergence=() if self.is_causal else tuple(stats.convergence),
@@ -321,8 +354,12 @@ class ReplyTask:
 
     @property
     def canvas_length(self) -> int:
-        assert self.config.canvas_length
-        return self.config.canvas_length
+        """Positions of the canvas under way."""
+        length, is_given = self.config.canvas_length, self.plan.given and not self.stats.canvases
+        assert length
+        if self.plan.blocks.short_end and not is_given:
+            return min(length, len(self._opened) + self.room)
+        return length
 
     @property
     def _width(self) -> int:
@@ -336,11 +373,12 @@ class ReplyTask:
         if given is not None and self.stats.canvases == 0:
             given = given.following(opened)
             return CanvasPlan(self.config, noise, [], dict(enumerate(opened)) | given.pins, given)
-        guidance = None
+        guidance, opening = None, self._opening[len(self.reply) :][: self._width]
         if self.constrained is not None:
-            guidance = self.constrained.begin(self._width)
-        opening = [*opened, *self._opening[len(self.reply) :][: self._width]]
-        config, begins, prediction = self.config, None, self.plan.prediction
+            guidance = self.constrained.begin(self._width, len(opening))
+        opening = [*opened, *opening]
+        config = replace(self.config, canvas_length=self.canvas_length)
+        begins, prediction = None, self.plan.prediction
         if prediction is not None and self._attempt == 0:
             begins = prediction.start(self.reply, self.canvas_length, noise)
         self._is_predicted = begins is not None
@@ -360,17 +398,27 @@ class ReplyTask:
         """Tokens that the reply may still have."""
         return self.plan.limits.max_tokens - len(self.reply)
 
-    def guide(self, canvas: Canvas, draft: Draft) -> None:
+    def guide(self, canvas: Canvas, ids: list[int], accepted: Tensor) -> list[int] | None:
         """Sets what the constraint asks of the next step of a canvas that is not done, after one
-        that gave this draft."""
-        if self.constrained is None or canvas.done:
-            return
-        tokens = draft.token_ids.tolist(), draft.accepted.tolist()
-        guidance = self.constrained.guide(*tokens, self.room, self._width)
-        if guidance is not None:
+        that gave these tokens. The tokens with which a canvas of masks has settled before its last
+        step: all that the reply takes of them is revealed."""
+        if self.constrained is None:
+            return None if canvas.mask_id is None else self._revealed(ids, accepted)
+        guidance = self.constrained.guide(ids, accepted.tolist(), self.room, self._width)
+        if isinstance(guidance, Guidance):
             canvas.guide(guidance.following(self._opened))
             report = replace(self.constrained.report)
             self.figures = replace(self.figures, constraint=report)
+            return None
+        return guidance
+
+    def _revealed(self, ids: list[int], accepted: Tensor) -> list[int] | None:
+        """The tokens of a canvas of masks, if all that the reply takes of it is among them that
+        are revealed; these stay."""
+        kept = accepted.tolist()
+        first_open = kept.index(False) if False in kept else len(kept)
+        _, reason = truncate_canvas(ids[:first_open], self.reply, self.config, self.plan.limits)
+        return ids[:first_open] if reason is not None and not self._is_read else None
 
     def stepped(self, draft: Draft) -> None:
         """Counts a denoising step."""
@@ -459,8 +507,11 @@ class ReplyTask:
         if self.constrained is not None:
             self.constrained.commit(added)
         self.reply += added
+        if self._thoughts is not None:
+            self._thoughts.add(added)
         if reason == "stop":  # a stop string may begin in an earlier canvas
             self.reply = self.reply[: limits.cut(self.reply, [])]
+            self._thoughts = self._read_thoughts()
         next_end = self.plan.prompt_tokens + len(self.reply) + self.canvas_length
         if reason is None and next_end > self.plan.context:  # only where a thought was ended early
             reason = "max_tokens"
@@ -486,7 +537,7 @@ class ReplyTask:
         """The canvas up to where its thought must end, with the token that ends it; None where no
         thought must end, or an answer would have no room."""
         thought, limits = self.policies.thought, self.plan.limits
-        kept = None if thought is None else thought.cut(self.reply, added)
+        kept = None if self._thoughts is None else self._thoughts.cut(added)
         if thought is None or thought.closes is None or kept is None:
             return None
         tokens = len(self.reply) + kept + 1

@@ -4,9 +4,13 @@ A canvas denoises freely until an accepted position breaks the grammar.  From th
 takes over the longest valid and accepted beginning, pins what the grammar forces behind it, and
 masks the position after that.  A canvas that stops with something invalid is denoised again behind
 its valid beginning, at most REPAIRS times; what is left then is written token by token
-(`CausalWriting`), or, where the network has no causal mode, denoised again until it is valid: each
-time at least one token more is.  Near the end of the reply's tokens no token is written that leaves
-too few to close what is open.  Runs nothing: the caller brings drafts and scores.
+(`CausalWriting`).  Near the end of the reply's tokens no token is written that leaves too few to
+close what is open.  Runs nothing: the caller brings drafts and scores.
+
+A network without a causal mode has canvases of masks, whose accepted tokens stay.  There the masked
+position keeps its draw, so that each guided step knows one token more at least; what is forced is
+pinned from the first step of a canvas on; and a canvas has settled once the rest is known, or no
+part of the reply.  It is denoised again until it is valid.
 """
 
 from __future__ import annotations
@@ -352,37 +356,54 @@ class ConstrainedReply:
         """is_causal: whether the network has a causal mode."""
         self.report, self._is_causal = ConstraintReport(), is_causal
         self._constraint, self._completion = constraint, ShortCompletion(constraint)
+        self._ends = constraint.end_ids
         self._reply = constraint.begin()  # behind all settled canvases
         self._kept: list[int] | None = None  # of the canvas under way; None: it denoises freely
         self._repairs = 0  # of this canvas
 
-    def begin(self, length: int) -> Guidance | None:
-        """What the first step of a canvas of so many positions is asked; None: nothing."""
-        return None if self._kept is None else self._guidance(self._kept, length)
+    def begin(self, length: int, opened: int = 0) -> Guidance | None:
+        """What the first step of a canvas of so many positions is asked; None: nothing. opened: so
+        many of the first ones have tokens of which the grammar does not know yet."""
+        if self._kept is not None:
+            return self._guidance(*self._known(self._kept), length)
+        is_free = self._is_causal or opened
+        forced = [] if is_free else self._reply.following().forced[:length]
+        return Guidance(dict(enumerate(forced))) if forced else None
 
     def guide(
         self, ids: list[int], accepted: list[bool], room: int, length: int
-    ) -> Guidance | None:
+    ) -> Guidance | list[int] | None:
         """What the next step is asked after one with these most probable tokens; None: nothing.
-        room: tokens that the reply may still have."""
+        room: tokens that the reply may still have. A list: the tokens with which a canvas of masks
+        has settled, what is behind them being no part of the reply."""
         seen = ids[:room]
         reading = self._reply.read(seen)
         first_open = next((n for n, kept in enumerate(accepted) if not kept), len(accepted))
+        if not self._is_causal and reading.ended and reading.valid < first_open:
+            return seen[: reading.valid + 1]
         if self._kept is None:
             fits = reading.ended or reading.valid == len(seen)
             if fits or first_open <= reading.valid:
                 return None
         self._kept = seen[: min(reading.valid, first_open)]
-        return self._guidance(self._kept, length)
+        known, mask = self._known(self._kept)
+        only_ends = bool(mask.any()) and int(mask.sum()) == int(mask[[*self._ends]].sum())
+        if not self._is_causal and (only_ends or len(known) >= min(room, length)):
+            return known[: min(room, length)]
+        return self._guidance(known, mask, length)
 
-    def _guidance(self, kept: list[int], length: int) -> Guidance:
-        self.report.steps += 1
+    def _known(self, kept: list[int]) -> tuple[list[int], Tensor]:
+        """The tokens that are kept and what the grammar forces behind them, and what may follow:
+        bool [tokens]."""
         following = self._reply.after(kept).following()
-        fixed = [*kept, *following.forced]
-        pins = dict(enumerate(fixed[:length]))
-        if len(fixed) >= length or following.is_dead_end:
+        return [*kept, *following.forced], following.mask
+
+    def _guidance(self, known: list[int], mask: Tensor, length: int) -> Guidance:
+        self.report.steps += 1
+        pins = dict(enumerate(known[:length]))
+        if len(known) >= length or not mask.any():
             return Guidance(pins)
-        return Guidance(pins, len(fixed), following.mask)
+        return Guidance(pins, len(known), mask)
 
     def stopped(self, ids: list[int], room: int, length: int) -> list[int] | CausalWriting | None:
         """What becomes of a canvas of `length` positions that has stopped with these tokens: its
@@ -394,13 +415,13 @@ class ConstrainedReply:
         if (reading.ended and reading.valid <= room) or after.is_complete:
             return [*kept, self._end(ids, len(kept))]
         if len(kept) == room and after.accepts:  # what closes it is nothing
-            return [*kept, self._constraint.end_ids[0]]
+            return [*kept, self._ends[0]]
         is_open = len(kept) == min(len(ids), room)
         left = room - len(kept)
         if left <= TAIL and self._completion.find(after, left, MOST_CHOICES // 2) is None:
             closed = self._closed(kept, room, MOST_CHOICES - self._completion.used)
             if closed is not None:
-                return [*closed, self._constraint.end_ids[0]]
+                return [*closed, self._ends[0]]
         if is_open:
             return kept
         most = REPAIRS if self._is_causal else length
@@ -425,8 +446,7 @@ class ConstrainedReply:
 
     def _end(self, ids: list[int], at: int) -> int:
         """The end token at a place; where there is none, the first of the vocabulary's."""
-        ends = self._constraint.end_ids
-        return ids[at] if at < len(ids) and ids[at] in ends else ends[0]
+        return ids[at] if at < len(ids) and ids[at] in self._ends else self._ends[0]
 
     def _closed(self, kept: list[int], room: int, choices: int) -> list[int] | None:
         """The tokens with the end given up for one that closes them in time; None where none was

@@ -21,7 +21,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.canvas import Canvas
+from sfumato.diffusion.canvas import REVEALED, Canvas
 from sfumato.diffusion.noise import step_noise
 from sfumato.diffusion.sampler import StepView
 from sfumato.diffusion.scoring import Scoring, score
@@ -265,6 +265,8 @@ def update(part: Part, stats: HeadStats, fresh: Tensor, extra: Mapping[int, Head
     frozen = batch.done.clone()
     step = batch.step + ~frozen
     if part.mask is not None:
+        # What a grammar has left few tokens for is drawn among these, and stays.
+        accepted = accepted | (batch.pinned == REVEALED)
         stop = stop | accepted.all(dim=1)
         # The last step reveals what is left.
         accepted = accepted | (stop | (step >= batch.max_steps))[:, None]
