@@ -125,7 +125,7 @@ def written(page: Any) -> None:
 def stopped(page: Any) -> None:
     page.fill("#prompt", "How do you work?")
     page.press("#prompt", "Enter")
-    page.wait_for_function("document.querySelector('.live .stats')?.textContent.includes('step')")
+    page.locator(".live .stats", has_text="step").wait_for()
     page.keyboard.press("Escape")
     page.wait_for_selector(".reply:last-child:not(.live)")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,6 +37,28 @@ WATCH = """() => {
   };
   look();
 }"""
+
+
+PHONE = {"width": 360, "height": 740}
+
+
+def checked_by_axe(page: Any) -> Callable[[str], None]:
+    """check(state): the rules of axe-core hold, on a large screen in dark colours and on a phone in
+    light ones."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    options = {"preload": False, "resultTypes": ["violations"]}
+    large = page.viewport_size
+
+    def check(state: str) -> None:
+        for scheme, size in (("light", PHONE), ("dark", large)):
+            page.set_viewport_size(size)
+            page.emulate_media(color_scheme=scheme)
+            page.wait_for_selector(f":root[data-theme={scheme}]")
+            violations = axe.run(page, options=options).response["violations"]
+            shown = [(v["id"], [node["html"][:200] for node in v["nodes"]]) for v in violations]
+            assert shown == [], (state, scheme)
+
+    return check
 
 
 def ask(page: Any, text: str) -> None:

@@ -7,7 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.server.page.browsing import SOLUTION, SUDOKU, Script, ask, expect, text_of, wait
+from tests.server.page.browsing import (
+    SOLUTION,
+    SUDOKU,
+    Script,
+    ask,
+    checked_by_axe,
+    expect,
+    text_of,
+    wait,
+)
 
 from sfumato.api import Model
 from sfumato.engine import Handle
@@ -287,7 +296,8 @@ def test_a_key_is_asked_for_on_the_page_and_corrected_there(
     open_page: Callable[..., Any], serve: Callable[..., Any], slow: Model
 ) -> None:
     at = f"{serve(slow, ServerSettings(api_keys=('open sesame',)), slots=1, context=512).url}/"
-    page = open_page(at=at, expected="401", awaits="#locked form")
+    quiet = {"color_scheme": "dark", "reduced_motion": "reduce"}
+    page = open_page(at=at, expected="401", awaits="#locked form", **quiet)
     loads: list[str] = []
     page.on("framenavigated", lambda frame: loads.append(frame.url))
     field = page.get_by_label("API key", exact=True).first
@@ -303,6 +313,7 @@ def test_a_key_is_asked_for_on_the_page_and_corrected_there(
         expect(page.locator("#locked .problem")).to_contain_text(words)
         expect(page.locator("#chat, #composer")).to_have_count(2)
         expect(page.locator("#chat")).to_be_hidden()
+    checked_by_axe(page)("a wrong key")
     field.fill("open sesame")
     page.get_by_role("button", name="Open").click()
     page.wait_for_selector(".example")

@@ -7,9 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.server.page.browsing import SUDOKU, Script, ask, canvas_of, expect, wait
-
-PHONE = {"width": 360, "height": 740}
+from tests.server.page.browsing import (
+    PHONE,
+    SUDOKU,
+    Script,
+    ask,
+    canvas_of,
+    checked_by_axe,
+    expect,
+    wait,
+)
 
 # What a finger may want to hit and is smaller than 44 pixels, but for links in a text and boxes,
 # whose labels are hit.
@@ -52,7 +59,9 @@ def test_a_phone_is_wide_enough(open_page: Callable[..., Any]) -> None:
     page.locator(".reply").last.get_by_role("button", name="Heat maps").click()
     assert page.evaluate(too_wide) <= 0
     canvas_of(page).locator(".token").first.click()
-    expect(page.locator("#inspector")).to_be_visible()
+    inspector = page.locator("#inspector").bounding_box()
+    send = page.locator("#send").bounding_box()
+    assert inspector["y"] + inspector["height"] <= send["y"]
     assert page.evaluate(too_wide) <= 0
     page.get_by_label("Close the inspector").click()
     assert page.evaluate(SMALL) == []
@@ -62,8 +71,6 @@ def test_a_phone_is_wide_enough(open_page: Callable[..., Any]) -> None:
     assert page.evaluate(too_wide) <= 0
     assert page.evaluate(BROKEN) == []
     assert page.evaluate(LINES_OF_SLOTS) == [1, 1]
-    tab = page.locator(".tab[data-view][aria-pressed=true]").bounding_box()
-    assert tab["y"] + tab["height"] + 4 <= page.locator("#demonstration").bounding_box()["y"]
     page.get_by_role("button", name="Decide").click()
     page.get_by_role("button", name="Descriptions").nth(1).click()
     assert page.evaluate(SMALL) == []
@@ -89,6 +96,8 @@ def test_a_phones_header_is_low_goes_away_and_no_field_zooms(open_page: Callable
     header = page.locator(".top")
     assert header.bounding_box()["height"] <= 96
     note = page.locator("#demonstration")
+    tab = page.locator(".tab[data-view][aria-pressed=true]").bounding_box()
+    assert tab["y"] + tab["height"] + 4 <= note.bounding_box()["y"]
     note.get_by_role("button").click()
     expect(note).to_be_hidden()
     page.reload()
@@ -110,6 +119,13 @@ def test_a_phones_header_is_low_goes_away_and_no_field_zooms(open_page: Callable
     expect(header).to_be_in_viewport()
     bars = header.bounding_box()["height"] + page.locator("#composer").bounding_box()["height"]
     assert bars <= 340 / 2, "the text has less than half of a phone on its side"
+    canvas_of(page).locator(".token").first.click()
+    for width in (720, 568):  # the inspector covers neither the text nor the composer
+        page.set_viewport_size({"width": width, "height": 340})
+        edge = page.locator("#inspector").bounding_box()["x"]
+        for name in ("#send", "#open-settings", ".reply .bubble"):
+            box = page.locator(name).last.bounding_box()
+            assert 0 < box["x"] + box["width"] <= edge, (width, name)
 
 
 def test_tabs_stay_where_they_are(open_page: Callable[..., Any]) -> None:
@@ -214,22 +230,6 @@ def test_the_keyboard_reaches_everything(open_page: Callable[..., Any]) -> None:
     assert page.evaluate(unnamed) == []
 
 
-def checked_by_axe(page: Any) -> Callable[[str], None]:
-    """check(state): the rules of axe-core hold; of the light colours those about colours."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-
-    def check(state: str) -> None:
-        for scheme, rules in (("light", {"runOnly": ["color-contrast"]}), ("dark", {})):
-            page.emulate_media(color_scheme=scheme)
-            page.wait_for_selector(f":root[data-theme={scheme}]")
-            options = {"preload": False, "resultTypes": ["violations"]} | rules
-            violations = axe.run(page, options=options).response["violations"]
-            shown = [(v["id"], [node["html"][:200] for node in v["nodes"]]) for v in violations]
-            assert shown == [], (state, scheme)
-
-    return check
-
-
 def test_axe_finds_nothing_in_conversations(open_page: Callable[..., Any]) -> None:
     page = open_page(color_scheme="dark", reduced_motion="reduce")
     check = checked_by_axe(page)
@@ -248,8 +248,11 @@ def test_axe_finds_nothing_in_conversations(open_page: Callable[..., Any]) -> No
     page.locator(".heat canvas").first.click(position={"x": 3, "y": 3})
     check("heat maps and inspector")
     page.keyboard.press("Escape")
+    notes = {"name": "notes.md", "mimeType": "text/markdown", "buffer": b"# Notes\n"}
+    page.set_input_files("#attach input[multiple]", [notes])
+    page.locator("#tray .file").wait_for()
     page.get_by_role("button", name="Edit this message").click()
-    check("an earlier message")
+    check("an earlier message, and an attached file")
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Conversations").click()
     page.locator("#conversations").get_by_role("button", name="Rename").click()
@@ -262,7 +265,8 @@ def test_axe_finds_nothing_in_conversations(open_page: Callable[..., Any]) -> No
     ask(page, "markdown")
     wait(page)
     page.get_by_role("button", name="Text", exact=True).wait_for()
-    check("markdown")
+    page.locator(".files summary").click()
+    check("markdown, and what was attached")
 
 
 def test_axe_finds_nothing_in_the_other_views(open_page: Callable[..., Any]) -> None:

@@ -64,8 +64,10 @@ function ending(convergence) {
 
 const CANNOT = 'this demonstration model cannot answer that'; // a warning of the server
 
+const ASK = 'Ask a whole question, as “What is the capital of Japan?”, or begin a new conversation (+).';
+
 /** The line below a reply; '' where there is none. */
 export function remark({ warnings }) {
-  if (warnings?.includes(CANNOT)) return `${CANNOT[0].toUpperCase()}${CANNOT.slice(1)}.`;
+  if (warnings?.includes(CANNOT)) return `${CANNOT[0].toUpperCase()}${CANNOT.slice(1)}. ${ASK}`;
   return (warnings ?? []).join(' ');
 }
