@@ -17,7 +17,8 @@ import pytest
 import sfumato
 from sfumato import catalog, hub
 from sfumato.api import EMBEDDED
-from sfumato.cli import _resolve_models, pull
+from sfumato.cli import pull
+from sfumato.cli.arguments import resolve_models
 from sfumato.engine.memory.device_memory import Budget
 from sfumato.model import families
 from sfumato.model.families import FAMILIES, Family
@@ -66,7 +67,7 @@ def test_a_name_of_the_catalogue_is_a_repository(
     count = len(hub_server.sent)
     assert Path(path).parents[1] == hub.cache_folder(entry.repo)
     args = SimpleNamespace(model=name, quantize="q8_0", name=None)
-    _resolve_models(args)  # type: ignore[arg-type]
+    resolve_models(args)  # type: ignore[arg-type]
     assert (args.model, args.name, args.asked_for) == (path, name, name)
     assert sfumato.load(name).path == sfumato.load(f"hf:{entry.repo}").path == Path(path)
     assert len(hub_server.sent) == count
@@ -76,7 +77,7 @@ def test_a_name_of_the_catalogue_is_a_repository(
     with pytest.raises(CheckpointError, match=f"{name}: holds no weights"):
         sfumato.load(name)
     args = SimpleNamespace(model=name)
-    _resolve_models(args)  # type: ignore[arg-type]
+    resolve_models(args)  # type: ignore[arg-type]
     assert args.model == name
 
 
@@ -296,7 +297,7 @@ def test_the_safetensors_that_a_folder_would_be_read_by() -> None:
 
 def test_a_servers_name_of_its_model_is_left_alone() -> None:
     args = SimpleNamespace(model="hf:a/b", url="http://127.0.0.1:1/v1")
-    _resolve_models(args)  # type: ignore[arg-type]
+    resolve_models(args)  # type: ignore[arg-type]
     assert args.model == "hf:a/b"
 
 

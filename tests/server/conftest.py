@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -17,6 +17,7 @@ from sfumato.api import Model
 from sfumato.engine import Engine, EngineConfig, Request, Terminal
 from sfumato.server.app import ServerSettings, create_app
 from sfumato.server.http.uvicorn_server import Listener, bind
+from sfumato.server.models import Models
 from sfumato.server.service import Service
 
 
@@ -59,14 +60,22 @@ def serving(
     settings: ServerSettings | None = None,
     drain_s: float = 0.0,
     on_finish: Callable[[Request, Terminal], None] | None = None,
+    others: Sequence[str] = (),
     **config: Any,
 ) -> Iterator[Served]:
+    """others: further names, each of another engine of this model that takes the first one's
+    place."""
     config = {"slots": 4, "context": 512} | config
-    engine = Engine(model, EngineConfig(**config), on_finish=on_finish).start()
-    app = create_app(engine, settings or ServerSettings(keepalive_s=0.2))
+
+    def load(name: str) -> Engine:
+        return Engine(model, EngineConfig(**config), on_finish=on_finish).start()
+
+    settings = settings or ServerSettings(keepalive_s=0.2)
+    models = Models(settings.model_name, load(settings.model_name), others, load)
+    engine, app = models.engine, create_app(models, settings)
     ready = threading.Event()
     bound = bind("127.0.0.1", 0)
-    listener = Listener(app, drain_s, engine.close, ready=ready.set)
+    listener = Listener(app, drain_s, models.close, ready=ready.set)
     thread = threading.Thread(target=lambda: listener.run(sockets=[bound]), daemon=True)
     thread.start()
     assert ready.wait(20)
@@ -77,7 +86,7 @@ def serving(
         served.close()
         listener.should_exit = True
         thread.join(20)
-        engine.close()
+        models.close()
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,7 @@ COMPLETION = {"prompt": "Who?", "n_predict": 8, "max_steps": 2}
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 GOOD: dict[str, list[Any]] = {
     "messages": [USER],
+    "model": ["any", None],
     "prompt": ["Hi", ["Hi"], [5, 6], [[5, 6]]],
     "max_tokens": [8],
     "max_completion_tokens": [12, None],
@@ -102,7 +103,6 @@ ASKING: dict[str, Any] = {
     "moderation": {"model": "omni-moderation-latest"},
     "verbosity": "low",
     "best_of": 2,
-    "model": "gpt-4",
     "metadata": {"a": "b"},
     "prompt_cache_key": "k",
     "prompt_cache_options": {"ttl": "24h"},

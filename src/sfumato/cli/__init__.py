@@ -6,7 +6,6 @@ that `sfumato --help` stays quick.
 
 from __future__ import annotations
 
-import argparse
 import codecs
 import importlib
 import io
@@ -16,12 +15,10 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from sfumato import catalog
-from sfumato.cli.arguments import CommandLine, in_options, suspicious
+from sfumato.cli.arguments import CommandLine, in_options, resolve_models, suspicious
 from sfumato.cli.terminal import handling, loading, print_message, stand_in
 from sfumato.refused import Refused
 
-EMBEDDED = "embedded"
 ENDS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 2, 130, 141  # the last two as a shell reports the signals
 
@@ -68,7 +65,7 @@ def _run(argv: Sequence[str] | None) -> int:
         print_message("warning", warning)
     if getattr(args, "verbose", False):
         logging.basicConfig(level=logging.INFO, format="sfumato: %(message)s", stream=sys.stderr)
-    _resolve_models(args)
+    resolve_models(args)
     with loading():
         module = importlib.import_module(f"sfumato.cli.{args.module}")
     try:
@@ -78,24 +75,6 @@ def _run(argv: Sequence[str] | None) -> int:
             raise in_options(args, error) from error
         raise
     return code
-
-
-def _resolve_models(args: argparse.Namespace) -> None:
-    """Replaces names of models by paths: "embedded" and those of the catalogue, unless a path has
-    that name, and `hf:` names. The files of models that are not on this machine are downloaded."""
-    # With --url, -m is the server's name of a model; SFUMATO_MODEL is for other runs.
-    if getattr(args, "url", None) or getattr(args, "random_weights", None):
-        return
-    for key in ("model", "mmproj", "path", "source"):
-        given = getattr(args, key, None)
-        if not isinstance(given, str) or os.path.exists(given):
-            continue
-        if catalog.is_name(given):
-            importlib.import_module("sfumato.cli.pull").resolve(args, key)
-        elif given in catalog.PACKAGED and key != "mmproj":
-            # --model without a value means the embedded model too.
-            is_first = given == EMBEDDED and key == "model"
-            setattr(args, key, None if is_first else str(catalog.PACKAGED[given]))
 
 
 def _end(number: int, _: object) -> None:

@@ -14,45 +14,54 @@ import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+import torch
+
 from sfumato.cli import generation
-from sfumato.cli.arguments import origin_of
+from sfumato.cli.arguments import origin_of, resolve_models
 from sfumato.engine import Engine, EngineConfig, Terminal
 from sfumato.engine.audit import AuditLog, AuditWriter, facts
 from sfumato.engine.request import AnyRequest
 from sfumato.refused import Refused
 from sfumato.server.app import create_app
+from sfumato.server.chat.deltas import text_and_bytes
 from sfumato.server.http import logs
 from sfumato.server.http.logs import RateLimit
 from sfumato.server.http.uvicorn_server import SIGNALS, Listener, bind, outward_addresses
 from sfumato.server.metrics import Metrics
+from sfumato.server.models import LOADER, Models
+from sfumato.server.service import token_text
 from sfumato.server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
+_ONE = "loaded when a request names it, one model at a time"
 ANY_ADDRESS = ("0.0.0.0", "::", "")
 DIED = 70  # the exit code of a server whose engine has stopped; sysexits.h: internal error
 FORCED = 1  # the exit code after a second signal
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")
+Served = Mapping[str, argparse.Namespace]
+"""The options of each model by its name; the first is loaded at the start."""
 
 
 def main(args: argparse.Namespace) -> int:
     """Serve, and return the exit code. Raises ValueError or OSError for bad input."""
     logs.configure(args.log_format, args.verbose)
-    settings = _settings(args)
+    served = _served(args)
+    settings = _settings(args, served)
     bound = bind(args.host, args.port)  # before the model is loaded: the port may be taken
     if not settings.api_keys and not _is_loopback(args.host):
         log.warning(
             "everybody who reaches %s may use this server; --api-key asks for a key", args.host
         )
     with bound, _audit_log(args) as audit:
-        code, working = _serve(args, settings, bound, audit)
+        code, working = _serve(args, served, settings, bound, audit)
     if working:
         _leave(code)
     return code
@@ -67,81 +76,165 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+class _Loader:
+    """Loads models, one at a time. Their engines share the metrics and the audit log."""
+
+    def __init__(self, served: Served, audit: AuditWriter | None) -> None:
+        self._served, self._audit = served, audit
+        self._ends: list[Callable[[AnyRequest, Terminal], None]] = []
+        self.metrics: Metrics | None = None
+
+    def made(self, name: str) -> Engine:
+        """An engine that is not started. Raises ValueError or OSError."""
+        own = _checked(self._served[name])  # the memory, before anything is loaded
+        model = generation.load(own)
+        config = _config(own, model.config.context_length)
+        engine = Engine(model, config, on_finish=self._finished)
+        self.metrics = self.metrics or Metrics(engine, self._audit)
+        self.metrics.engine = engine
+        self._ends = [self.metrics.observe]
+        if self._audit is not None:
+            self._ends.append(_recorder(self._audit, engine, name))
+        return engine
+
+    def replaced(self, name: str) -> Engine:
+        """An engine that is started, in the place of one that was closed. Raises ValueError or
+        OSError, and what devices raise."""
+        assert self.metrics is not None
+        self._forget()
+        try:
+            engine = self.made(name)
+            _freeze()
+            engine.warm_up()
+            return engine.start()
+        except BaseException:
+            self._forget()
+            raise
+
+    def _forget(self) -> None:
+        """Frees the memory of the model before, which caches and cycles of objects may keep."""
+        assert self.metrics is not None
+        self.metrics.engine, self._ends = None, []
+        token_text.cache_clear()
+        text_and_bytes.cache_clear()
+        gc.unfreeze()
+        gc.collect()
+        if torch.accelerator.is_available():
+            torch.accelerator.memory.empty_cache()
+
+    def _finished(self, request: AnyRequest, event: Terminal) -> None:
+        for listen in self._ends:
+            listen(request, event)
+
+
+def _freeze() -> None:
+    """Takes the objects of a model out of garbage collection: one that visits them stops all
+    threads, and they live as long as the model."""
+    gc.collect()
+    gc.freeze()
+
+
 def _serve(
     args: argparse.Namespace,
+    served: Served,
     settings: ServerSettings,
     bound: socket.socket,
     audit: AuditWriter | None,
 ) -> tuple[int, bool]:
-    """Loads the model and serves until a signal comes or the engine dies. Returns the exit code,
-    and whether the engine's thread may still be in a step."""
-    ends: list[Callable[[AnyRequest, Terminal], None]] = []
-
-    def finished(request: AnyRequest, event: Terminal) -> None:
-        for listen in ends:
-            listen(request, event)
-
+    """Loads the first model and serves until a signal comes or the engine dies. Returns the exit
+    code, and whether a thread may still be in a step or load a model."""
     generation.check_device(args.device)
-    layout = partial(_config, args)
-    generation.choose_layers(args, layout, one_device=True)  # checks the memory before it loads
-    model = generation.load(args)
-    config = _config(args, model.config.context_length)
-    engine = Engine(model, config, on_finish=finished)
-    metrics = Metrics(engine, audit)
-    ends.append(metrics.observe)
-    if audit is not None:
-        ends.append(_recorder(audit, engine, settings.model_name))
-    app = create_app(engine, settings, metrics, None if audit is None else audit.write)
+    loader, (first, *others) = _Loader(served, audit), served
+    for name in others:
+        _checked(served[name])
+    models = Models(first, loader.made(first), others, loader.replaced)
+    app = create_app(models, settings, loader.metrics, None if audit is None else audit.write)
     url = f"http://{_shown(args.host)}:{bound.getsockname()[1]}"
     listener = Listener(
         app,
         args.drain,
-        engine.close,
-        ready=lambda: _announce(args, engine, settings, url),
-        dead=lambda: engine.death is not None,
-        halt=lambda: engine.close(join_s=0.0),
-        running=lambda: engine.health().running + engine.health().waiting,
+        models.close,
+        ready=lambda: _announce(args, models, settings, url),
+        dead=lambda: models.death is not None,
+        halt=lambda: models.close(join_s=0.0),
+        running=lambda: models.health().running + models.health().waiting,
         access_log=args.verbose,
     )
-    # These objects live as long as the server: a garbage collection that visits them stops all
-    # threads.
-    gc.collect()
-    gc.freeze()
-    engine.warm_up()
-    engine.start()
+    _freeze()
+    models.engine.warm_up()
+    models.engine.start()
     try:
         listener.run(sockets=[bound])
     finally:
-        forced = _close(engine, listener.force_exit)
-    working = any(thread.name == "sfumato-engine" for thread in threading.enumerate())
-    if engine.death is not None:
-        log.critical("%s; start it again", engine.death)
-    code = FORCED if forced else 0 if engine.death is None else DIED
+        forced = _close(models, listener.force_exit)
+    working = any(thread.name in ("sfumato-engine", LOADER) for thread in threading.enumerate())
+    if models.death is not None:
+        log.critical("%s; start it again", models.death)
+    code = FORCED if forced else 0 if models.death is None else DIED
     return code, forced or working
 
 
-def _close(engine: Engine, forced: bool) -> bool:
+def _close(models: Models, forced: bool) -> bool:
     """Ends the engine; returns whether a second signal has come, which waits for no step."""
     if not forced:
         try:
-            engine.close()
+            models.close()
         except (KeyboardInterrupt, SystemExit):
             forced = True
     if forced:
         for number in SIGNALS:  # a third signal ends the process as it ends any other
             signal.signal(number, signal.SIG_DFL)
-        engine.close(join_s=0.0)
+        models.close(join_s=0.0)
     return forced
 
 
-def _settings(args: argparse.Namespace) -> ServerSettings:
-    shows_path = args.model and args.show_model_path
+def _served(args: argparse.Namespace) -> Served:
+    """The models that `--model` names. Raises Refused, and what a download raises."""
+    served: dict[str, argparse.Namespace] = {}
+    for given in args.model or [None]:
+        name, path = _name_and_path(given)
+        if args.name and (name or len(args.model) > 1):
+            raise Refused("name", "is for one model that has no other name", _NAMED)
+        own = argparse.Namespace(**vars(args) | {"model": path, "name": name or args.name})
+        if served:
+            own.mmproj = None  # the first one's
+        resolve_models(own)
+        own.name = own.name or (Path(own.model).name if own.model else "sfumato-embedded")
+        if own.name in served:
+            raise Refused("model", f"two are called {own.name!r}", _NAMED)
+        served[own.name] = own
+    return served
+
+
+_NAMED = "name each as in --model small=PATH"
+
+
+def _name_and_path(given: str | None) -> tuple[str | None, str | None]:
+    """The parts of NAME=PATH; a path that exists, or that has its = in a later part, is one."""
+    name, equals, path = (given or "").partition("=")
+    if given is None or not equals or set(name) & set("/\\:") or Path(given).exists():
+        return None, given
+    if not (name.strip() and name.isprintable() and path):
+        raise Refused("model", f"{given!r} is neither a path nor NAME=PATH")
+    return name, path
+
+
+def _checked(given: argparse.Namespace) -> argparse.Namespace:
+    """The options of a model, with layers for the devices. Raises ValueError or OSError where its
+    files are wrong or the memory does not suffice."""
+    own = argparse.Namespace(**vars(given))
+    generation.choose_layers(own, partial(_config, own), one_device=True)
+    return own
+
+
+def _settings(args: argparse.Namespace, served: Served) -> ServerSettings:
+    paths = {name: str(Path(own.model).resolve()) for name, own in served.items() if own.model}
     settings = ServerSettings(
-        model_name=args.name or (Path(args.model).name if args.model else "sfumato-embedded"),
+        model_name=next(iter(served)),
         aliases=tuple(args.alias),
         api_keys=_api_keys(args),
         public_models=args.public_models,
-        model_path=str(Path(args.model).resolve()) if shows_path else None,
+        model_paths=paths if args.show_model_path else {},
         cors_origins=tuple(args.cors_origin),
         lenient=args.lenient,
         max_body=args.max_body,
@@ -239,19 +332,21 @@ def _outward_urls(host: str, port: str) -> list[str]:
     return [f"http://{_shown(address)}:{port}" for address in addresses]
 
 
-def _announce(args: argparse.Namespace, engine: Engine, settings: ServerSettings, url: str) -> None:
+def _announce(args: argparse.Namespace, models: Models, settings: ServerSettings, url: str) -> None:
     """Prints where the server listens, and how to call it."""
-    config = engine.config
+    config = models.engine.config
     key = " -H 'Authorization: Bearer KEY'" if settings.api_keys else ""
     elsewhere = "".join(
         f"  network  {other}/\n" for other in _outward_urls(args.host, url.rpartition(":")[2])
     )
+    others = f"  also     {', '.join(models.names[1:])}: {_ONE}\n" if models.names[1:] else ""
     body = json.dumps({"messages": [{"role": "user", "content": "Who are you?"}]})
     print(
         f"{settings.model_name} on {url} ({config.slots} slots of {config.context:,} tokens)\n"
         f"  page     {url}/\n"
         f"{elsewhere}"
         f"  clients  base URL {url}/v1, model {settings.model_name}\n"
+        f"{others}"
         f"  try      curl {url}/v1/chat/completions{key} \\\n"
         f"             -H 'Content-Type: application/json' -d '{body}'\n"
         "Ctrl-C stops it.",

@@ -115,6 +115,7 @@ DECIDE, CALIBRATE = ("decide",), ("calibrate",)
 FILL, EDIT = ("fill",), ("edit",)
 WRITE = (*TALK, *FILL, *EDIT)
 LOAD = (*WRITE, "serve", "mcp", "decide", "calibrate", "perplexity")
+LOAD_ONE = tuple(command for command in LOAD if command not in SERVE)
 WEIGHTS = (*LOAD, "verify-model")  # take the options of loading
 EVERY = (
     *("run", "chat", "fill", "edit", "decide", "calibrate", "serve", "mcp", "demo", "inspect"),
@@ -189,7 +190,10 @@ GENERAL = (
     Option("stride", FROM_1, ("perplexity",),
            "tokens by which a window goes on, which it scores; default: half a window", None, "N"),
     # The model.
-    Option("model", PATH, (*LOAD, "eval"), FILE, None, "PATH", MODEL, short="m"),
+    Option("model", PATH, (*LOAD_ONE, "eval"), FILE, None, "PATH", MODEL, short="m"),
+    Option("model", Each(PATH), SERVE,
+           f"{FILE}; NAME= before it is what clients call it; given several times: loaded one at a "
+           "time, the first at the start", (), "[NAME=]PATH", MODEL, short="m"),
     Option("mmproj", PATH, WEIGHTS, MMPROJ, None, "FILE", MODEL),
     Option("quantize", Choice(ON_LOAD), ("inspect", "eval"), QUANTIZE_HELP),
     # Generation.

@@ -22,6 +22,7 @@ from sfumato.server.http import errors, route
 from sfumato.server.http.middleware import AuditLine, Gate, framing, observer
 from sfumato.server.http.route import Dialect, Get, Post
 from sfumato.server.metrics import Metrics
+from sfumato.server.models import Models, leaving
 from sfumato.server.openapi import add_reference, fails, takes
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
@@ -36,17 +37,19 @@ _ABOUT = (
 
 
 def create_app(
-    engine: Engine,
+    engine: Engine | Models,
     settings: ServerSettings | None = None,
     metrics: Metrics | None = None,
     audit: AuditLine | None = None,
     dialects: Sequence[Dialect[Any]] = DIALECTS,
 ) -> FastAPI:
-    """engine: started by its owner, who closes it too; metrics: those that see each request's end
-    (None: figures of the engine and of HTTP alone); audit: takes lines of requests that never reach
-    the engine."""
-    metrics = metrics or Metrics(engine)
-    service = Service(engine, settings or ServerSettings(), on_picture=metrics.picture)
+    """engine: started by its owner, who closes it too; or models, one of which has an engine;
+    metrics: those that see each request's end (None: figures of the engine and of HTTP alone);
+    audit: takes lines of requests that never reach the engine."""
+    settings = settings or ServerSettings()
+    models = engine if isinstance(engine, Models) else Models(settings.model_name, engine)
+    metrics = metrics or Metrics(models.engine)
+    service = Service(models, settings, on_picture=metrics.picture)
     app = FastAPI(
         title="Sfumato",
         version=__version__,
@@ -74,6 +77,7 @@ def create_app(
     errors.add_handlers(app)
     files = _page_paths() if service.settings.page else frozenset()
     form_of = by_path(posts, DECISIONS)
+    app.add_middleware(leaving, models=models)
     app.add_middleware(Gate, settings=service.settings, form_of=form_of, files=files)
     if service.settings.cors_origins:
         app.add_middleware(

@@ -41,10 +41,10 @@ from sfumato.server.schemas import (
     Continue,
     Ids,
     Messages,
+    ModelName,
     TemplateKwargs,
     Tools,
     greatest,
-    without_effect,
 )
 from sfumato.server.service import FINGERPRINT, Service
 from sfumato.text.prompt import check_long_texts
@@ -55,8 +55,10 @@ def add_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models/{model:path}", tags=["OpenAI"], responses=fails(404))
     async def model_named(model: str) -> dict[str, Any]:
-        """The model that is loaded, by its name."""
-        if model not in (service.name, *service.settings.aliases):
+        """A model by its name."""
+        if service.registered(model) in service.unloaded:
+            return _unloaded_card(service, model)
+        if model not in service.served_names:
             message = f"there is no model {model[:200]!r}; this is {service.name!r}"
             raise ApiError(404, message, "model")
         return model_card(service)
@@ -103,8 +105,15 @@ _BOUNDED = ("stability", "top_k", "soft_top_k", "top_logprobs")
 
 
 def health(service: Service) -> Response:
-    """200, or 503 with the reason where the engine takes no requests."""
-    state = service.engine.health()
+    """200 while requests are taken, also where they wait until a model is loaded."""
+    if service.models.loading is None:
+        return ready(service)
+    return JSONResponse({"status": "loading", **asdict(service.models.health())})
+
+
+def ready(service: Service) -> Response:
+    """200, or 503 with the reason where no request can be answered now."""
+    state = service.models.health()
     body = {"status": "ok" if state.ok else "error", **asdict(state)}
     if not state.ok:
         body |= openai_error(ApiError(503, without_paths(state.reason or "not ready")))
@@ -114,7 +123,7 @@ def health(service: Service) -> Response:
 
 def alive(service: Service) -> Response:
     """200, or 503 with the reason where the engine has stopped for good."""
-    death = service.engine.death
+    death = service.models.death
     if death is None:
         return JSONResponse({"status": "ok"})
     return JSONResponse({"status": "error", "reason": without_paths(death)}, 503)
@@ -127,7 +136,8 @@ def model_card(service: Service) -> dict[str, Any]:
         "id": service.name,
         **anthropic_card(service),
         "object": "model",
-        "aliases": list(service.settings.aliases),
+        "aliases": list(service.aliases),
+        "status": {"value": "loaded"},  # as llama-server has it
         "created": service.started,
         "owned_by": "sfumato",
         "meta": {
@@ -143,26 +153,48 @@ def model_card(service: Service) -> dict[str, Any]:
     }
 
 
-def models(service: Service) -> dict[str, Any]:
-    """One body for the clients of all APIs: OpenAI's and Anthropic's list, and System One's beside
-    it. No checkpoint says when it was released, so the date is the day on which its weights were
-    written; where that is not known, on which this server started, as `created` is."""
-    model, released = service.model, written_at(service).date().isoformat()
-    card = {
-        "description": f"{model.family}, {model.config.context_length:,} tokens of context.",
-        "release_date": released,
+def _unloaded_card(service: Service, name: str) -> dict[str, Any]:
+    """A model of which nothing but the name is known before it is loaded."""
+    value = "loading" if name == service.models.loading else "unloaded"
+    return {
+        "id": name,
+        "type": "model",
+        "display_name": name,
+        "object": "model",
+        "status": {"value": value},
+        "created": service.started,
+        "owned_by": "sfumato",
     }
-    names = (service.name, *service.settings.aliases)
-    capabilities = ["completion", *(["multimodal"] if model.cut else [])]  # llama-server's
+
+
+def models(service: Service) -> dict[str, Any]:
+    """One body for the clients of all APIs: OpenAI's and Anthropic's list, and System One's and
+    llama-server's beside it."""
+    loaded = service.models.is_loaded
+    cards = [model_card(service)] if loaded else []
+    cards += [_unloaded_card(service, name) for name in service.unloaded]
     return {
         "object": "list",
-        "data": [model_card(service)],
+        "data": cards,
         # Anthropic's pages: this is the only one.
         "has_more": False,
-        "first_id": service.name,
-        "last_id": service.name,
-        "models": [{"name": name, **card, "capabilities": capabilities} for name in names],
+        "first_id": cards[0]["id"],
+        "last_id": cards[-1]["id"],
+        "models": _described(service) if loaded else [],
     }
+
+
+def _described(service: Service) -> list[dict[str, Any]]:
+    """The loaded model under each of its names. No checkpoint says when it was released, so the
+    date is the day on which its weights were written; where that is not known, on which this
+    server started, as `created` is."""
+    model = service.model
+    card = {
+        "description": f"{model.family}, {model.config.context_length:,} tokens of context.",
+        "release_date": written_at(service).date().isoformat(),
+        "capabilities": ["completion", *(["multimodal"] if model.cut else [])],  # llama-server's
+    }
+    return [{"name": name, **card} for name in service.served_names]
 
 
 def tokenizer_info(service: Service) -> dict[str, Any]:
@@ -184,9 +216,10 @@ def tokenizer_info(service: Service) -> dict[str, Any]:
 def props(service: Service) -> dict[str, Any]:
     """What a page or client needs before its first request; nothing of the machine's files."""
     model, settings, engine = service.model, service.settings, service.engine.config
-    path = settings.model_path
+    path = settings.model_paths.get(service.name)
     return {
         "model": service.name,
+        "models": list(service.models.names),
         "version": __version__,
         "architecture": model.family,
         "canvas_length": model.config.canvas_length,
@@ -275,10 +308,10 @@ def memory(service: Service) -> dict[str, Any]:
     }
 
 
-@without_effect("model")
 class TokenizeBody(Body):
     """llama-server's, with a content, or vLLM's, with a prompt."""
 
+    model: ModelName = None
     content: str | None = None
     prompt: str | None = Field(None, description="The same as content.")
     add_special: bool | None = Field(None, description="Put bos in front (false).")
@@ -287,12 +320,13 @@ class TokenizeBody(Body):
     with_pieces: bool | None = Field(None, description="Answer objects with id and piece (false).")
 
 
-@without_effect("model")
 class DetokenizeBody(Body):
+    model: ModelName = None
     tokens: Annotated[Ids, WithJsonSchema(schemas.IDS)]
 
 
 class TemplateBody(Body):
+    model: ModelName = None
     messages: Messages = Field(min_length=1)
     tools: Tools = None
     chat_template_kwargs: TemplateKwargs | None = None
@@ -378,18 +412,19 @@ _HEALTH = Get(
     has_head=True,
 )
 _LIVE = "200 while the engine lives, ready or not; 503: start the server again."
+_READY = "200 while a request can run now, else 503 with the reason, also while a model is loaded."
 GETS = (
     Get(
         path="/v1/models",
         name="model_list",
         tag="OpenAI",
-        help="The model that is loaded.",
+        help="The models, and which one is loaded.",
         answer=models,
     ),
     replace(_HEALTH, path="/livez", name="live", help=_LIVE, answer=alive),
     replace(_HEALTH, path="/v1/health", hidden=True),
     _HEALTH,
-    replace(_HEALTH, path="/readyz"),
+    replace(_HEALTH, path="/readyz", name="ready", help=_READY, answer=ready),
     Get(
         path="/props",
         name="props",

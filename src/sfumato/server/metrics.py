@@ -39,10 +39,12 @@ STEPS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 
 
 class Metrics:
-    """The metrics of one engine. `observe` and `text` may be called from any thread."""
+    """The metrics of requests, and of the engine that answers them now: where another model is
+    loaded, `engine` is set. `observe` and `text` may be called from any thread."""
 
     def __init__(self, engine: Engine, audit: AuditWriter | None = None) -> None:
         """audit: what writes the audit log, where there is one."""
+        self.engine: Engine | None = engine
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
             "sfumato_requests",
@@ -96,7 +98,7 @@ class Metrics:
             buckets=HTTP_SECONDS,
             registry=registry,
         )
-        registry.register(_Scraped(partial(_engine, engine)))
+        registry.register(_Scraped(lambda: _engine(self.engine)))
         if audit is not None:
             registry.register(_Scraped(partial(_audit, audit)))
         ProcessCollector(registry=registry)
@@ -162,8 +164,10 @@ def _families(kind: Kind, rows: Rows) -> Iterator[Metric]:
             yield kind(name, help, value=values)
 
 
-def _engine(engine: Engine) -> Iterator[Metric]:
-    """The engine's state."""
+def _engine(engine: Engine | None) -> Iterator[Metric]:
+    """The engine's state; nothing while a model is being loaded."""
+    if engine is None:
+        return
     state, health = engine.state(), engine.health()
     about = {
         "version": __version__,

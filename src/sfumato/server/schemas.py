@@ -337,6 +337,9 @@ class Body(BaseModel):
 
 
 Ignored = Annotated[Any, Field(description="Accepted and ignored.")]
+ModelName = Annotated[
+    str | None, Field(description="A registered model; else the one that is loaded answers.")
+]
 AtTheEnd = Annotated[Any, Field(description="Accepted and ignored: the last piece has them.")]
 
 
@@ -591,7 +594,7 @@ class TemplateKwargs(Body):
 class Generation(Sampling):
     """What chat and text completions share."""
 
-    model: Annotated[str | None, Field(description="Ignored: one model is loaded.")] = None
+    model: ModelName = None
     max_tokens: MaxTokens = Field(None, description="Visible tokens at most; -1: what fits.")
     n_predict: MaxTokens = Field(None, description="llama-server's name of max_tokens.")
     n: int | None = Field(None, ge=1, description="Replies; the i-th has the seed plus i.")

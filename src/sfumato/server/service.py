@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from weakref import WeakValueDictionary
 
+from fastapi import Request as HttpRequest
+
 from sfumato import __version__
 from sfumato.engine import Engine, Prompt, Request, ServedModel
 from sfumato.media.patches import Patches
@@ -16,16 +18,19 @@ from sfumato.server.http.admission import Admission
 from sfumato.server.http.errors import of_prompt
 from sfumato.server.http.inflight import InFlight
 from sfumato.server.http.pictures import OnPicture, PictureReader
+from sfumato.server.models import Models
 from sfumato.server.response_store import ResponseStore
+from sfumato.server.schemas import Body
 from sfumato.server.settings import ServerSettings
 from sfumato.tasks.works import PlacedPicture
 
 FINGERPRINT = f"sfumato-{__version__}"
+LATEST = ":latest"  # which Ollama's clients add to names
 
 
 @dataclass(frozen=True)
 class Service:
-    engine: Engine
+    models: Models
     settings: ServerSettings
     started: int = field(default_factory=lambda: int(time.time()))
     on_picture: OnPicture = lambda seconds, is_read: None
@@ -42,12 +47,54 @@ class Service:
         object.__setattr__(self, "pictures", PictureReader(hosts, folder, self.on_picture))
 
     @property
+    def engine(self) -> Engine:
+        """The engine of the model that is loaded. Raises ApiError while no model is."""
+        return self.models.engine
+
+    @property
     def model(self) -> ServedModel:
         return self.engine.served
 
     @property
     def name(self) -> str:
-        return self.settings.model_name
+        """The name of the model that is loaded, or was the last one."""
+        return self.models.name
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Other names of the model that is loaded: the settings have those of the first model."""
+        return self.settings.aliases if self.name == self.models.names[0] else ()
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """All names of the model that is loaded; none while no model is."""
+        return (self.name, *self.aliases) if self.models.is_loaded else ()
+
+    @property
+    def unloaded(self) -> tuple[str, ...]:
+        """The registered models that are not loaded."""
+        return tuple(name for name in self.models.names if name not in self.served_names[:1])
+
+    def registered(self, name: str | None) -> str | None:
+        """The model that a client means; None, any that is loaded, for names that no model has."""
+        for given in (name, name and name.removesuffix(LATEST)):
+            if given in self.models.names:
+                return given
+            if given in self.settings.aliases:
+                return self.models.names[0]
+        return None
+
+    async def enter(self, http: HttpRequest, body: Body, may_load: bool = True) -> None:
+        """Waits until the model that the body names, or any, may be asked; see `models`. may_load:
+        whether another model may be loaded for it. Raises ApiError."""
+        name = self.registered(getattr(body, "model", None)) if may_load else None
+        if not self.models.entered(http, name):
+            async with body.envelope.apart():
+                await self.models.wait(http, name)
+
+    def now(self) -> float:
+        """The clock of all engines here, in seconds."""
+        return self.engine.now() if self.models.is_loaded else time.perf_counter()
 
     @property
     def context(self) -> int:

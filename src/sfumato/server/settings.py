@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,11 +14,12 @@ MOST_KEYS = 1024  # each request is compared with all of them
 class ServerSettings:
     """The table of options repeats these defaults where an option has one: it imports nothing."""
 
-    model_name: str = "sfumato"  # what /v1/models and replies call the model
+    model_name: str = "sfumato"  # what /v1/models and replies call the model, the first of several
     aliases: tuple[str, ...] = ()  # further names that /v1/models lists
     api_keys: tuple[str, ...] = ()  # one of which is asked for; none: no key is asked for
     public_models: bool = False  # /v1/models needs no key
-    model_path: str | None = None  # what /props shows of it; None: the name of the file alone
+    # What /props shows of where models lie, by their names; else it has the names of the files.
+    model_paths: Mapping[str, str] = field(default_factory=dict)
     cors_origins: tuple[str, ...] = ()  # web pages elsewhere that may call, as https://host:port
     hosts: tuple[str, ...] | None = None  # Host headers that are answered; None: all
     lenient: bool = False  # unknown fields are ignored instead of refused

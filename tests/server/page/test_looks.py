@@ -18,6 +18,8 @@ from tests.server.page.browsing import (
     wait,
 )
 
+from sfumato.server.settings import ServerSettings
+
 # What a finger may want to hit and is smaller than 44 pixels, but for links in a text and boxes,
 # whose labels are hit.
 SMALL = """() => [...document.querySelectorAll('button, input, select, textarea, summary, .check')]
@@ -126,6 +128,32 @@ def test_a_phones_header_is_low_goes_away_and_no_field_zooms(open_page: Callable
         for name in ("#send", "#open-settings", ".reply .bubble"):
             box = page.locator(name).last.bounding_box()
             assert 0 < box["x"] + box["width"] <= edge, (width, name)
+
+
+def test_another_model_is_chosen_beside_the_title(
+    open_page: Callable[..., Any], serve: Callable[..., Any], embedded: Any
+) -> None:
+    served = serve(embedded, ServerSettings(model_name="small"), others=["large"], slots=1)
+    page = open_page(at=f"{served.url}/", viewport=PHONE, has_touch=True, is_mobile=True)
+    choice = page.get_by_label("Model", exact=True)
+    expect(choice).to_have_value("small")
+    assert page.evaluate(SMALL) == []
+    assert page.locator(".top").bounding_box()["height"] <= 96
+    ask(page, "Who are you?")
+    wait(page)
+    choice.select_option("large")
+    ask(page, "And now?")  # waits for it
+    wait(page)
+    expect(choice).to_be_enabled()
+    expect(choice).to_have_value("large")
+    assert served.http.get("/props").json()["model"] == "large"
+    for nth, name in enumerate(("small", "large")):
+        expect(page.locator(".reply").nth(nth).locator(".stats")).to_contain_text(name)
+    # What another client has loaded is shown, and its loading is waited for.
+    assert served.chat(model="small", max_tokens=1).json()["model"] == "small"
+    page.reload()
+    expect(choice).to_have_value("small")
+    checked_by_axe(page)("a choice of models")
 
 
 def test_tabs_stay_where_they_are(open_page: Callable[..., Any]) -> None:

@@ -143,7 +143,7 @@ class TokenLog:
         return self._token(token, logs.get(token, NOT_IN_TOP)) | {"top_logprobs": alternatives}
 
     def _token(self, token: int, log: float) -> Entry:
-        shown, raw = _text_and_bytes(self._model, token)
+        shown, raw = text_and_bytes(self._model, token)
         name = f"token_id:{token}" if self._by_id else shown
         return {"token": name, "logprob": log, "bytes": list(raw)}
 
@@ -177,7 +177,7 @@ def logged(log: TokenLog, collected: CollectedReply) -> list[Logged]:
 
 
 @lru_cache(maxsize=2**16)
-def _text_and_bytes(model: ServedModel, token: int) -> tuple[str, bytes]:
+def text_and_bytes(model: ServedModel, token: int) -> tuple[str, bytes]:
     """A token as text, and its bytes."""
     text = token_text(model, token)
     shown = model.tokenizer.decode([token], skip_special=False) if text else ""

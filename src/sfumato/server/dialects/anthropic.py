@@ -36,6 +36,7 @@ from sfumato.server.schemas import (
     TEXT,
     Body,
     JsonSchema,
+    ModelName,
     Objects,
     Only,
     Sampling,
@@ -171,7 +172,7 @@ class AnthropicPrompt(BaseModel):
     thread: Annotated[Any, Only(why="no conversation is stored here; send all of its messages")] = (
         None
     )
-    model: Annotated[str | None, Field(description="Ignored: one model is loaded.")] = None
+    model: ModelName = None
     messages: Annotated[Objects, WithJsonSchema(_MESSAGES)] = Field(min_length=1)
     system: Annotated[str | Objects | None, WithJsonSchema(_SYSTEM)] = None
     tools: Annotated[Objects | None, WithJsonSchema(either(list_of(_TOOL), NULL))] = None

@@ -23,7 +23,7 @@ from sfumato.server.chat.pictures import prompts_read
 from sfumato.server.dialects.ollama import OLLAMA_ERRORS, nanoseconds
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.route import Answer, Dialect, Renderer
-from sfumato.server.schemas import Body, First, Only, within, without_effect
+from sfumato.server.schemas import Body, First, ModelName, Only, within, without_effect
 from sfumato.server.service import Service
 from sfumato.tasks.works import PlacedPicture
 
@@ -58,7 +58,7 @@ class Pooled(Body):
         None, description='"mean": of all tokens; "last": the last one; null: the server\'s.'
     )
     timeout: Annotated[float | None, within("timeout_s")] = None
-    model: Annotated[str | None, Field(description="Ignored: one model is loaded.")] = None
+    model: ModelName = None
     user: str | None = Field(None, max_length=512, description="Written to the audit log.")
     dimensions: int | None = Field(
         None, ge=1, le=MOST_DIMENSIONS, description="The first ones alone, of length 1 again."

@@ -27,6 +27,7 @@ from sfumato.server.schemas import (
     TEXT,
     First,
     Ids,
+    ModelName,
     Objects,
     Sampling,
     either,
@@ -49,7 +50,7 @@ class FillBody(Sampling):
         str | Annotated[Ids, Field(min_length=1)] | None,
         WithJsonSchema(either(TEXT, PROMPT_IDS, NULL)),
     ] = Field(None, description="What comes before the text, as it is; not with messages.")
-    model: Annotated[str | None, Field(description="Ignored: one model is loaded.")] = None
+    model: ModelName = None
     user: str | None = Field(None, max_length=512, description="Written to the audit log.")
 
 

@@ -39,7 +39,7 @@ from sfumato.server.chat.pictures import prompts_read
 from sfumato.server.chat.sampling import seeds_of
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.route import Answer, Dialect, Frame
-from sfumato.server.schemas import First, Objects, Only, Sampling, without_effect
+from sfumato.server.schemas import First, ModelName, Objects, Only, Sampling, without_effect
 from sfumato.server.service import Service
 from sfumato.tasks.works import PlacedPicture
 
@@ -85,7 +85,7 @@ class LlamaSampling(Sampling):
         description="Milliseconds after which a reply that has a line break ends with what has "
         "settled; they count from the first text. 0 and -1: no limit.",
     )
-    model: Annotated[str | None, Field(description="Ignored: one model is loaded.")] = None
+    model: ModelName = None
     response_fields: _Paths | None = Field(
         None,
         description='Only these fields of the answer: "content", "timings/predicted_n"; an empty '

@@ -42,6 +42,7 @@ from sfumato.server.schemas import (
     Body,
     Ids,
     Ignored,
+    ModelName,
     Objects,
     Only,
     Sampling,
@@ -54,7 +55,7 @@ from sfumato.server.schemas import (
     within,
     without_effect,
 )
-from sfumato.server.service import Service
+from sfumato.server.service import LATEST, Service
 from sfumato.server.settings import ServerSettings
 from sfumato.text.calls import ToolCall
 
@@ -128,7 +129,7 @@ class OllamaOptions(Sampling):
 class OllamaGeneration(Body):
     """What both routes share."""
 
-    model: Annotated[str | None, Field(description="Ignored: one model is loaded.")] = None
+    model: ModelName = None
     options: OllamaOptions | None = None
     stream: bool | None = Field(None, description="False: one body; else lines of JSON.")
     stream_drafts: bool | None = Field(None, description="Also a line for every step.")
@@ -504,17 +505,18 @@ VERSION = "0.12.6"
 """The version of Ollama whose API this is: clients ask for a version that has what they need."""
 
 NEVER = "2318-01-01T00:00:00Z"  # when the model is unloaded, as Ollama writes it
-_LATEST = ":latest"
 
 
 def tags(service: Service) -> dict[str, Any]:
-    """The model under each of its names."""
-    names = (service.name, *service.settings.aliases)
-    return {"models": [_listed(service, name) for name in names]}
+    """The loaded model under each of its names, and those that a request may have loaded."""
+    listed = [_listed(service, name) for name in service.served_names]
+    return {"models": listed + [_unloaded(service, name) for name in service.unloaded]}
 
 
 def running(service: Service) -> dict[str, Any]:
-    """The model, which is always loaded."""
+    """The model that is loaded."""
+    if not service.models.is_loaded:
+        return {"models": []}
     nbytes = service.engine.used_memory()
     on_device = 0 if service.model.device == "cpu" else nbytes or 0
     more = {
@@ -531,7 +533,9 @@ def show(service: Service, body: OllamaShowBody) -> dict[str, Any]:
     name = body.model or body.name
     if not name:
         raise Refused("model", "is missing", code="missing")
-    if name.removesuffix(_LATEST) not in (service.name, *service.settings.aliases):
+    if service.registered(name) in service.unloaded:
+        return {"details": _NO_DETAILS, "model_info": {}, "capabilities": ["completion"]}
+    if name.removesuffix(LATEST) not in service.served_names:
         raise ApiError(404, f"model {name[:200]!r} not found; this is {service.name!r}", "model")
     model, kind = service.model, _kind(service)
     return {
@@ -566,10 +570,8 @@ def _capabilities(service: Service) -> list[str]:
 
 
 def _listed(service: Service, name: str) -> dict[str, Any]:
-    full = name if ":" in name else name + _LATEST
     return {
-        "name": full,
-        "model": full,
+        **_named(name),
         "modified_at": _modified(service),
         "size": service.model.nbytes or 0,
         "digest": _digest(service),
@@ -577,17 +579,34 @@ def _listed(service: Service, name: str) -> dict[str, Any]:
     }
 
 
+def _unloaded(service: Service, name: str) -> dict[str, Any]:
+    """A model of which nothing but the name is known before it is loaded."""
+    started = shown(datetime.fromtimestamp(service.started, UTC))
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    about = {"modified_at": started, "size": 0, "digest": digest, "details": _NO_DETAILS}
+    return {**_named(name), **about}
+
+
+def _named(name: str) -> dict[str, Any]:
+    full = name if ":" in name else name + LATEST
+    return {"name": full, "model": full}
+
+
+_NO_DETAILS: Mapping[str, Any] = {
+    "parent_model": "",
+    "format": "",
+    "family": "",
+    "families": [],
+    "parameter_size": "",
+    "quantization_level": "",
+}
+
+
 def _details(service: Service) -> Mapping[str, Any]:
     is_gguf = service.model.name.endswith(".gguf")
     kind = _kind(service)
-    return {
-        "parent_model": "",
-        "format": "gguf" if is_gguf else "safetensors",
-        "family": kind,
-        "families": [kind],
-        "parameter_size": "",
-        "quantization_level": "",
-    }
+    known = {"format": "gguf" if is_gguf else "safetensors", "family": kind, "families": [kind]}
+    return {**_NO_DETAILS, **known}
 
 
 def _kind(service: Service) -> str:
@@ -609,7 +628,7 @@ _TAGS = Get(
     path="/api/tags",
     name="tags",
     tag="Ollama",
-    help="The model under each of its names.",
+    help="The models, and each name of the one that is loaded.",
     answer=tags,
     errors=OLLAMA_ERRORS,
     has_head=True,
@@ -627,7 +646,7 @@ GETS = (
         _TAGS,
         path="/api/ps",
         name="running",
-        help="The model, which is always loaded.",
+        help="The model that is loaded.",
         answer=running,
         has_head=False,
     ),
@@ -641,4 +660,5 @@ SHOW = Post(
     at_once=show,
     statuses=(404,),
     errors=OLLAMA_ERRORS,
+    may_load=False,
 )

@@ -120,7 +120,7 @@ async def read_with(
     body's bytes."""
     async with AsyncExitStack() as held:
         data, threads, decode = await _receive(request, service.admission, held, decode)
-        since = service.engine.now()
+        since = service.now()
         await held.enter_async_context(threads.hold())
         body = await run_in_threadpool(decode, data)
         body.envelope.since = since

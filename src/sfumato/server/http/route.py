@@ -196,6 +196,7 @@ class Post(Generic[B]):
     )  # the engine's names of fields, where the body has others
     statuses: tuple[int, ...] = ()  # of errors, beside those of any such route
     aliases: tuple[str, ...] = ()  # further paths, which the API description leaves out
+    may_load: bool = True  # whether the model that a body names is loaded for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +251,7 @@ async def reply(post: Post[B], service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
     with in_the_words_of(post.wording):
         async with request_body.read(service, http, post.body_type) as body:
+            await service.enter(http, body, post.may_load)
             parsed = await with_pictures(service, body, partial(_parsed, post, service, body))
             if isinstance(parsed, dict):
                 if isinstance(post, Dialect) and post.streams(body):

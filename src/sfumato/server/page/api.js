@@ -5,9 +5,19 @@ import { frames } from './stream.js';
 
 let key = '';
 let onRefused = () => {};
+let chosen; // the model that requests name, where a server has several
 
 /** The key for servers that want one; empty: none. */
 export function useKey(value) { key = value; }
+
+/** The model that requests name; undefined: they name none. */
+export function useModel(name) { chosen = name; }
+
+/** The model that requests name. */
+export const chosenModel = () => chosen;
+
+/** Has the server load a model, and resolves when it can answer. */
+export const loadModel = (model) => json('tokenize', { model, content: '' });
 
 /** listener() is called whenever the server refuses the key. */
 export function whenKeyIsRefused(listener) { onRefused = listener; }
@@ -37,31 +47,37 @@ export const props = () => json('props');
 export const slots = () => json('state');
 export const memory = () => json('memory');
 
-/** The answers to typed questions; body: JSON of System One's form, as text. */
-export const decide = (body, signal) => json('v1/systemone', body, signal);
+/** The answers to typed questions; body: JSON of System One's form, as text, an object with fields. */
+export const decide = (body, signal) => json('v1/systemone',
+  chosen ? `{"model":${JSON.stringify(chosen)},${body.trimStart().slice(1)}` : body, signal);
 
 /** The page that an exported replay is, with a place for its data. */
 export const replayTemplate = async () => (await request('replay.html')).text();
 
-const names = new Map(); // texts of tokens, and promises of them
+const names = new Map(); // texts of tokens, and promises of them, by model and id
+const nameKey = (id, model) => `${id} ${model ?? ''}`;
 
-/** Remembers the texts of tokens. */
-export function learn(ids, texts) {
-  ids.forEach((id, i) => { if (texts[i]) names.set(id, texts[i]); });
+/** Remembers the texts of a model's tokens. */
+export function learn(ids, texts, model = chosen) {
+  ids.forEach((id, i) => { if (texts[i]) names.set(nameKey(id, model), texts[i]); });
 }
 
-/** The text of a token; asked for once, unless that fails. */
-export async function nameOf(id) {
-  if (!names.has(id)) {
-    const pending = json('detokenize', { tokens: [id] }).then((answer) => answer.content);
-    names.set(id, pending);
-    pending.catch(() => names.delete(id));
+/** The text of a model's token; asked for once, unless that fails. Of a model that is not loaded, what is known. */
+export async function nameOf(id, model = chosen) {
+  const key = nameKey(id, model);
+  if (!names.has(key)) {
+    if (model !== chosen) throw new ServerError(0, `The model ${model} is not loaded.`);
+    const pending = json('detokenize', named({ tokens: [id] })).then((answer) => answer.content);
+    names.set(key, pending);
+    pending.catch(() => names.delete(key));
   }
-  return names.get(id);
+  return names.get(key);
 }
+
+const named = (body) => (chosen ? { model: chosen, ...body } : body);
 
 /** How many tokens a text has. */
-export const tokenCount = async (text, signal) => (await json('tokenize', { content: text }, signal)).count;
+export const tokenCount = async (text, signal) => (await json('tokenize', named({ content: text }), signal)).count;
 
 /** The frames of a chat completion, drafts included. Raises ServerError, also for one on the way. */
 export const complete = (body, signal) => streamed('v1/chat/completions', body, signal);
@@ -74,7 +90,7 @@ export async function* fill(body, signal) {
 }
 
 async function* streamed(path, body, signal) {
-  const fields = { stream: true, stream_drafts: true, ...body };
+  const fields = named({ stream: true, stream_drafts: true, ...body });
   const response = await request(path, fields, signal);
   for await (const frame of frames(response)) {
     if (frame.error) throw new ServerError(200, frame.error.message ?? 'The reply broke off.');

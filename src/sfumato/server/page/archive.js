@@ -60,6 +60,7 @@ function turn(value) {
     role: 'assistant', content: value.content, thought: text(value.thought, MOST.text),
     canvases: canvases.every(Boolean) ? canvases : [], // a replay has all of them, or none
     ...isCount(value.seed) && { seed: value.seed },
+    ...isText(value.model, MOST.name) && { model: value.model },
     ...isText(value.finish, 20) && { finish: value.finish },
     ...isText(value.error, 2_000) && { error: value.error },
     ...value.stopped === true && { stopped: true },

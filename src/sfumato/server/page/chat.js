@@ -2,7 +2,7 @@
 // and goes back to an earlier question. Knows the order of things; how they look is message.js's, how they
 // travel api.js's, where they are kept store.js's.
 
-import { complete } from './api.js';
+import { chosenModel, complete } from './api.js';
 import { newId } from './dom.js';
 import { makeEditable } from './editing.js';
 import { ServerError } from './errors.js';
@@ -165,7 +165,7 @@ export class Chat {
     const messages = [...system ? [{ role: 'system', content: system }] : [], ...history(this.#turns)];
     const fields = this.settings.requestFields;
     fields.seed ??= drawSeed();
-    const record = { role: 'assistant', content: '', thought: '', canvases: [], seed: fields.seed };
+    const record = { role: 'assistant', content: '', thought: '', canvases: [], seed: fields.seed, model: chosenModel() };
     const view = this.#add(record);
     const running = new AbortController(), talk = this.#talk;
     this.#running = running;

@@ -37,7 +37,7 @@ export function progress(canvas, drafts, maxSteps, times = null) {
 }
 
 /** When it is done: from `timings` with its `diffusion` part; fewer fields where there is less. */
-export function summary({ timings, finish, seed, stopped }) {
+export function summary({ timings, finish, seed, stopped, model }) {
   const fields = [];
   const diffusion = timings?.diffusion;
   if (diffusion) {
@@ -52,6 +52,7 @@ export function summary({ timings, finish, seed, stopped }) {
   if (stopped) fields.unshift('stopped');
   if (finish === 'length') fields.push('cut off by the token limit');
   if (seed !== undefined) fields.push(`seed ${seed}`);
+  if (model) fields.push(model);
   return fields.filter(Boolean);
 }
 

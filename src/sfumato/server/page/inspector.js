@@ -68,17 +68,17 @@ export class Inspector {
         el('dt', {}, 'accepted'), el('dd', {}, now.accepted[position] ? 'yes' : 'no'),
         el('dt', {}, 'last changed'), el('dd', {}, `at step ${trace.changedStep(canvas, position, draft)}`)),
       el('h3', {}, 'Most probable'),
-      this.#mostProbable(now.top.at(position), settled.id),
+      this.#mostProbable(now.top.at(position), settled.id, trace.model),
       el('h3', {}, 'The settled token, step by step'),
       this.#history(trace, canvas, position, draft));
   }
 
-  #mostProbable(kept, settledId) {
+  #mostProbable(kept, settledId, model) {
     const shown = kept.filter(([id], rank) => rank < SHOWN || id === settledId);
     if (!shown.length) return el('p', { class: 'dim' }, 'Not kept for this reply.');
     return el('ol', { class: 'most-probable' }, ...shown.map(([id, p]) => {
       const name = el('span', { class: 'mono' }, '…');
-      nameOf(id).then((text) => { name.textContent = printable(text); }, () => { name.textContent = `#${id}`; });
+      nameOf(id, model).then((text) => { name.textContent = printable(text); }, () => { name.textContent = `#${id}`; });
       const bar = el('i', { class: 'bar' });
       bar.style.width = `${Math.max(1, p * 100)}%`;
       return el('li', { class: id === settledId ? 'settled' : '' },

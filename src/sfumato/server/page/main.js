@@ -1,7 +1,7 @@
 // Wires the page together: views, keyboard, composer, example prompts. The parts know each other
 // only through here.
 
-import { decide, memory, props, slots, useKey, whenKeyIsRefused } from './api.js';
+import { decide, loadModel, memory, props, slots, useKey, useModel, whenKeyIsRefused } from './api.js';
 import { grid, isBoard, puzzleIn } from './board.js';
 import { Chat } from './chat.js';
 import { Conversations } from './conversations.js';
@@ -14,6 +14,7 @@ import { Json } from './forming/json.js';
 import { Banner, tuckOnScroll } from './header.js';
 import { Inspector } from './inspector.js';
 import { Lock } from './lock.js';
+import { Models } from './models.js';
 import { filesIn, partsOf, Tray } from './pictures.js';
 import { thumbnails } from './question.js';
 import { Settings } from './settings.js';
@@ -35,6 +36,7 @@ const modes = {
   fill: new Fill($('fill'), settings), json: new Json($('json'), settings), edit: new Edit($('edit'), settings),
 };
 
+const models = new Models($('models'), switchTo);
 const banner = new Banner($('demonstration'));
 tuckOnScroll(document.querySelector('.top'));
 const lock = new Lock($('locked'), { onKey: (key) => { settings.key = key; meetServer(); } });
@@ -73,6 +75,8 @@ function grow() {
   prompt.style.height = `${prompt.scrollHeight}px`;
 }
 
+const AGAIN_MS = 2000; // until a server that loads a model is asked once more
+let problem = ''; // why the model that was chosen last is not loaded
 const VIEWS = ['chat', ...Object.keys(modes), 'decide', 'engine'];
 
 /** The view that the address names after its #: a link to a view works, and so does going back. */
@@ -95,7 +99,9 @@ async function meetServer() {
   try {
     about = await props();
   } catch (error) {
-    $('model').textContent = error.status === 401 ? '' : 'server not reached';
+    const isLoading = error.status === 503; // a model, perhaps for another client
+    say(error.status === 401 ? '' : isLoading ? error.message : 'server not reached', isLoading);
+    if (isLoading) setTimeout(meetServer, AGAIN_MS);
     return;
   }
   if (lock.isClosed) {
@@ -107,7 +113,9 @@ async function meetServer() {
   document.querySelector('#attach .camera').hidden = !seesPictures();
   useMarkers(about.markers);
   saveMarkers(about.markers);
-  $('model').textContent = about.model ?? '';
+  const choice = models.meet(about.model, about.models);
+  useModel(choice);
+  say(problem || (choice ? '' : about.model ?? ''), Boolean(problem));
   banner.say(about.demonstration ?? '');
   const { max_steps: steps, max_tokens: tokens } = about.limits ?? {};
   settings.suggest({ ...about.sampler, max_tokens: tokens },
@@ -122,6 +130,25 @@ async function meetServer() {
     if (!able[name] && viewOfAddress() === name) location.replace('#chat');
   }
   $('examples').replaceChildren(...(about.examples ?? []).map(example));
+}
+
+/** Words beside the title; isNotice: small screens show them too. */
+function say(text, isNotice = false) {
+  $('model').textContent = text;
+  $('model').classList.toggle('notice', isNotice);
+}
+
+/** Has another model loaded, in the place of the one that is. */
+async function switchTo(name) {
+  problem = '';
+  useModel(name); // what is sent from now on waits for it
+  say(`loading ${name} …`, true);
+  try {
+    await loadModel(name);
+  } catch (error) {
+    problem = error.message;
+  }
+  await meetServer();
 }
 
 /** A prompt to try, as a button that sends it. */

@@ -54,8 +54,8 @@ export class ReplyView {
   /** record: { content, thought, canvases, … }, see chat.js; question: the text it replies to. */
   constructor(record, { question, onRetry, onSave, inspector, pace }) {
     this.record = record;
-    this.trace = new Trace(record.canvases);
-    for (const { drafts } of record.canvases) for (const { ids, tokens } of drafts) learn(ids, tokens);
+    this.trace = new Trace(record.canvases, record.model);
+    for (const { drafts } of record.canvases) for (const { ids, tokens } of drafts) learn(ids, tokens, record.model);
     this.inspector = inspector;
     this.#puzzle = puzzleIn(question);
     const pick = (key) => this.#pickKey(key);
@@ -125,7 +125,7 @@ export class ReplyView {
 
   /** Adds a draft, which is drawn with the next frame of the screen. */
   draft(frame) {
-    learn(frame.token_ids, frame.tokens);
+    learn(frame.token_ids, frame.tokens, this.record.model);
     this.trace.draft(frame);
     this.element.classList.remove('waiting');
     const { drafts, maxSteps } = this.trace.data[frame.canvas];

@@ -5,9 +5,10 @@
 const round = (value, digits) => Number(value.toFixed(digits));
 
 export class Trace {
-  /** canvases: what `data` of an earlier trace was. */
-  constructor(canvases = []) {
+  /** canvases: what `data` of an earlier trace was; model: the name of the model, of several. */
+  constructor(canvases = [], model = undefined) {
     this.data = canvases;
+    this.model = model;
     for (const canvas of canvases) {
       for (const draft of canvas.drafts) {
         draft.top = new TopTokens(draft.top);

@@ -56,7 +56,7 @@ from sfumato.server.http.errors import (
     without_paths,
 )
 from sfumato.server.http.route import json_response, with_pictures
-from sfumato.server.schemas import UNKNOWN_FIELD, Body, Schema, closed, either
+from sfumato.server.schemas import UNKNOWN_FIELD, Body, ModelName, Schema, closed, either
 from sfumato.server.service import Service
 
 B = TypeVar("B", bound="DecisionBody")
@@ -204,7 +204,7 @@ class DecisionBody(Body):
 
     _files: Mapping[str, bytes] = PrivateAttr(default_factory=dict)  # of a body of several parts
 
-    model: str | None = Field(None, description="Ignored: one model is loaded.")
+    model: ModelName = None
     x_joint: bool | None = Field(None, description="Read all questions on one canvas (false).")
     x_samples: Annotated[
         Any,
@@ -408,6 +408,7 @@ async def reply(route: DecisionRoute, service: Service, http: HttpRequest) -> Re
         return body
 
     async with request_body.read_with(service, http, decode) as body:
+        await service.enter(http, body)
         _check_decides(service)
         parsed = partial(parse, dialect, service, route.path, body)
         request, typed = await with_pictures(service, body, parsed)

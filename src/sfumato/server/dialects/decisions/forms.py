@@ -287,7 +287,7 @@ def _check_model(service: Service, endpoint: str, body: SystemOneBody) -> None:
     """Refuses other models, as System One does, and unlike OpenAI's routes: a client of several
     servers names the model that it means. Perplexity's client, with names of its own, posts to
     /v1/decisions. Raises Refused."""
-    name, served = body.model, (service.name, *service.settings.aliases)
+    name, served = body.model, service.served_names
     is_any = endpoint != PATH or service.settings.lenient
     if is_any or name is None or name in served or name.startswith(_JEV):
         return

@@ -34,6 +34,7 @@ from sfumato.server.schemas import (
     First,
     JsonSchema,
     MaxTokens,
+    ModelName,
     Objects,
     Only,
     Sampling,
@@ -204,7 +205,7 @@ class ResponsesBody(Sampling):
         description="A text, or items: messages, function calls and their outputs, references."
     )
     instructions: str | None = Field(None, description="A message of the system, which is first.")
-    model: Annotated[str | None, Field(description="Ignored: one model is loaded.")] = None
+    model: ModelName = None
     max_output_tokens: MaxTokens = Field(None, description="Visible tokens at most.")
     previous_response_id: Annotated[str | None, Field(max_length=LONGEST_ID)] = Field(
         None, description="The response that this one follows, in a conversation."
