@@ -120,7 +120,7 @@ def _table(args: argparse.Namespace, asking: Asking) -> int:
             summary.seconds = time.perf_counter() - began
     figures, is_printed = summary.figures(), isinstance(target, Printed)
     if is_printed:  # the answers are what standard output has
-        print("\n".join(lines(figures)), file=sys.stderr)
+        terminal.print_lines(lines(figures), sys.stderr)
     else:
         terminal.print_report(args.json, figures, lines(figures))
     done = target.count + summary.rows

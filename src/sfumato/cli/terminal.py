@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from sfumato.values import size as size
 
@@ -50,7 +50,20 @@ def print_report(as_json: bool, value: object, lines: Iterable[str]) -> None:
     if as_json:
         print_json(value)
     else:
-        print("\n".join(lines))
+        print_lines(lines, sys.stdout)
+
+
+def print_lines(lines: Iterable[str], file: TextIO) -> None:
+    """Lines for people. At a terminal one that is too long is broken between words."""
+    import shutil
+
+    width = shutil.get_terminal_size().columns if file.isatty() else None
+    for line in "\n".join(lines).split("\n"):
+        if width is not None and len(line) > width:
+            text = line.lstrip()
+            indent = line[: len(line) - len(text)]
+            line = wrapped(text, indent, f"{indent}    ")
+        print(line, file=file)
 
 
 def wrapped(text: str, first: str = "", indent: str = "") -> str:
@@ -129,10 +142,8 @@ def progress(
     more = bars.TextColumn("{task.fields[more]}")
     columns = (bars.TextColumn(what), bars.BarColumn(), counts, more, bars.TimeRemainingColumn())
     # Lines on standard output go above the bar in a terminal, and unchanged into a file.
-    both = sys.stdout.isatty()
-    with bars.Progress(
-        *columns, console=Console(stderr=True), transient=True, redirect_stdout=both
-    ) as bar:
+    both, console = sys.stdout.isatty(), Console(stderr=True, soft_wrap=True)
+    with bars.Progress(*columns, console=console, transient=True, redirect_stdout=both) as bar:
         task = bar.add_task(what, total=None, visible=not least, more="")
         yield lambda done, total, more="": bar.update(
             task, completed=done, total=total, visible=total > least, more=more

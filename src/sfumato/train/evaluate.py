@@ -460,7 +460,7 @@ def table(figures: Figures) -> str:
 
 
 def _decision_lines(score: DecisionScore) -> list[str]:
-    return [
+    lines = [
         f"decisions: {score.tasks} held-out questions, one read each",
         f"  known probabilities: mean error       {score.known_error:.3f}",
         f"  yes or no, right                      {score.yes_no:.1%}",
@@ -469,3 +469,5 @@ def _decision_lines(score: DecisionScore) -> list[str]:
         f"  moved by another order: mean, most    {score.moved:.3f}, {score.most_moved:.3f}",
         f"  mean probability of all labels        {score.label_mass:.3f}",
     ]
+    # Of few tasks none may be of a kind.
+    return [line.replace("nan%", "none").replace("nan", "none") for line in lines]

@@ -125,6 +125,7 @@ def test_a_phones_header_is_low_goes_away_and_no_field_zooms(open_page: Callable
     for width in (720, 568):  # the inspector covers neither the text nor the composer
         page.set_viewport_size({"width": width, "height": 340})
         edge = page.locator("#inspector").bounding_box()["x"]
+        assert header.bounding_box()["height"] < 60  # no word of it is broken
         for name in ("#send", "#open-settings", ".reply .bubble"):
             box = page.locator(name).last.bounding_box()
             assert 0 < box["x"] + box["width"] <= edge, (width, name)
