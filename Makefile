@@ -48,7 +48,7 @@ aot: $(AOT_VENV)/$(AOT_TRITON)/.installed ## compile the GPU kernels, for GPUs t
 	@PYTHONPATH=src $(AOT_VENV)/$(AOT_TRITON)/bin/python -m sfumato.ops.triton.ahead_of_time \
 		--jobs $(AOT_JOBS) $(AOT)
 
-levels: $(VENV)/.installed ## measure what each instruction set multiplies a second, beside torch
+levels: $(VENV)/.installed-test ## measure what each instruction set multiplies a second, beside torch
 	@$(BIN)/python -m benchmarks.levels
 
 soak: $(VENV)/.installed-test ## 64 clients, some of which break the protocol, against the server for a minute
@@ -116,9 +116,18 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 # Stamps: pip runs again only when what decides the installation has changed.
+#
+# For the demo: of the compiled levels the one that this machine takes, while another pip unpacks what the
+# package needs, without the bytecode of all of torch: Python makes what it imports. All targets with tests
+# need all levels, and install them.
 $(VENV)/.installed: $(INSTALLED) | $(BIN)/python
-	@echo "installing into $(VENV) (takes minutes the first time)"
-	@$(PIP) install -c constraints.txt -e .
+	@echo "installing into $(VENV) (takes a minute the first time)"
+	@$(PIP) install -c constraints.txt 'setuptools>=77'
+	@SFUMATO_LEVELS=native $(PIP) install --no-build-isolation --no-deps -e . & built=$$!; \
+		$(BIN)/python -c 'import pathlib, tomllib; \
+			text = pathlib.Path("pyproject.toml").read_text(); \
+			print(*tomllib.loads(text)["project"]["dependencies"], sep="\n")' > $(VENV)/needs.txt && \
+		$(PIP) install --no-compile -c constraints.txt -r $(VENV)/needs.txt; needs=$$?; wait $$built && exit $$needs
 	@touch $@
 
 $(VENV)/.installed-test: $(INSTALLED) | $(BIN)/python

@@ -2,15 +2,18 @@
 
 They are one shared library of plain C functions, without a symbol of Python's, so that one wheel
 serves every Python of its platform.  Where it does not compile, the package installs without it.
+SFUMATO_LEVELS=native compiles, of the levels of x86, the one alone that this machine would choose.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -43,6 +46,10 @@ KERNELS = Extension(
     optional=True,
 )
 
+LEVELS = {0: "portable", 1: "avx2", 2: "avx_vnni", 4: "avx512", 5: "amx"}
+"""Those of x86 by number (sfumato.h), the worst first: how the names of their files begin. The last
+one is never chosen unasked; ARM's compile quickly."""
+
 
 class BuildLibrary(build_ext):
     """Goes on without what does not compile, and names the result as `library.py` looks for it."""
@@ -53,14 +60,30 @@ class BuildLibrary(build_ext):
         if self.compiler.compiler_type == "msvc":
             print(f"{LOST} (they need GCC or clang, not MSVC)", file=sys.stderr)
             return
-        self.compiler.compile = _at_once(self.compiler.compile)
         try:
+            if os.environ.get("SFUMATO_LEVELS") == "native":
+                self._leave_out(ext)
+            self.compiler.compile = _at_once(self.compiler.compile)
             super().build_extension(ext)
             for beside in Path(self.get_ext_fullpath(ext.name)).parent.glob("*.lib"):
                 beside.unlink()  # for linkers on Windows
         except (BaseError, CCompilerError, OSError) as error:
             reason = str(error).partition("\n")[0]
             print(f"{LOST} (the C++ compiler is missing or failed: {reason})", file=sys.stderr)
+
+    def _leave_out(self, ext: Extension) -> None:
+        """The levels that this processor lacks or does not choose, which the sources ask it."""
+        with tempfile.TemporaryDirectory() as folder:
+            asks = [str(CSRC / "processor.cpp")]
+            asks = self.compiler.compile(asks, output_dir=folder, extra_postargs=["-std=c++17"])
+            self.compiler.link_shared_object(asks, f"{folder}/processor.so", target_lang="c++")
+            runs = ctypes.CDLL(f"{folder}/processor.so").processor_runs
+        chosen = [name for level, name in LEVELS.items() if runs(level) == 1 and name != "amx"]
+        left_out = {*LEVELS.values()} - {chosen[-1]}
+        kept = [
+            path for path in ext.sources if Path(path).stem.removesuffix("_bf16") not in left_out
+        ]
+        ext.sources, ext.define_macros = kept, [(f"SF_NO_{name.upper()}", "1") for name in left_out]
 
     def get_ext_filename(self, fullname: str) -> str:
         wheel = self.distribution.get_option_dict("bdist_wheel")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from sfumato.ops.cpu import library
+
 ROOT = Path(__file__).resolve().parents[3]
 CSRC = ROOT / "src/sfumato/ops/cpu/csrc"
 COMPILER = shutil.which("c++")
@@ -49,6 +51,23 @@ def build(tmp_path: Path, from_sdist: bool = False, **environment: str) -> tuple
     assert done.returncode == 0, done.stderr
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     return done.stdout + done.stderr, wheel
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.skipif(library.kernels is None, reason=library.reason)
+def test_a_build_for_this_machine_has_the_level_that_it_chooses(tmp_path: Path) -> None:
+    """And the others are left out, which asking for one says; their files are not compiled."""
+    _, wheel = build(tmp_path, SFUMATO_LEVELS="native")
+    path = Path(zipfile.ZipFile(wheel).extract("sfumato/ops/cpu/_kernels.so", tmp_path))
+    assert path.stat().st_size < 0.7 * library.LIBRARY.stat().st_size
+    chosen, best = library.choose(None, path)[0], library.choose(None)[0]
+    assert chosen and best and (chosen.isa, chosen.bf16) == (best.isa, best.bf16)
+    left_out = [n for n, _ in enumerate(library.ISAS) if chosen.code.sf_isa_available(n) == 2]
+    for level in left_out:
+        with pytest.raises(ValueError, match="left out of this library"):
+            library.choose(library.ISAS[level], path)
+        assert chosen.code.sf_rms_norm(level, None, 0, 1, 1, None, 0, 0.0, None, 1) < 0
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ avx512 is avx512_vnni where the processor has no BF16.  That of neon and i8mm wa
 processor: it serves where the level is asked for."""
 
 LIBRARY = Path(__file__).with_name(f"_kernels.{'dll' if sys.platform == 'win32' else 'so'}")
-_NO_MEMORY = -2  # SF_NO_MEMORY of csrc/sfumato.h
+_NO_MEMORY, _LEFT_OUT = -2, 2  # SF_NO_MEMORY and SF_LEFT_OUT of csrc/sfumato.h
 
 RUNTIMES = (
     ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads"),
@@ -173,6 +173,11 @@ def choose(wanted: str | None, path: Path = LIBRARY) -> tuple[Kernels | None, st
         if not quick:
             return None, "quicker here than the plain C++ of the compiled operations"
         return Kernels(code, quick[-1]), "the best that this processor can run"
+    if code.sf_isa_available(ISAS.index(wanted)) == _LEFT_OUT:
+        raise ValueError(
+            f"{VARIABLE}: {wanted} is left out of this library, which was compiled for this "
+            "machine alone: install again (`pip install -e .`)"
+        )
     if wanted not in able:
         raise ValueError(f"{VARIABLE}: {wanted} does not run here, but {', '.join(able)} would")
     return Kernels(code, wanted, True), f"{VARIABLE} asks for it"

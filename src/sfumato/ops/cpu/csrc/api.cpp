@@ -19,17 +19,26 @@ namespace {
 
 static_assert((int)S8 == (int)SF_SIGNED_BYTES, "the number in sfumato.h");
 
-const Level *level_of(int isa) {
-    if (sf_isa_available(isa) != 1) return nullptr;
+const Level &compiled(int isa) {
 #if defined(__x86_64__)
-    if (isa == SF_AVX2) return &AVX2_LEVEL;
-    if (isa == SF_AVX_VNNI) return &AVX_VNNI_LEVEL;
-    if (isa == SF_AVX512_VNNI || isa == SF_AVX512 || isa == SF_AMX) return &AVX512_LEVEL;
+    if (isa == SF_AVX2) return AVX2_LEVEL;
+    if (isa == SF_AVX_VNNI) return AVX_VNNI_LEVEL;
+    if (isa == SF_AVX512_VNNI || isa == SF_AVX512 || isa == SF_AMX) return AVX512_LEVEL;
 #elif defined(__aarch64__)
-    if (isa == SF_NEON || isa == SF_I8MM) return &NEON_LEVEL;
+    if (isa == SF_NEON || isa == SF_I8MM) return NEON_LEVEL;
 #endif
-    return &PORTABLE_LEVEL;
+    return PORTABLE_LEVEL;
 }
+
+// Whether the build has nothing for a level (left_out.cpp).
+bool left_out(int isa) {
+#if defined(__x86_64__)
+    if (isa == SF_AMX && !AMX_PRODUCTS.linear) return true;
+#endif
+    return !compiled(isa).pack;
+}
+
+const Level *level_of(int isa) { return sf_isa_available(isa) == 1 ? &compiled(isa) : nullptr; }
 
 const Products *products_of(int isa, int mode) {
     const Level *level = level_of(isa);
@@ -99,6 +108,11 @@ const Attention *attention_of(int isa) {
 }
 
 extern "C" int sf_version(void) { return SF_VERSION; }
+
+extern "C" int sf_isa_available(int isa) {
+    const int runs = processor_runs(isa);
+    return runs == 1 && left_out(isa) ? SF_LEFT_OUT : runs;
+}
 
 extern "C" int sf_kind(int type) { return format_of(type).kind; }
 

@@ -111,6 +111,9 @@ struct Level {
     Attention attention;  // without functions on a level that does not attend
 };
 
+// 1 or 0: whether this processor runs a level; -1: none of its family does.  By C's name, for setup.py.
+extern "C" int processor_runs(int isa);
+
 const Attention *attention_of(int isa);  // null where a level does not attend
 
 constexpr int64_t EXPERT_TOKENS = 64;  // of a task: few enough to share a busy expert out

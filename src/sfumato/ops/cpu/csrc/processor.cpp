@@ -1,6 +1,7 @@
 // What the processor and the system can run, asked for directly: compilers know the names of features
 // only from some version on (clang "f16c" from 19), and none of them asks the system for AMX's tiles.
 
+#include "level.h"
 #include "sfumato.h"
 
 #if defined(__x86_64__)
@@ -67,7 +68,7 @@ const Processor &processor() {
 
 extern "C" int sf_has_bf16(void) { return processor().bf16; }
 
-extern "C" int sf_isa_available(int isa) {
+extern "C" int processor_runs(int isa) {
     switch (isa) {
         case SF_PORTABLE: return 1;
         case SF_AVX2: return processor().avx2;
@@ -120,7 +121,7 @@ const Processor &processor() {
 
 extern "C" int sf_has_bf16(void) { return 0; }  // AVX512-BF16, which x86 alone has
 
-extern "C" int sf_isa_available(int isa) {
+extern "C" int processor_runs(int isa) {
     switch (isa) {
         case SF_PORTABLE: return 1;
         case SF_NEON: return processor().dot;
@@ -133,6 +134,6 @@ extern "C" int sf_isa_available(int isa) {
 
 extern "C" int sf_has_bf16(void) { return 0; }
 
-extern "C" int sf_isa_available(int isa) { return isa == SF_PORTABLE ? 1 : -1; }
+extern "C" int processor_runs(int isa) { return isa == SF_PORTABLE ? 1 : -1; }
 
 #endif

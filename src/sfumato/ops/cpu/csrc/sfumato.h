@@ -50,7 +50,9 @@ enum { SF_MODE_INT8 = 0, SF_MODE_BF16 = 1 };          /* what activations are ro
 enum { SF_GELU = 0, SF_SILU = 1 };
 
 SF_API int sf_version(void);
-/* 1: this processor runs it; 0: it does not; -1: not in this build. */
+/* 1: this processor runs it; 0: it does not; -1: no processor of its family does; SF_LEFT_OUT: this one
+ * would, but the library was compiled without it. */
+enum { SF_LEFT_OUT = 2 };
 SF_API int sf_isa_available(int isa);
 /* Gives the library the threads of an OpenMP runtime, by its functions: SF_GOMP takes GOMP_parallel,
  * GOMP_barrier, omp_get_thread_num and omp_get_num_threads; SF_KMPC takes __kmpc_fork_call, __kmpc_barrier,
