@@ -56,6 +56,8 @@ def test_what_passed_failed_and_was_not_tested_on_a_gpu(monkeypatch: pytest.Monk
     monkeypatch.setattr(self_test, "_failed", {GPU: failed})
     assert served(GPU, "rms_norm") == Path("rms_norm", "Triton", "passed its test here")
     assert served(GPU, "route") == Path("route", "torch", "it differs by 0.3")
+    monkeypatch.setitem(self_test._passed, GPU, self_test._passed[GPU] | {"prepare_heads"})
+    assert served(GPU, "prepare_heads").reason == "for networks that norm values, else torch"
     assert served(GPU, "move_rows").reason == "its kernels have not been tested yet"
     why = "for weights in planes, else torch: its kernels have not been tested yet"
     assert served(GPU, "linear") == Path("linear", "Triton", why)  # of floats, that is

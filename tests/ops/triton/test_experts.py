@@ -10,6 +10,7 @@ from tests.support.kernels import close, interpreted, poisoned
 from torch import Tensor
 
 from sfumato.ops import reference
+from sfumato.ops.reference import Gating
 
 pytestmark = interpreted
 
@@ -30,8 +31,13 @@ def choice(tokens: int, k: int, favourite: float = 0.0) -> tuple[Tensor, Tensor]
     return chosen, shares
 
 
-@pytest.mark.parametrize(("tokens", "k", "favourite"), [(1, 1, 0.0), (5, 2, 0.0), (70, 1, 1e3)])
-def test_mixtures_are_those_of_the_reference(tokens: int, k: int, favourite: float) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "k", "favourite", "gating"),
+    [(1, 1, 0.0, "silu"), (5, 2, 0.0, "gelu"), (70, 1, 1e3, "silu")],
+)
+def test_mixtures_are_those_of_the_reference(
+    tokens: int, k: int, favourite: float, gating: Gating
+) -> None:
     from sfumato.ops.triton.experts import experts
 
     x, (gate_up, down), (chosen, shares) = (
@@ -40,8 +46,8 @@ def test_mixtures_are_those_of_the_reference(tokens: int, k: int, favourite: flo
         choice(tokens, k, favourite),
     )
     wide = (each.double() for each in (gate_up, down))
-    expected = reference.experts.reference(x.double(), chosen, shares, *wide)
-    close(experts(x, chosen, shares, gate_up, down), expected)
+    expected = reference.experts.reference(x.double(), chosen, shares, *wide, gating)
+    close(experts(x, chosen, shares, gate_up, down, gating), expected)
 
 
 def test_every_element_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +102,7 @@ def test_what_it_does_not_take_is_left_to_torch() -> None:
     x, (gate_up, down), (chosen, shares) = torch.randn(4, HIDDEN), weights(), choice(4, 1)
     serves = TWINS["experts"].serves
     assert serves(x, chosen, shares, gate_up, down, "gelu")
-    assert not serves(x, chosen, shares, gate_up, down, "silu")
+    assert serves(x, chosen, shares, gate_up, down, "silu")
     assert not serves(x, chosen.int(), shares, gate_up, down, "gelu")
     assert not serves(x.bfloat16(), chosen, shares, gate_up.bfloat16(), down.bfloat16(), "gelu")
     assert not serves(x, chosen, shares, gate_up.transpose(1, 2), down, "gelu")

@@ -86,7 +86,7 @@ def passed(small_tiles: Any) -> Passed:
 def test_statistics_are_those_of_the_reference(passed: Passed, position: int) -> None:
     out, expected = passed.out, passed.expected
     assert out.drawn[position] == expected.drawn[position]
-    for name in ("entropy", "top_probs", "soft"):
+    for name in ("entropy", "top_probs", "soft", "drawn_probs"):
         close(getattr(out, name)[position], getattr(expected, name)[position], 1e-5)
     # Torch rounds equal rows of the embedding differently: their order is another.
     assert set(out.top_ids[position].tolist()) == set(expected.top_ids[position].tolist())
@@ -131,7 +131,7 @@ def test_what_is_not_read_is_left_out(passed: Passed) -> None:
     hidden, weight, temperature, uniform = passed.inputs
     inputs = hidden[which], weight, temperature[which], uniform[which]
     out = vocabulary_head(*inputs, SOFTCAP, None, torch.tensor([True, True, True, False]))
-    for name in ("argmax", "drawn", "entropy", "top_ids", "top_probs", "soft"):
+    for name in ("argmax", "drawn", "drawn_probs", "entropy", "top_ids", "top_probs", "soft"):
         value, expected = getattr(out, name), getattr(passed.out, name)
         assert not value[:3].any() and torch.equal(value[3], expected[PLAIN]), name
 
@@ -161,7 +161,9 @@ def test_draws_are_equal_given_equal_masses() -> None:
     uniform = torch.tensor([0.0, 1 - 2.0**-53, 0, 0], dtype=torch.float64)
     uniform[2:] = (ends / ends[:, -1:])[2:, 1]  # the next block with any mass is the fourth
     block, _ = locate(sums, uniform)
-    numbers = {name: torch.empty(positions) for name in ("entropy", "peaks", "totals")}
+    numbers = {
+        name: torch.empty(positions) for name in ("drawn_probs", "entropy", "peaks", "totals")
+    }
     ids = {name: torch.zeros(positions, dtype=torch.int64) for name in ("argmax", "drawn")}
     empty = torch.empty(0, dtype=torch.int64)
     weight = torch.zeros(blocks * BLOCK, 8)  # all tokens of a block are equally probable

@@ -94,10 +94,9 @@ def test_vocabulary_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     others = temperature, uniform, 30.0, None, 4096, None
     taken = workspace("vocabulary_pass", states, weight, *others)
     # Beside the results that the operation gives there are the peak and the total of each
-    # position, and which positions are not read; the probability of what is drawn, a result, is
-    # made when the rest is free again.
+    # position, and which positions are not read.
     predicted = workspaces.head_bytes(positions, vocab, hidden, FLOAT, CPU)
-    assert taken == predicted + (2 - 1) * temperature.nbytes + positions
+    assert taken == predicted + 2 * temperature.nbytes + positions
     mass = states, weight, torch.tensor([[1, 2]] * positions), 30.0, 4096, None
     assert workspace("vocabulary_mass", *mass) <= taken
     monkeypatch.setattr(workspaces, "GROUP", positions)

@@ -58,6 +58,13 @@ OPERATIONS = {
 """The module whose `TWINS` has each operation, and the form of weight that it serves; with weights
 of which formats besides: `planes.OPERATIONS`."""
 
+_LIMITS = {
+    "move_rows": "canvases of random tokens, `EntropyBound` and a built-in stopping rule",
+    "prepare_heads": "networks that norm values",
+    "route": "routers with scales, whose shares sum to 1",
+}
+"""Which calls of an operation its kernels take alone."""
+
 _NOTES = {
     FLOAT: "weights of floats",
     PLANES: "weights in planes",
@@ -192,7 +199,8 @@ def _register(operation: str, form: str, known: Iterable[str] = ("",)) -> None:
         reasons = [self_test.refusal(name, device) for name in every]
         return "" if "" in reasons else reasons[0]
 
-    register: Any = twin(operation, "cuda", form, serves, TRITON, refusal, _NOTES[form])
+    note = _LIMITS.get(operation, _NOTES[form])
+    register: Any = twin(operation, "cuda", form, serves, TRITON, refusal, note)
     register(function)
 
 

@@ -150,10 +150,12 @@ def _gate_up(
     x: tl.tensor, x_scales: tl.tensor, weight: tl.tensor, scales: tl.tensor, order: tl.tensor,
     starts: tl.tensor, activated: tl.tensor,
     EXPERTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr, CHOSEN: tl.constexpr,
-    HIDDEN: tl.constexpr, INNER: tl.constexpr, FORMAT: tl.constexpr, OUT: tl.constexpr,
-    TOKENS: tl.constexpr, IN: tl.constexpr, UPCAST: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    HIDDEN: tl.constexpr, INNER: tl.constexpr, SILU: tl.constexpr, FORMAT: tl.constexpr,
+    OUT: tl.constexpr, TOKENS: tl.constexpr, IN: tl.constexpr, UPCAST: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """activated [assignments by expert, INNER] = gelu(gate) · up of x [tokens, HIDDEN].
+    """activated [assignments by expert, INNER] = f(gate) · up of x [tokens, HIDDEN], where f is
+    silu or gelu.
 
     weight [EXPERTS · 2 · INNER, HIDDEN], an expert's gate rows before its up rows; scales: of its
     rows, and x_scales of the tokens, where these are codes. A program makes OUT columns of at most
@@ -186,7 +188,7 @@ def _gate_up(
     rows = row + tl.arange(0, OUT)
     gates = scaled(gate, scales, expert * (2 * INNER), rows, INNER, x_scales, token, mine)
     ups = scaled(up, scales, expert * (2 * INNER) + INNER, rows, INNER, x_scales, token, mine)
-    value = _gelu(gates) * ups
+    value = (gates * tl.sigmoid(gates) if SILU else _gelu(gates)) * ups
     target = activated + places.to(tl.int64)[:, None] * INNER + rows[None, :]
     tl.store(target, value.T, mask=mine[:, None] & (rows < INNER)[None, :])
 
@@ -265,7 +267,8 @@ GATE_UP = of_forms(
             "starts": "*i32:16",
             "activated": "*bf16:16",
         },
-        {**_SIZES, "CHOSEN": 8},
+        {**_SIZES, "CHOSEN": 8, "SILU": False},
+        shapes={"silu": {"SILU": True}},
     ),
     *("HIDDEN", "Q4_K", "x"),
 )
@@ -326,6 +329,7 @@ def experts(
     activated = x.new_empty(assignments, inner)
     given, scales = first.multiplied(x)
     more = {"x": given, "x_scales": scales, "activated": activated, "CHOSEN": k}
+    more["SILU"] = gating == "silu"
     _multiply(GATE_UP, first, use, inner, both | more)
     # Codes end before the parts begin, and the activated products once they are codes.
     del more
@@ -384,7 +388,7 @@ def most_tiles(count: int, experts: int, tile: int) -> int:
 def _serves(
     x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Stored, down: Stored, gating: Gating
 ) -> bool:
-    return gating == "gelu" and chosen.dtype == torch.int64 and multiplies(x, gate_up, down)
+    return chosen.dtype == torch.int64 and multiplies(x, gate_up, down)
 
 
 _BETWEEN = 0.02

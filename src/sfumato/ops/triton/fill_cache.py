@@ -101,7 +101,8 @@ def _wanted(job: Job, device: torch.device, formats: Collection[str]) -> bool:
     """Whether a device launches this with the tiles that serve there, of weights of formats."""
     kernel = all_kernels()[job.kernel]
     tile = candidates(job.kernel, job.target)[job.use][job.candidate]
-    if tile != tile_for(job.kernel, device, job.use):
+    of_others = kernel.as_variant(job.variant).sizes.get("SILU")  # no network of these sizes
+    if of_others or tile != tile_for(job.kernel, device, job.use):
         return False
     if kernel.format:
         return kernel.format in formats

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sfumato.ops import reference
-from sfumato.ops.online_softmax import BLOCK, TOP, Bans, probs_of
+from sfumato.ops.online_softmax import BLOCK, TOP, Bans
 from sfumato.ops.triton.head_kernels import (
     BLOCK_STATISTICS,
     EMBED_CHUNK,
@@ -56,6 +56,7 @@ class HeadResult:
 
     argmax: Tensor  # int64 [positions]
     drawn: Tensor  # int64 [positions]
+    drawn_probs: Tensor  # float32 [positions]
     entropy: Tensor  # float32 [positions]
     top_ids: Tensor  # int64 [positions, TOP]
     top_probs: Tensor  # float32 [positions, TOP]
@@ -67,11 +68,10 @@ class HeadResult:
     def empty(cls, hidden: Tensor) -> HeadResult:
         count, device = len(hidden), hidden.device
         ids = torch.empty(count, dtype=torch.int64, device=device)
-        numbers = torch.empty(count, device=device)
         return cls(
             ids,
             torch.empty_like(ids),
-            numbers,
+            *torch.empty(2, count, device=device).unbind(),
             torch.empty(count, TOP, dtype=torch.int64, device=device),
             torch.empty(count, TOP, device=device),
             torch.empty_like(hidden),
@@ -128,10 +128,7 @@ def vocabulary_pass(
     out = vocabulary_head(hidden, weight, temperature, uniform, softcap, bans, done)
     named = min(TOP, weight.shape[0])
     top_ids, top_probs = out.top_ids[:, :named], out.top_probs[:, :named]
-    products = own_scores(hidden.float(), weight, out.drawn[:, None])[:, 0]
-    scores = ((products / softcap).tanh() * softcap if softcap else products) / temperature
-    probs = probs_of(out.drawn, scores, out.peak, out.total, top_ids, top_probs)
-    return out.argmax, out.drawn, out.entropy, top_ids, top_probs, out.soft, probs
+    return out.argmax, out.drawn, out.entropy, top_ids, top_probs, out.soft, out.drawn_probs
 
 
 def _banned(bans: Bans | None, at: slice) -> Bans | None:
@@ -267,6 +264,7 @@ class _Pass:
             uniform=uniform.contiguous(),
             argmax=result.argmax,
             drawn=result.drawn,
+            drawn_probs=result.drawn_probs,
             entropy=result.entropy,
             peaks=result.peak,
             totals=result.total,
@@ -377,7 +375,8 @@ def vocabulary_mass(
     ones = torch.ones(len(hidden), device=hidden.device)
     out = vocabulary_head(hidden, weight, ones, ones.double(), softcap, masses=False)
     scores = own_scores(hidden.float(), weight, ids)
-    return (scores / softcap).tanh() * softcap, out.peak, out.total, out.argmax
+    scores = (scores / softcap).tanh() * softcap if softcap else scores
+    return scores, out.peak, out.total, out.argmax
 
 
 def _serves(
@@ -443,6 +442,7 @@ def _check_vocabulary(hidden: Tensor, weight: Tensor | PlaneTensor) -> None:
     assert_close(out.entropy, -(share * share.log()).sum(dim=1), 1e-3)
     top = share.topk(TOP, dim=1)[0]
     assert_close(out.top_probs, top, 1e-3)
+    assert_close(out.drawn_probs, share.gather(1, drawn[:, None])[:, 0], 1e-3)
     soft = share @ weight.double() * weight.shape[1] ** 0.5
     assert_close(out.soft, soft, 2 * error_bound(dtype))
 

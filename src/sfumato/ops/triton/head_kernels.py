@@ -389,9 +389,11 @@ def block_scores(
 def store_top(
     top: tl.tensor, top_ids: tl.tensor, out_ids: tl.tensor, out_probs: tl.tensor,
     position: tl.tensor, vocab: tl.tensor, peak: tl.tensor, total: tl.tensor,
+    token: tl.tensor, prob: tl.tensor,
     TOP: tl.constexpr,
-) -> None:  # fmt: skip
-    """Stores the most probable tokens, the best first; of equal ones the lowest id."""
+) -> tl.tensor:  # fmt: skip
+    """Stores the most probable tokens, the best first; of equal ones the lowest id. Returns the
+    probability of a token as `online_softmax.probs_of`: `prob`, where it is none of these."""
     slot = tl.arange(0, TOP)
     score = tl.load(top + position * TOP + slot)
     ids = tl.load(top_ids + position * TOP + slot)
@@ -405,6 +407,12 @@ def store_top(
     tl.store(out_ids + position * TOP + rank, tl.where(known, ids, 0).to(tl.int64))
     probs = tl.where(known, tl.exp(score - peak) / total, 0.0)
     tl.store(out_probs + position * TOP + rank, probs)
+    is_token = known & (ids == token)
+    least = tl.min(tl.where(known, probs, 1.0))
+    other = tl.minimum(prob, least, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where(
+        tl.sum(is_token.to(tl.int32)) > 0, tl.sum(tl.where(is_token, probs, 0.0)), other
+    )
 
 
 @triton.jit
@@ -428,13 +436,14 @@ def store_soft(
 
 @triton.jit
 def store_zeros(
-    argmax: tl.tensor, drawn: tl.tensor, entropy: tl.tensor, out_ids: tl.tensor,
-    out_probs: tl.tensor, out_soft: tl.tensor, position: tl.tensor,
+    argmax: tl.tensor, drawn: tl.tensor, drawn_probs: tl.tensor, entropy: tl.tensor,
+    out_ids: tl.tensor, out_probs: tl.tensor, out_soft: tl.tensor, position: tl.tensor,
     HIDDEN: tl.constexpr, TOP: tl.constexpr, DEPTH: tl.constexpr,
 ) -> None:  # fmt: skip
     """Stores zeros for a position whose results are not read."""
     tl.store(argmax + position, 0)
     tl.store(drawn + position, 0)
+    tl.store(drawn_probs + position, 0.0)
     tl.store(entropy + position, 0.0)
     slot = position * TOP + tl.arange(0, TOP)
     tl.store(out_ids + slot, tl.zeros((TOP,), tl.int64))
@@ -448,8 +457,8 @@ def store_zeros(
 @triton.jit(
     do_not_specialize=[
         "temperature", "done", "uniform", "ban_ids", "ban_limits", "ban_row", "ban_place",
-        "argmax", "drawn", "entropy", "peaks", "totals", "out_ids", "out_probs", "vocab",
-        "positions", "blocks", "bans"
+        "argmax", "drawn", "drawn_probs", "entropy", "peaks", "totals", "out_ids", "out_probs",
+        "vocab", "positions", "blocks", "bans"
     ]
 )  # fmt: skip
 def finish_head(
@@ -457,9 +466,10 @@ def finish_head(
     uniform: tl.tensor, ban_ids: tl.tensor, ban_limits: tl.tensor, ban_row: tl.tensor,
     ban_place: tl.tensor, block_max: tl.tensor, block_sum: tl.tensor, block_shifted: tl.tensor,
     block_best: tl.tensor, soft: tl.tensor, top: tl.tensor, top_ids: tl.tensor, argmax: tl.tensor,
-    drawn: tl.tensor, entropy: tl.tensor, peaks: tl.tensor, totals: tl.tensor, out_ids: tl.tensor,
-    out_probs: tl.tensor, out_soft: tl.tensor, vocab: tl.tensor, positions: tl.tensor,
-    blocks: tl.tensor, bans: tl.tensor, softcap: tl.tensor, root: tl.tensor,
+    drawn: tl.tensor, drawn_probs: tl.tensor, entropy: tl.tensor, peaks: tl.tensor,
+    totals: tl.tensor, out_ids: tl.tensor, out_probs: tl.tensor, out_soft: tl.tensor,
+    vocab: tl.tensor, positions: tl.tensor, blocks: tl.tensor, bans: tl.tensor,
+    softcap: tl.tensor, root: tl.tensor,
     HIDDEN: tl.constexpr, BLOCKS: tl.constexpr, SPLITS: tl.constexpr, TOP: tl.constexpr,
     DEPTH: tl.constexpr, FORMAT: tl.constexpr, MASSES: tl.constexpr, UPCAST: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
@@ -467,17 +477,19 @@ def finish_head(
     """The statistics of one position of a pass that has ended.
 
     Grid: (positions,).  What the chunks left: see above; uniform float64 [positions].
-    Writes argmax and drawn int64, entropy, peaks (the highest score) and totals (Σ e^(s - peak))
-    float32 [positions], out_ids int64 and out_probs float32 [positions, TOP], out_soft [positions,
-    HIDDEN].  MASSES false: argmax, entropy, peaks and totals alone.  Every id is one of the
-    vocabulary, even where the scores are no numbers.  Results of positions that are done are zeros.
+    Writes argmax and drawn int64, drawn_probs, entropy, peaks (the highest score) and totals
+    (Σ e^(s - peak)) float32 [positions], out_ids int64 and out_probs float32 [positions, TOP],
+    out_soft [positions, HIDDEN].  MASSES false: argmax, entropy, peaks and totals alone.  Every id
+    is one of the vocabulary, even where the scores are no numbers.  Results of positions that are
+    done are zeros.
     """
     weight = as_weight(weight, vocab, HIDDEN, BLOCK, DEPTH, FORMAT, DESCRIPTORS)
     position = tl.program_id(0)
     if tl.load(done + position) != 0:
         store_zeros(
-            argmax, drawn, entropy, out_ids, out_probs, out_soft, position, HIDDEN, TOP, DEPTH
-        )
+            argmax, drawn, drawn_probs, entropy, out_ids, out_probs, out_soft, position, HIDDEN,
+            TOP, DEPTH
+        )  # fmt: skip
         return
     peak, total, spread, best, mass = distribution(
         position, blocks, block_max, block_sum, block_shifted, block_best, BLOCKS
@@ -492,9 +504,15 @@ def finish_head(
             hidden, weight, temperature, ban_ids, ban_limits, ban_row, ban_place, position, block,
             vocab, bans, softcap, HIDDEN, DEPTH, FORMAT,
         )  # fmt: skip
-        token = block * BLOCK + token_of(scores, inside)
-        tl.store(drawn + position, tl.minimum(token, vocab - 1).to(tl.int64))
-        store_top(top, top_ids, out_ids, out_probs, position, vocab, peak, total, TOP)
+        place = token_of(scores, inside)
+        token = tl.minimum(block * BLOCK + place, vocab - 1)
+        tl.store(drawn + position, token.to(tl.int64))
+        score = tl.sum(tl.where(tl.arange(0, BLOCK) == place, scores, 0.0))
+        prob = store_top(
+            top, top_ids, out_ids, out_probs, position, vocab, peak, total, token,
+            tl.exp(score - peak) / total, TOP,
+        )  # fmt: skip
+        tl.store(drawn_probs + position, prob)
         store_soft(soft, out_soft, position, positions, total, root, HIDDEN, SPLITS, DEPTH)
 
 
@@ -560,6 +578,7 @@ FINISH_HEAD = of_forms(
             "uniform": "*fp64",
             "argmax": "*i64",
             "drawn": "*i64",
+            "drawn_probs": "*fp32",
             "entropy": "*fp32",
             "peaks": "*fp32",
             "totals": "*fp32",

@@ -64,7 +64,7 @@ class Kernel:
 
     variants: by a name, sizes that differ where the kernel also serves so and its code differs.
     shapes: by a name, other sizes that the kernel has in the 26B-A4B, with the same code, or with
-    such as unpacks the numbers of another cache.
+    such as unpacks the numbers of another cache; or what it has in other networks.
     columns: of a kernel that reads planes, which constant is the number of their columns.
     format: of a kernel of one format of weights alone, its name.
     """
