@@ -29,7 +29,8 @@ def capped(products: tl.tensor, softcap: tl.tensor, temperature: tl.tensor) -> t
     """softcap · tanh(products / softcap) / temperature, or products / temperature where the softcap
     is 0; float32."""
     # tanh by an exponential: its error, 1e-7 of the softcap, is that of the products' rounding.
-    bent = 1.0 - 2.0 / (tl.exp(products * (2.0 / softcap)) + 1.0)
+    steep = 2.0 / tl.where(softcap == 0.0, 1.0, softcap)  # what is not taken divides by no 0
+    bent = 1.0 - 2.0 / (tl.exp(products * steep) + 1.0)
     scores = tl.where(softcap == 0.0, products, bent * softcap)
     return tl.maximum(scores / temperature, BANNED, propagate_nan=tl.PropagateNan.ALL)
 
