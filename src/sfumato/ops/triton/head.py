@@ -68,10 +68,12 @@ class HeadResult:
     def empty(cls, hidden: Tensor) -> HeadResult:
         count, device = len(hidden), hidden.device
         ids = torch.empty(count, dtype=torch.int64, device=device)
+        numbers = torch.empty(count, device=device)
         return cls(
             ids,
             torch.empty_like(ids),
-            *torch.empty(2, count, device=device).unbind(),
+            torch.empty_like(numbers),
+            numbers,
             torch.empty(count, TOP, dtype=torch.int64, device=device),
             torch.empty(count, TOP, device=device),
             torch.empty_like(hidden),
