@@ -1,6 +1,6 @@
 """A forward and a prompt's chunk over a cache of each type, interleaved: time and memory.
 
-    .venv/bin/python benchmarks/narrow_cache.py [--before OLD/src] [--preset 180m] [--dtype bf16]
+    .venv/bin/python -m benchmarks.narrow_cache [--before OLD/src] [--preset 180m] [--dtype bf16]
         [--isa avx2] [--prefix 4096] [--rounds 7]
 
 Each version of the source (that of --before with its compiled library, and this one) and each cache
@@ -18,10 +18,11 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+from benchmarks.turns import Contender, in_turns
 
 WORKER = """
 import ctypes, json, sys, time
@@ -65,49 +66,30 @@ for line in sys.stdin:
 """
 
 
-class Case:
-    """One version and cache type in a process of its own, which measures rounds on request."""
+class Case(Contender):
+    """One version and cache type."""
 
     def __init__(self, version: str, source: Path, cache: str, options: argparse.Namespace) -> None:
         self.version, self.cache = version, cache
         isa = {"SFUMATO_ISA": options.isa} if options.isa else {}
         sizes = options.threads, options.prefix, options.chunk, options.steps
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, options.preset, options.dtype, cache, *map(str, sizes)],
-            env=os.environ | {"PYTHONPATH": str(source), "OMP_WAIT_POLICY": "passive"} | isa,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+        environment = os.environ | {"PYTHONPATH": str(source), "OMP_WAIT_POLICY": "passive"} | isa
+        super().__init__(
+            WORKER, options.preset, options.dtype, cache, *sizes, environment=environment
         )
-        self.forwards: list[float] = []
-        self.chunks: list[float] = []
-        self.peaks: list[int] = []  # of the first round
-        self.slot = 0
 
-    def measure(self, keep: bool) -> None:
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        forwards, chunk, peaks, self.slot = json.loads(self._process.stdout.readline())
-        if keep:
-            self.forwards.append(statistics.median(forwards))
-            self.chunks.append(chunk)
-        self.peaks = self.peaks or peaks
-
-    def close(self) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
-        self._process.wait(60)
-
-    def figures(self) -> dict[str, Any]:
+    def figures(self, rounds: list[Any]) -> dict[str, Any]:
+        """rounds: of which the first warms up, and has the peaks."""
+        forwards, chunks, _, _ = zip(*rounds[1:], strict=True)
+        _, _, peaks, slot = rounds[0]
         return {
             "version": self.version,
             "cache": self.cache,
-            "forward_ms": round(statistics.median(self.forwards), 1),
-            "chunk_ms": round(statistics.median(self.chunks), 1),
-            "forward_mb": round(self.peaks[0] / 1e6, 1),
-            "chunk_mb": round(self.peaks[1] / 1e6, 1),
-            "slot_mb": round(self.slot / 1e6, 2),
+            "forward_ms": round(statistics.median(map(statistics.median, forwards)), 1),
+            "chunk_ms": round(statistics.median(chunks), 1),
+            "forward_mb": round(peaks[0] / 1e6, 1),
+            "chunk_mb": round(peaks[1] / 1e6, 1),
+            "slot_mb": round(slot / 1e6, 2),
         }
 
 
@@ -126,13 +108,10 @@ def main() -> None:
         sources = {"before": options.before} | sources
     kinds = [(version, source, cache) for version, source in sources.items()
              for cache in ("wide", "fp8", "q8_0")]  # fmt: skip
-    cases = [Case(*kind, options) for kind in kinds]
-    for number in range(options.rounds + 1):
-        for case in cases if number % 2 else cases[::-1]:
-            case.measure(keep=number > 0)
-    for case in cases:
-        case.close()
-    rows = [case.figures() for case in cases]
+    with ExitStack() as stack:
+        cases = [stack.enter_context(Case(*kind, options)) for kind in kinds]
+        taken = in_turns(cases, options.rounds)
+    rows = [case.figures(rounds) for case, rounds in zip(cases, taken, strict=True)]
     print(" | ".join(rows[0]))
     for row in rows:
         print(" | ".join(map(str, row.values())))

@@ -17,10 +17,11 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+from benchmarks.turns import Contender, in_turns
 
 WORKER = """
 import json, sys, time
@@ -76,8 +77,8 @@ for number, line in enumerate(sys.stdin):
 """
 
 
-class Version:
-    """A version of the source in a process of its own, which measures rounds on request."""
+class Version(Contender):
+    """A version of the source, whose rounds are lists of seconds."""
 
     def __init__(self, source: Path, model: str, options: argparse.Namespace, rows: int) -> None:
         figures = (options.threads, rows, options.steps)
@@ -85,54 +86,30 @@ class Version:
             "PYTHONPATH": str(source),
             "OMP_NUM_THREADS": str(options.threads),
         }
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                WORKER,
-                model,
-                options.dtype,
-                *map(str, (*figures, *options.prefixes)),
-            ],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.rounds: list[float] = []  # medians, in ms
-
-    def measure(self, keep: bool) -> None:
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        times = json.loads(self._process.stdout.readline())
-        if keep:
-            self.rounds.append(statistics.median(times) * 1e3)
-
-    def close(self) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
-        self._process.wait(60)
+        arguments = (model, options.dtype, *figures, *options.prefixes)
+        super().__init__(WORKER, *arguments, environment=environment)
 
 
 def compare(model: str, options: argparse.Namespace, rows: int) -> dict[str, Any]:
     """The figures of one model with so many rows."""
     sources = (options.before, options.after, options.before)
-    versions = before, after, again = [Version(source, model, options, rows) for source in sources]
-    for number in range(options.rounds + 1):
-        for version in versions if number % 2 else versions[::-1]:
-            version.measure(keep=number > 0)
-    for version in versions:
-        version.close()
+    with ExitStack() as stack:
+        versions = [
+            stack.enter_context(Version(source, model, options, rows)) for source in sources
+        ]
+        taken = in_turns(versions, options.rounds)
+    before, after, again = (
+        [1e3 * statistics.median(times) for times in rounds[1:]] for rounds in taken
+    )
 
-    def ratio(one: Version, other: Version) -> float:
-        return statistics.median(a / b for a, b in zip(one.rounds, other.rounds, strict=True))
+    def ratio(one: list[float], other: list[float]) -> float:
+        return statistics.median(a / b for a, b in zip(one, other, strict=True))
 
     return {
         "model": model,
         "rows": rows,
-        "before_ms": round(statistics.median(before.rounds + again.rounds), 2),
-        "after_ms": round(statistics.median(after.rounds), 2),
+        "before_ms": round(statistics.median(before + again), 2),
+        "after_ms": round(statistics.median(after), 2),
         "after/before": round((ratio(after, before) + ratio(after, again)) / 2, 3),
         "before/itself": round(ratio(again, before), 3),
     }

@@ -19,6 +19,8 @@ import subprocess
 import sys
 from contextlib import ExitStack
 
+from benchmarks.turns import Contender, in_turns
+
 _CHILD = """
 import json, sys, time
 import sfumato, torch
@@ -37,7 +39,6 @@ torch.set_num_threads(threads)
 length = one.network.config.canvas_length
 sampler = fixed_steps(steps).over(one.model.sampler_defaults)
 prompt = one.prompt_ids(64, 0)
-print("ready", flush=True)
 for line in sys.stdin:
     times, began = [], time.perf_counter()
     for event in generate(one.network, prompt, sampler, Limits(length, ()), seed=0):
@@ -73,18 +74,21 @@ def main() -> None:
     for model in args.models:
         with ExitStack() as stack:
             choices = [(n, wait) for n in args.threads for wait in args.waits]
-            children = {choice: _start(stack, model, args.steps, *choice) for choice in choices}
+            children = [
+                stack.enter_context(
+                    Contender(_CHILD, model, n, args.steps, environment=environment(wait))
+                )
+                for n, wait in choices
+            ]
+            for child in children:
+                child.measure()  # until the weights are made
             for _ in range(args.busy):
                 loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
                 stack.callback(loop.kill)
-            times: dict[tuple[int, str], list[float]] = {choice: [] for choice in choices}
-            for at in range(args.rounds + 1):
-                for choice, child in children.items():
-                    taken = _turn(child)
-                    if at:  # the first is to warm up
-                        times[choice] += taken
-        first = statistics.median(times[choices[0]])
-        for (n, wait), taken in times.items():
+            rounds = in_turns(children, args.rounds)
+        times = [[each for taken in own[1:] for each in taken] for own in rounds]
+        first = statistics.median(times[0])
+        for (n, wait), taken in zip(choices, times, strict=True):
             middle = statistics.median(taken)
             low, _, high = statistics.quantiles(taken, n=4)
             print(
@@ -92,31 +96,6 @@ def main() -> None:
                 f"(quartiles {1e3 * low:.2f} to {1e3 * high:.2f})  {middle / first:.2f}x",
                 flush=True,
             )
-
-
-def _start(
-    stack: ExitStack, model: str, steps: int, threads: int, wait: str
-) -> subprocess.Popen[str]:
-    child = subprocess.Popen(
-        [sys.executable, "-c", _CHILD, model, str(threads), str(steps)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(wait),
-    )
-    stack.callback(child.kill)
-    assert child.stdout is not None and child.stdout.readline() == "ready\n"
-    return child
-
-
-def _turn(child: subprocess.Popen[str]) -> list[float]:
-    import json
-
-    assert child.stdin is not None and child.stdout is not None
-    child.stdin.write("go\n")
-    child.stdin.flush()
-    taken: list[float] = json.loads(child.stdout.readline())
-    return taken
 
 
 if __name__ == "__main__":
