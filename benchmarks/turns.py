@@ -74,6 +74,7 @@ def in_turns(contenders: Sequence[Contender], rounds: int) -> list[list[Any]]:
     for number in range(rounds + 1):
         for own, contender in pairs if number % 2 else pairs[::-1]:
             own.append(contender.measure())
+        print(f"round {number} of {rounds}", file=sys.stderr, flush=True)
     return figures
 
 

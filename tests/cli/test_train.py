@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sfumato import SamplerConfig, SoftTopK
+from sfumato.train.evaluate import Score
 
 SCORES = {
-    "sudoku": {"tasks": 3, "exact": 1 / 3, "steps": 2.5, "most_steps": 4, "converged": 1.0},
-    "questions": {"tasks": 12, "exact": 1.0, "steps": 2.0, "most_steps": 2, "converged": 1.0},
+    "sudoku": asdict(Score(3, 1 / 3, 2.5, 4, 1.0, 7.5)),
+    "questions": asdict(Score(12, 1.0, 2.0, 2, 1.0, 6.0)),
 }
 
 

@@ -85,6 +85,7 @@ def test_min_tokens_are_honoured(model, sets):
     config = sfumato.SamplerConfig(min_tokens=least, max_steps=2)
     score = evaluate.evaluate(model, sets["questions"][:2], config)
     assert (score.exact, score.steps) == (0, 2)
+    assert least / 4 <= score.tokens_per_forward <= model.config.canvas_length / 2
 
 
 def test_a_greeting_gets_a_greeting_and_the_model_says_what_it_is(model):
@@ -99,7 +100,7 @@ def test_the_seed_draws_the_tasks_and_the_noise(monkeypatch):
         calls.append((tasks, seed))
         for _ in tasks:
             answered()
-        return evaluate.Score(len(tasks), 1.0, 2.0, 2, 1.0)
+        return evaluate.Score(len(tasks), 1.0, 2.0, 2, 1.0, 9.0)
 
     def decisions(model, cases, seed, answered):
         decided.append((cases, seed))
@@ -113,7 +114,7 @@ def test_the_seed_draws_the_tasks_and_the_noise(monkeypatch):
         def of_two(answered):
             answered()
             answered()
-            return evaluate.Score(2, 0.5, 2.0, 2, 1.0)
+            return evaluate.Score(2, 0.5, 2.0, 2, 1.0, 9.0)
 
         return {"fill": (2, of_two)}
 
@@ -138,7 +139,7 @@ def test_the_seed_draws_the_tasks_and_the_noise(monkeypatch):
 
 
 def test_the_table_has_a_line_for_every_set():
-    score = {"tasks": 3, "exact": 1.0, "steps": 2.0, "most_steps": 4, "converged": 1.0}
+    score = asdict(evaluate.Score(3, 1.0, 2.0, 4, 1.0, 9.0))
     lines = evaluate.table({"sudoku": score, "chat": score}).splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["sudoku", "chat"]
     assert "100.0%" in lines[1]

@@ -63,15 +63,20 @@ class Score:
     steps: float  # denoising steps per canvas, mean
     most_steps: int
     converged: float  # share of canvases that ended before the step cap
+    tokens_per_forward: float  # visible tokens over denoising steps, of all tasks
 
 
 def _score(accounts: Sequence[Account | Stats], right: Sequence[bool]) -> Score:
     """The figures of tasks, of which these are right."""
     steps = [count for account in accounts for count in account.steps]
     ends = [end for account in accounts for end in account.convergence]
-    converged = ends.count("converged") / len(ends)
     return Score(
-        len(right), sum(right) / len(right), sum(steps) / len(steps), max(steps), converged
+        tasks=len(right),
+        exact=sum(right) / len(right),
+        steps=sum(steps) / len(steps),
+        most_steps=max(steps),
+        converged=ends.count("converged") / len(ends),
+        tokens_per_forward=sum(account.output_tokens for account in accounts) / sum(steps),
     )
 
 

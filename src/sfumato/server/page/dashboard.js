@@ -59,6 +59,7 @@ function speed({ speeds, totals, history }) {
       'Canvas tokens per second, pauses included': number(speeds.canvas_tokens),
       'Milliseconds per step': number(speeds.ms_per_step),
       'Requests per step': number(speeds.rows_per_forward),
+      'Visible tokens per step of a request': speeds.steps ? number(speeds.output_tokens / speeds.steps) : '–',
     }),
     sparkline(history.canvas_tokens, GRAINS,
       `Canvas tokens per second, the last ${(GRAINS * history.grain_s) / 60} minutes`));
