@@ -243,7 +243,7 @@ def test_the_embedded_model_is_not_to_be_given_more_steps(
     path = tmp_path / "replay.html"
     done = cli("run", "Hi", "--replay", str(path))
     page = path.read_text("utf-8")
-    assert '"demonstration":"This demonstration model solves' in page
+    assert '"demonstration":"This demonstration model knows' in page
     assert '"remark":"This demonstration model cannot answer that."' in page
     assert (done.code, done.out) == (0, "bbl\n")
     assert done.err == "sfumato: hint: this demonstration model cannot answer that\n"

@@ -185,12 +185,15 @@ def answer(
                 if shown is not None:
                     display.show(shown)
                 if isinstance(event, Finished):
-                    for warning in event.reply.warnings:
-                        terminal.print_message("warning", warning)
-                    reply, interrupted = event.reply, presses.count > 0
-                    last = before.text if before and reply.stop_reason == "cancelled" else ""
-                    return Answer(reply, reply.text, interrupted, event.account, last)
-        raise AssertionError("a request ends in Finished or Failed")
+                    end = event
+                    break
+            else:
+                raise AssertionError("a request ends in Finished or Failed")
+        for warning in end.reply.warnings:  # below the text, whose last line has ended
+            terminal.print_message("warning", warning)
+        reply, interrupted = end.reply, presses.count > 0
+        last = before.text if before and reply.stop_reason == "cancelled" else ""
+        return Answer(reply, reply.text, interrupted, end.account, last)
     except KeyboardInterrupt:
         return Answer(None, "".join(committed), True, draft=draft.text if draft else "")
 
