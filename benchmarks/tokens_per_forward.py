@@ -32,18 +32,18 @@ from sfumato.train.embedded_data import evaluation_sets
 from sfumato.train.evaluate import evaluate
 
 SETS = ("sudoku_hard", "questions", "chat")
-_BOUNDS, _MOST = (0.01, 1.0), (4, 2, 1)
-_THRESHOLDS, _PACES = (0.3, 0.5, 0.7, 0.99), (8, 4, 2, 1)
+_BOUNDS, _MOST = (1.0,), (4, 2, 1)
+_THRESHOLDS, _PACES = (0.3, 0.7, 0.99), (4, 2, 1)
 SETTINGS: dict[str, Mapping[str, Mapping[str, Any]]] = {
     "embedded": {
         "as it is": {},
         **{f"entropy bound {bound}": {"entropy_bound": bound} for bound in _BOUNDS},
-        **{f"{n} steps at most": {"max_steps": n} for n in _MOST},
+        **{f"steps: {n} at most": {"max_steps": n} for n in _MOST},
     },
     "embedded-masks": {
         "as it is": {},
         **{f"threshold {value}": {"threshold": value} for value in _THRESHOLDS},
-        **{f"pace alone, {n} steps": {"threshold": 1.0, "max_steps": n} for n in _PACES},
+        **{f"pace alone, steps: {n}": {"threshold": 1.0, "max_steps": n} for n in _PACES},
     },
 }
 """Of each packaged model: options of a request, by their name in the table."""
