@@ -1,6 +1,7 @@
 """Every level's rate by format, beside torch's: the table that says which level is the better one.
 
     .venv/bin/python -m benchmarks.levels --threads 1
+    .venv/bin/python -m benchmarks.levels --beside LIBRARY     such as a wheel's
 
 Torch computes with the best that this processor has: MKL_ENABLE_INSTRUCTIONS=AVX2 limits it to what
 it would do on a processor with AVX2 alone.
@@ -8,14 +9,19 @@ Rates are in 10⁹ operations (two for each product) a second of processor time,
 rounds in which the levels take turns; torch multiplies the same matrix in float32.  A line of JSON
 ends the output.  A level that is slower than the one before it, or than torch where it is taken
 without being asked for, is named.
+
+Beside another library: this one's median seconds over the other's, whose calls take turns. Over 1
+the other one is faster.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -35,10 +41,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (1)")
     parser.add_argument("--rounds", type=int, default=7, help="the best of which counts (7)")
     parser.add_argument("--formats", nargs="+", default=WRITTEN, choices=WRITTEN)
+    parser.add_argument("--beside", type=Path, metavar="LIBRARY", help="compiled in another way")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     levels = {isa: loaded for isa in ISAS if (loaded := _available(isa)) is not None}
+    if args.beside:
+        return _beside(levels, args)
     print(f"{'format':8}{'rows':>6}{'torch':>10}" + "".join(f"{isa:>10}" for isa in levels))
     rates: dict[str, dict[str, float]] = {}
     for name in args.formats:
@@ -51,6 +60,33 @@ def main() -> None:
     for line in _slower(rates):
         print(line)
     print(json.dumps({"threads": args.threads, "shape": SHAPE, "gops": rates}))
+
+
+def _beside(levels: dict[str, Kernels], args: argparse.Namespace) -> None:
+    """The median seconds of this library over those of the other one, which takes turns with it."""
+    print(f"{'format':8}{'rows':>6}" + "".join(f"{isa:>13}" for isa in levels))
+    ratios: dict[str, dict[str, float]] = {}
+    for name in args.formats:
+        values = torch.randn(SHAPE)
+        weight = panels(quantize(values, FORMATS[name]).data, name, SHAPE, "int8")
+        for rows in ROWS:
+            x, ratio = torch.randn(rows, SHAPE[1]), ratios.setdefault(f"{name} {rows}", {})
+            for isa, own in levels.items():
+                other = choose(isa, args.beside)[0]
+                seconds: dict[Kernels | None, list[float]] = {own: [], other: []}
+                for _ in range(args.rounds):
+                    for chosen, taken in seconds.items():
+                        library.kernels = chosen
+                        start = time.process_time()
+                        kernels.linear(x, weight)
+                        taken.append(time.process_time() - start)
+                mine, theirs = (statistics.median(taken) for taken in seconds.values())
+                ratio[isa] = round(mine / theirs, 3)
+            print(f"{name:8}{rows:>6}" + "".join(f"{each:>13.2f}" for each in ratio.values()))
+    for isa in levels:
+        middle = statistics.median(each[isa] for each in ratios.values())
+        print(f"{isa}: {middle:.2f}, the median of all")
+    print(json.dumps({"threads": args.threads, "shape": SHAPE, "ratios": ratios}))
 
 
 def _available(isa: str) -> Kernels | None:

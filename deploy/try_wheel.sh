@@ -3,8 +3,8 @@
 #
 #     make test-wheel [RELEASE=bookworm]
 #
-# Needs to be root, debootstrap, the release's Python, and a wheel in dist/ (make wheels). What pip
-# installs is downloaded first, torch's build for CPUs where pip finds it; in the root pip has no index.
+# Needs to be root, debootstrap, and a wheel in dist/ (make wheels). What pip installs is downloaded
+# first, torch's build for CPUs where pip finds it; in the root pip has no index.
 set -eu
 cd "$(dirname "$0")/.."
 release=${RELEASE:-bookworm}
@@ -16,13 +16,17 @@ wheel=$(ls dist/*-manylinux_*_"$(uname -m)".whl)
 ! chroot "$root" sh -c 'command -v cc c++ gcc g++ clang' || { echo "it has a compiler" >&2; exit 1; }
 version=$(chroot "$root" python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 mkdir -p "$root/wheels"
-"${PYTHON:-python$version}" -m pip download -q --dest "$root/wheels" --find-links "$root/wheels" "$wheel"
+for glibc in $(seq 17 36); do tags="${tags:-} --platform manylinux_2_${glibc}_$(uname -m)"; done
+# shellcheck disable=SC2086
+"${PYTHON:-python3}" -m pip download -q --dest "$root/wheels" -c constraints.txt \
+    --find-links "$root/wheels" --only-binary :all: --python-version "$version" $tags --platform "manylinux2014_$(uname -m)" "$wheel"
 chroot "$root" python3 -m venv --clear /venv
 mount -t proc proc "$root/proc"
 trap 'umount "$root/proc"' EXIT
 start=$(date +%s)
 chroot "$root" /venv/bin/pip install -q --no-index --find-links /wheels sfumato
 chroot "$root" /venv/bin/sfumato demo --no-visual
-echo "$release: installed and shown in $(($(date +%s) - start)) s"
+echo "$release: installed and shown in $(($(date +%s) - start)) s; user and system seconds of the processor:"
+times | tail -n 1
 chroot "$root" /venv/bin/python -c \
     'from sfumato import ops; print(ops.backend); assert ops.backend.startswith("compiled")'

@@ -9,7 +9,7 @@ set -eu
 export DEBIAN_FRONTEND=noninteractive PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 ROOT=/opt/sfumato
 BUILD=/build
-PIP="$ROOT/bin/python -m pip install --quiet --root-user-action ignore -c $BUILD/pinned.txt"
+PIP="$ROOT/bin/python -m pip install --quiet --root-user-action ignore -c $BUILD/constraints.txt"
 
 install() {
     apt-get update -qq
@@ -21,8 +21,6 @@ case "$1" in
 torch)
     install ca-certificates g++ python3-venv
     python3 -m venv "$ROOT"
-    # torch's own metadata names the one Triton that goes with it.
-    grep -v '^triton==' "$BUILD/constraints.txt" > "$BUILD/pinned.txt"
     # PyPI's torch for Linux brings CUDA, some gigabytes; this index has the one without. What torch
     # needs comes from PyPI, in the versions of constraints.txt.
     [ "$2" = cuda ] || $PIP --no-deps --index-url "${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}" torch
