@@ -100,7 +100,7 @@ async function meetServer() {
     about = await props();
   } catch (error) {
     const isLoading = error.status === 503; // a model, perhaps for another client
-    say(error.status === 401 ? '' : isLoading ? error.message : 'server not reached', isLoading);
+    say(error.status === 401 ? '' : isLoading ? problem || error.message : 'server not reached', isLoading);
     if (isLoading) setTimeout(meetServer, AGAIN_MS);
     return;
   }
