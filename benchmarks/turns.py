@@ -6,6 +6,7 @@ alike. Knows no model and no figure.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -38,11 +39,9 @@ class Contender:
         """The figures of a round; line: what the program is asked for, where it asks. Raises
         SystemExit where the program has ended."""
         assert self._process.stdin and self._process.stdout
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and answers nothing
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # what it said stands in its standard error
         answer = self._process.stdout.readline()
         if not answer:
             raise SystemExit(f"a program has ended with exit code {self._process.wait(LIMIT_S)}")
@@ -58,12 +57,14 @@ class Contender:
 
     def __exit__(self, *_: object) -> None:
         """Lets the program end."""
-        assert self._process.stdin
-        self._process.stdin.close()
+        assert self._process.stdin and self._process.stdout
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
+        self._process.stdout.close()
 
 
 def in_turns(contenders: Sequence[Contender], rounds: int) -> list[list[Any]]:
