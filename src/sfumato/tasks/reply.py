@@ -540,6 +540,8 @@ class ReplyTask:
         kept = None if self._thoughts is None else self._thoughts.cut(added)
         if thought is None or thought.closes is None or kept is None:
             return None
+        if self.constrained is not None and not self.constrained.in_thought(added, kept):
+            return None
         tokens = len(self.reply) + kept + 1
         fits = self.plan.prompt_tokens + tokens + self.canvas_length <= self.plan.context
         stopped = limits.cut(self.reply, added[:kept]) is not None

@@ -433,6 +433,12 @@ class ConstrainedReply:
         writing.is_dead_end = not self._is_causal
         return writing
 
+    def in_thought(self, ids: list[int], at: int) -> bool:
+        """Whether that place of a canvas of these tokens is in a thought. Elsewhere a marker that
+        opens one is a token that the grammar does not allow."""
+        answer = self._reply.answer(ids)
+        return answer is None or at < answer
+
     def written(self, writing: CausalWriting) -> list[int]:
         """The tokens of a canvas whose writing is done."""
         self.report.causal_tokens += writing.written

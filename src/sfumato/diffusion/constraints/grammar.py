@@ -476,7 +476,7 @@ class GrammarState:
         """How the ids agree with the grammar that may follow what was taken."""
         ends = self.grammar.tokens.end_ids
         end = next((n for n, token in enumerate(ids) if token in ends), len(ids))
-        answer = self._answer(ids)
+        answer = self.answer(ids)
         if answer is None or answer > end:
             return Agreement(end, False)  # a reply may not end in its thought
         valid = answer + self.valid(ids[answer:end])
@@ -494,7 +494,7 @@ class GrammarState:
 
     def take(self, ids: list[int]) -> None:
         """Moves on by ids that are valid."""
-        answer = self._answer(ids)
+        answer = self.answer(ids)
         if answer is None:
             self.thinks = True
         elif ids:
@@ -522,7 +522,7 @@ class GrammarState:
             mask[self._thought[0]] = True
         return Continuation(forced, mask)
 
-    def _answer(self, ids: list[int]) -> int | None:
+    def answer(self, ids: list[int]) -> int | None:
         """Where the answer begins among ids that follow; None where it does not."""
         if self.thinks is False:
             return 0
