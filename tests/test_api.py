@@ -23,7 +23,7 @@ from tests.support.scripted_model import PIECES, TEMPLATE
 from tests.support.tiny_checkpoint import save_tiny_checkpoint
 
 import sfumato
-from sfumato import Done, Draft, Model, SamplerConfig
+from sfumato import Draft, Model, SamplerConfig
 from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.engine import EngineDead
@@ -276,17 +276,6 @@ def test_a_gguf_file(tmp_path: Path) -> None:
 # Replies of a real, if untrained, network.
 
 
-def test_a_reply_depends_on_its_seed_alone(model: Model) -> None:
-    def ids(**how: Any) -> list[int]:
-        return model.generate("Hi", max_tokens=40, sampler=TWO_STEPS, **how).token_ids
-
-    first = ids()
-    torch.manual_seed(1)  # torch's own generator has no say
-    assert ids() == ids(seed=0) == first
-    assert ids(seed=1) != first
-    assert ids(seed=2**64 - 1) != first
-
-
 def test_what_a_draft_holds(model: Model) -> None:
     (draft,) = (
         event
@@ -363,13 +352,6 @@ def test_no_stop_and_one_stop(model: Model) -> None:
     )
     cut = model.generate("Hi", sampler=TWO_STEPS, max_tokens=4, stop=plain.text[0])
     assert cut.stop_reason == "stop" and cut.text == ""
-
-
-def test_generate_is_the_last_event_of_stream(model: Model) -> None:
-    *_, last = model.stream("Hi", max_tokens=40, sampler=TWO_STEPS)
-    reply = model.generate("Hi", max_tokens=40, sampler=TWO_STEPS)
-    assert isinstance(last, Done)
-    assert replace(last.reply, stats=reply.stats) == reply
 
 
 def test_a_refusal_comes_with_the_call_and_not_with_the_first_event(model: Model) -> None:

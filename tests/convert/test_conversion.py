@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.support.gguf_files import gguf_config, random_state, write_gguf
 
-import sfumato
 import sfumato.convert as convert_module
 import sfumato.weights.files.gguf as write_gguf_module
 from sfumato.api import EMBEDDED
@@ -176,23 +175,6 @@ def test_another_alignment_is_not_kept(
     first, second = (open_checkpoint(tmp_path / f"{n}.gguf") for n in ("usual", "direct"))
     for name, info in first.tensors.items():
         assert info.offset == second.tensors[name].offset
-
-
-def test_the_embedded_model_says_the_same_after_a_round_trip(tmp_path: Path) -> None:
-    done = convert(EMBEDDED, tmp_path / "x.gguf", "bf16")
-    (note,) = done.notes
-    assert note.startswith("the 42 tensors of the vision tower are left out; `sfumato convert ")
-    convert(tmp_path / "x.gguf", tmp_path / "back")
-    question = {"prompt": "What is the capital of France?", "max_tokens": 32}
-    models = [
-        sfumato.load(path, device="cpu", dtype="float32")
-        for path in (EMBEDDED, tmp_path / "x.gguf", tmp_path / "back")
-    ]
-    first, *others = [model.generate(**question) for model in models]
-    assert first.text
-    assert [reply.token_ids for reply in others] == [first.token_ids] * 2
-    assert {model.end_ids for model in models} == {models[0].end_ids}
-    assert models[2].sampler_defaults == models[0].sampler_defaults
 
 
 def test_transformers_loads_what_was_a_gguf_file(folder: Path, tmp_path: Path) -> None:

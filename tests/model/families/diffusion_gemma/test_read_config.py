@@ -165,94 +165,97 @@ def with_rope(kind: str, rope: Any) -> dict[str, Any]:
     return config
 
 
-@pytest.mark.parametrize(
-    ("kind", "rope", "words"),
-    [
-        (F, {"rope_type": "yarn", "rope_theta": 1e6}, "rope_type 'yarn'"),
-        (F, {"rope_type": None, "rope_theta": 1e6}, "rope_type None"),
-        (F, {"partial_rotary_factor": 0.25, "rope_theta": 1e6}, "'default' with partial"),
-        (S, {"partial_rotary_factor": 0.5, "rope_theta": 1e4}, "'default' with partial"),
-        (F, {"rope_theta": 1e6, "partial_rotary_factor": 7}, "partial_rotary_factor 7"),
-        (F, {"rope_theta": 1e6, "partial_rotary_factor": None}, "partial_rotary_factor is null"),
-        (F, {"rope_type": "proportional", "rope_theta": 1e6, "factor": 8}, "factor 8"),
-        (F, {"rope_theta": "big"}, "full_attention: rope_theta is 'big'"),
-        (S, {"rope_theta": None}, "rope_parameters.sliding_attention: rope_theta is null"),
-        (S, {"rope_type": "default"}, "sliding_attention: rope_theta is missing"),
-        (F, {}, "full_attention: rope_theta is missing"),
-        (F, 3, "rope_parameters: full_attention is 3, not an object"),
-        (F, None, "rope_parameters: full_attention is null, not an object"),
-    ],
-)
-def test_refusals_of_rotary_parameters(kind: str, rope: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match="config.json: text_config.*" + words):
-        config_from_hf(with_rope(kind, rope))
+ROTARY: list[tuple[str, Any, str]] = [
+    (F, {"rope_type": "yarn", "rope_theta": 1e6}, "rope_type 'yarn'"),
+    (F, {"rope_type": None, "rope_theta": 1e6}, "rope_type None"),
+    (F, {"partial_rotary_factor": 0.25, "rope_theta": 1e6}, "'default' with partial"),
+    (S, {"partial_rotary_factor": 0.5, "rope_theta": 1e4}, "'default' with partial"),
+    (F, {"rope_theta": 1e6, "partial_rotary_factor": 7}, "partial_rotary_factor 7"),
+    (F, {"rope_theta": 1e6, "partial_rotary_factor": None}, "partial_rotary_factor is null"),
+    (F, {"rope_type": "proportional", "rope_theta": 1e6, "factor": 8}, "factor 8"),
+    (F, {"rope_theta": "big"}, "full_attention: rope_theta is 'big'"),
+    (S, {"rope_theta": None}, "rope_parameters.sliding_attention: rope_theta is null"),
+    (S, {"rope_type": "default"}, "sliding_attention: rope_theta is missing"),
+    (F, {}, "full_attention: rope_theta is missing"),
+    (F, 3, "rope_parameters: full_attention is 3, not an object"),
+    (F, None, "rope_parameters: full_attention is null, not an object"),
+]
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"_text_config": None}, "text_config is missing"),
-        ({"_tie_word_embeddings": False}, "tie_word_embeddings is False; only True"),
-        ({"tie_word_embeddings": None}, "tie_word_embeddings is null"),
-        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
-        ({"attention_bias": True}, "attention_bias is True"),
-        ({"attention_bias": None}, "attention_bias is null"),
-        ({"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
-        ({"num_experts": None}, "num_experts is null, not a positive integer"),
-        ({"vocab_size": 0}, "vocab_size is 0"),
-        ({"vocab_size": True}, "vocab_size is True"),
-        ({"hidden_size": 2**40}, "hidden_size is 1099511627776"),
-        ({"hidden_size": 2816.0}, "hidden_size is 2816.0"),
-        ({"_canvas_length": -1}, "canvas_length is -1"),
-        ({"_canvas_length": None}, "config.json: canvas_length is null"),
-        ({"max_position_embeddings": None}, "max_position_embeddings is null"),
-        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
-        ({"rms_norm_eps": 1e9}, "rms_norm_eps is 1000000000.0, not a number .* below 0.1"),
-        ({"rms_norm_eps": None}, "rms_norm_eps is null"),
-        ({"final_logit_softcapping": None}, "final_logit_softcapping is null"),
-        ({"final_logit_softcapping": "30"}, "final_logit_softcapping is '30'"),
-        ({"final_logit_softcapping": 0}, "final_logit_softcapping is 0"),
-        ({"num_hidden_layers": 10**9, "layer_types": None}, "num_hidden_layers is 1000000000"),
-        ({"num_hidden_layers": 29}, "layer_types must list 29"),
-        ({"layer_types": [S] * 29 + ["linear_attention"]}, r"layer_types\[29\] is 'linear"),
-        ({"layer_types": "all"}, "layer_types must list"),
-        ({"top_k_experts": 129}, "129 active experts of 128"),
-        ({"num_key_value_heads": 3}, "16 query heads cannot share 3"),
-        ({"head_dim": 255}, "head_dim 255 is not even"),
-        ({"sliding_window": 1}, "sliding_window"),
-        ({"per_layer_config": [1]}, r"per_layer_config is \[1\], not an object"),
-        ({"per_layer_config": {"05": 512}}, "per_layer_config: 05 is 512, not an object"),
-        (
-            {"per_layer_config": {"05": {"head_dim": "512"}}},
-            "05: head_dim is '512'",
-        ),
-        ({"per_layer_config": {"05": {"num_key_value_heads": 0}}}, "05: num_key_value_heads is 0"),
-        ({"per_layer_config": None}, "per_layer_config is null, not an object"),
-        ({"per_layer_config": {"30": {}}}, "per_layer_config: '30' is none of the 30 layers"),
-        ({"per_layer_config": {"": {}}}, "per_layer_config: '' is none of the 30 layers"),
-        ({"rope_parameters": None}, "rope_parameters is null, not an object"),
-        ({"rope_parameters": {}}, "rope_parameters: sliding_attention is missing"),
-        ({"rope_parameters": {S: {"rope_theta": 1e4}}}, "full_attention is missing"),
-        ({"eos_token_id": "</s>"}, "eos_token_id"),
-        ({"eos_token_id": [1, None]}, "eos_token_id"),
-        ({"eos_token_id": []}, r"eos_token_id is \[\]"),
-        ({"eos_token_id": 262144}, "eos_token_id is 262144, not .* below the vocab_size of 262144"),
-        ({"bos_token_id": "<bos>"}, "bos_token_id"),
-        ({"bos_token_id": [2, 3]}, r"bos_token_id is \(2, 3\), not one token id"),
-        ({"pad_token_id": -1}, "pad_token_id"),
-    ],
-)
-def test_refusals_name_the_field(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        config_from_hf(hf_with(**changes))
-    with pytest.raises(ConfigError, match=words):  # whatever the other file says of the ends
-        config_from_hf(hf_with(**changes), {"eos_token_id": [1]})
+def test_refusals_of_rotary_parameters() -> None:
+    for kind, rope, words in ROTARY:
+        with pytest.raises(ConfigError, match="config.json: text_config.*" + words):
+            config_from_hf(with_rope(kind, rope))
 
 
-@pytest.mark.parametrize("ends", ["x", -1, 1.0, True, [], [1, 262144], [[1]], {}])
-def test_end_tokens_of_the_generation_config(ends: Any) -> None:
-    with pytest.raises(ConfigError, match=r"generation_config\.json: eos_token_id is "):
-        config_from_hf(published(), {"eos_token_id": ends})
+FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"_text_config": None}, "text_config is missing"),
+    ({"_tie_word_embeddings": False}, "tie_word_embeddings is False; only True"),
+    ({"tie_word_embeddings": None}, "tie_word_embeddings is null"),
+    ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+    ({"attention_bias": True}, "attention_bias is True"),
+    ({"attention_bias": None}, "attention_bias is null"),
+    ({"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
+    ({"num_experts": None}, "num_experts is null, not a positive integer"),
+    ({"vocab_size": 0}, "vocab_size is 0"),
+    ({"vocab_size": True}, "vocab_size is True"),
+    ({"hidden_size": 2**40}, "hidden_size is 1099511627776"),
+    ({"hidden_size": 2816.0}, "hidden_size is 2816.0"),
+    ({"_canvas_length": -1}, "canvas_length is -1"),
+    ({"_canvas_length": None}, "config.json: canvas_length is null"),
+    ({"max_position_embeddings": None}, "max_position_embeddings is null"),
+    ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+    ({"rms_norm_eps": 1e9}, "rms_norm_eps is 1000000000.0, not a number .* below 0.1"),
+    ({"rms_norm_eps": None}, "rms_norm_eps is null"),
+    ({"final_logit_softcapping": None}, "final_logit_softcapping is null"),
+    ({"final_logit_softcapping": "30"}, "final_logit_softcapping is '30'"),
+    ({"final_logit_softcapping": 0}, "final_logit_softcapping is 0"),
+    ({"num_hidden_layers": 10**9, "layer_types": None}, "num_hidden_layers is 1000000000"),
+    ({"num_hidden_layers": 29}, "layer_types must list 29"),
+    ({"layer_types": [S] * 29 + ["linear_attention"]}, r"layer_types\[29\] is 'linear"),
+    ({"layer_types": "all"}, "layer_types must list"),
+    ({"top_k_experts": 129}, "129 active experts of 128"),
+    ({"num_key_value_heads": 3}, "16 query heads cannot share 3"),
+    ({"head_dim": 255}, "head_dim 255 is not even"),
+    ({"sliding_window": 1}, "sliding_window"),
+    ({"per_layer_config": [1]}, r"per_layer_config is \[1\], not an object"),
+    ({"per_layer_config": {"05": 512}}, "per_layer_config: 05 is 512, not an object"),
+    (
+        {"per_layer_config": {"05": {"head_dim": "512"}}},
+        "05: head_dim is '512'",
+    ),
+    ({"per_layer_config": {"05": {"num_key_value_heads": 0}}}, "05: num_key_value_heads is 0"),
+    ({"per_layer_config": None}, "per_layer_config is null, not an object"),
+    ({"per_layer_config": {"30": {}}}, "per_layer_config: '30' is none of the 30 layers"),
+    ({"per_layer_config": {"": {}}}, "per_layer_config: '' is none of the 30 layers"),
+    ({"rope_parameters": None}, "rope_parameters is null, not an object"),
+    ({"rope_parameters": {}}, "rope_parameters: sliding_attention is missing"),
+    ({"rope_parameters": {S: {"rope_theta": 1e4}}}, "full_attention is missing"),
+    ({"eos_token_id": "</s>"}, "eos_token_id"),
+    ({"eos_token_id": [1, None]}, "eos_token_id"),
+    ({"eos_token_id": []}, r"eos_token_id is \[\]"),
+    ({"eos_token_id": 262144}, "eos_token_id is 262144, not .* below the vocab_size of 262144"),
+    ({"bos_token_id": "<bos>"}, "bos_token_id"),
+    ({"bos_token_id": [2, 3]}, r"bos_token_id is \(2, 3\), not one token id"),
+    ({"pad_token_id": -1}, "pad_token_id"),
+]
+
+
+def test_refusals_name_the_field() -> None:
+    for changes, words in FIELDS:
+        with pytest.raises(ConfigError, match=words):
+            config_from_hf(hf_with(**changes))
+        with pytest.raises(ConfigError, match=words):  # whatever the other file says of the ends
+            config_from_hf(hf_with(**changes), {"eos_token_id": [1]})
+
+
+ENDS: list[Any] = ["x", -1, 1.0, True, [], [1, 262144], [[1]], {}]
+
+
+def test_end_tokens_of_the_generation_config() -> None:
+    for ends in ENDS:
+        with pytest.raises(ConfigError, match=r"generation_config\.json: eos_token_id is "):
+            config_from_hf(published(), {"eos_token_id": ends})
 
 
 def test_null_where_transformers_writes_it() -> None:
@@ -268,36 +271,36 @@ def test_null_where_transformers_writes_it() -> None:
 PREFIX = "diffusion-gemma."
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        (PREFIX + "block_count", ..., "block_count is missing"),
-        (PREFIX + "block_count", 10**9, "layers; that is no real checkpoint"),
-        (PREFIX + "block_count", 2, "must list 2 values"),
-        (PREFIX + "attention.head_count_kv", "8", "head_count_kv must list"),
-        (PREFIX + "attention.head_count_kv", [2, "x", 1], "head_count_kv"),
-        (PREFIX + "attention.head_count_kv", [2, 2, 0], "layer 2"),
-        (PREFIX + "attention.sliding_window_pattern", 6, "sliding_window_pattern must list"),
-        (PREFIX + "attention.shared_kv_layers", 2, "shared KV layers"),
-        (PREFIX + "attention.key_length", 31, "head_dim 31 is not even"),
-        (PREFIX + "embedding_length", -4, "embedding_length is -4"),
-        (PREFIX + "expert_used_count", 9, "9 active experts of 8"),
-        (PREFIX + "rope.freq_base", float("nan"), "freq_base is nan"),
-        (PREFIX + "attention.sliding_window", 1, "sliding_window"),
-        ("diffusion.canvas_length", 0, "diffusion.canvas_length is 0"),
-        (PREFIX + "attention.layer_norm_rms_epsilon", 1e9, "epsilon is 1000000000.0"),
-        ("tokenizer.ggml.eos_token_id", "x", "eos_token_id"),
-        ("tokenizer.ggml.eos_token_id", 97, "eos_token_id is 97, .* vocab_size of 97"),
-        ("tokenizer.ggml.bos_token_id", 1.5, "bos_token_id"),
-    ],
-)
-def test_gguf_refusals_name_the_key(key: str, value: Any, words: str) -> None:
-    metadata = gguf_metadata(gguf_config())
-    metadata[key] = value
-    if value is ...:
-        del metadata[key]
-    with pytest.raises(ConfigError, match=words):
-        config_from_gguf(metadata, 97)
+KEYS: list[tuple[str, Any, str]] = [
+    (PREFIX + "block_count", ..., "block_count is missing"),
+    (PREFIX + "block_count", 10**9, "layers; that is no real checkpoint"),
+    (PREFIX + "block_count", 2, "must list 2 values"),
+    (PREFIX + "attention.head_count_kv", "8", "head_count_kv must list"),
+    (PREFIX + "attention.head_count_kv", [2, "x", 1], "head_count_kv"),
+    (PREFIX + "attention.head_count_kv", [2, 2, 0], "layer 2"),
+    (PREFIX + "attention.sliding_window_pattern", 6, "sliding_window_pattern must list"),
+    (PREFIX + "attention.shared_kv_layers", 2, "shared KV layers"),
+    (PREFIX + "attention.key_length", 31, "head_dim 31 is not even"),
+    (PREFIX + "embedding_length", -4, "embedding_length is -4"),
+    (PREFIX + "expert_used_count", 9, "9 active experts of 8"),
+    (PREFIX + "rope.freq_base", float("nan"), "freq_base is nan"),
+    (PREFIX + "attention.sliding_window", 1, "sliding_window"),
+    ("diffusion.canvas_length", 0, "diffusion.canvas_length is 0"),
+    (PREFIX + "attention.layer_norm_rms_epsilon", 1e9, "epsilon is 1000000000.0"),
+    ("tokenizer.ggml.eos_token_id", "x", "eos_token_id"),
+    ("tokenizer.ggml.eos_token_id", 97, "eos_token_id is 97, .* vocab_size of 97"),
+    ("tokenizer.ggml.bos_token_id", 1.5, "bos_token_id"),
+]
+
+
+def test_gguf_refusals_name_the_key() -> None:
+    for key, value, words in KEYS:
+        metadata = gguf_metadata(gguf_config())
+        metadata[key] = value
+        if value is ...:
+            del metadata[key]
+        with pytest.raises(ConfigError, match=words):
+            config_from_gguf(metadata, 97)
 
 
 def test_gguf_round_trip_and_defaults() -> None:

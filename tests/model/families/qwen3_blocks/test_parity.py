@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tests.support.oracle import relative
 from tests.support.qwen3_oracle import MASK, oracle_logits, random_oracle, save_oracle
 
-from sfumato.convert import convert
 from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
@@ -78,34 +76,6 @@ def test_both_phases_are_those_of_transformers(
         slots = encoded(network, [row[:0] for row in rows], offsets)
         for ours, theirs in zip(network.encode_hidden(rows, slots), expected, strict=True):
             assert relative(network.head.logits(ours), theirs[:-block]) < TOLERANCE
-
-
-@pytest.mark.parametrize("model_type, changes, block", CASES)
-def test_a_gguf_file_holds_the_same_network(
-    tmp_path: Path, model_type: str, changes: dict, block: int
-) -> None:
-    """To the bit in F32, and nearly in Q8_0; the config too. And a folder that is made of it holds
-    what the first one held, experts one by one."""
-    changes = changes | {"norm_topk_prob": True}
-    model = random_oracle(4, model_type == "sdar_moe", **changes)
-    network = load(save_oracle(model, tmp_path, model_type, block))
-    ids, canvas = random_ids(2 * block, 1), torch.full((block,), MASK)
-
-    def logits(of: Network) -> torch.Tensor:
-        return of.head.logits(of.denoise([canvas], encoded(of, [ids], [0])))
-
-    paths = [tmp_path / "f32.gguf", tmp_path / "q8_0.gguf", tmp_path / "back"]
-    convert(tmp_path, paths[0], "f32")
-    convert(tmp_path, paths[1], "q8_0")
-    convert(paths[0], paths[2], "f32")
-    same, close, back = map(load, paths)
-    for other in (same, back):
-        assert other.config == network.config
-        assert torch.equal(logits(other), logits(network))
-    assert 0 < relative(logits(close), logits(network)) < 0.1
-    written, saved = (load_file(path / "model.safetensors") for path in (paths[2], tmp_path))
-    assert written.keys() == saved.keys()
-    assert all(torch.equal(written[name], saved[name]) for name in saved)
 
 
 def test_a_canvas_that_is_committed_sees_itself_in_both_directions(tmp_path: Path) -> None:
