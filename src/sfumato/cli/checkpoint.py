@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from sfumato import ops
 from sfumato.api import EMBEDDED
 from sfumato.cli.terminal import print_message, print_report, progress, size, table
 from sfumato.convert import convert
@@ -153,7 +154,7 @@ def memory(
         "dtype": str(dtype).removeprefix("torch."),
         "weights": subject.weights,
         "vision_tower": seeing.weights - subject.weights,
-        "head_buffer": head_bytes(config, dtype),
+        "head_buffer": head_bytes(config, dtype, compiled=ops.multiplies_bf16(device)),
         "kv_cache": {
             str(length): slot_bytes(config, length, subject.cache_dtype) for length in lengths
         },
