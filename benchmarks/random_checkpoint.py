@@ -23,10 +23,19 @@ from sfumato.bench.subject import PRESETS, RandomCheckpoint, random_checkpoint
 from sfumato.convert import BYTE, CONTROL, NORMAL, SCORE, UNUSED, gguf_tensors
 from sfumato.convert.files import save_gguf
 from sfumato.diffusion.checkpoint_defaults import defaults_of_process, defaults_to_gguf
-from sfumato.model.families import family_of
+from sfumato.model.families import Family, family_of
 from sfumato.model.loading import config_of
 from sfumato.model.quantization import TARGETS, QuantRecipe, formats
-from sfumato.train.vocabulary import CHARACTERS, GEMMA, SPECIAL_TOKENS
+from sfumato.train.vocabulary import (
+    BOS,
+    CHARACTERS,
+    EOS,
+    GEMMA,
+    MASK,
+    PAD,
+    QWEN,
+    UNK,
+)
 from sfumato.weights.files.atomic_write import atomic_path
 from sfumato.weights.files.gguf import layout, read_gguf
 from sfumato.weights.files.tensorfile import TensorStream
@@ -68,7 +77,7 @@ def header(
         "general.file_type": target.file_type,
         "general.quantization_version": 2,
         **defaults_to_gguf(defaults_of_process(family.canvas), family.sampler),
-        **vocabulary(config.vocab_size, tokenizer),
+        **vocabulary(config.vocab_size, family, tokenizer),
         **family.gguf_keys,
         **family.config.to_gguf(config),
     }
@@ -92,19 +101,22 @@ def save_sparse(
         stream.truncate(starts[-1] + tensors[-1].nbytes)
 
 
-def vocabulary(rows: int, path: Path | None) -> dict[str, Any]:
-    """The `tokenizer.*` keys of a GGUF file, or of a made-up vocabulary of bytes and ASCII."""
+def vocabulary(rows: int, family: Family, path: Path | None) -> dict[str, Any]:
+    """The `tokenizer.*` keys of a GGUF file, or of a made-up vocabulary of bytes and ASCII with the
+    markers of the family's chat format."""
     if path is not None:
         metadata = read_gguf(path).metadata
         count = len(metadata.get("tokenizer.ggml.tokens", ()))
         if count > rows:
             raise SystemExit(f"{path}: has {count} tokens, and the embedding {rows} rows")
         return {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
+    side = next(side for side in (GEMMA, QWEN) if family.markers.turn_open in side.markers)
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
-    known = [*SPECIAL_TOKENS, *bytes_, *CHARACTERS.replace(" ", "▁")]
-    kinds = [CONTROL] * len(SPECIAL_TOKENS) + [BYTE] * 256 + [NORMAL] * len(CHARACTERS)
+    known = [*side.markers, *bytes_, *CHARACTERS.replace(" ", "▁")]
+    kinds = [CONTROL] * len(side.markers) + [BYTE] * 256 + [NORMAL] * len(CHARACTERS)
     rest = rows - len(known)
-    ids = {"bos": 2, "eos": 1, "unknown": 3, "padding": 0, "mask": 4}
+    ids = {"eos": EOS, "unknown": UNK, "padding": PAD, "mask": MASK}
+    ids |= dict.fromkeys(["bos"] * bool(side.begin), BOS)
     return {
         "tokenizer.ggml.model": "gemma4",
         "tokenizer.ggml.tokens": [*known, *(f"[PAD{i}]" for i in range(len(known), rows))],
@@ -113,8 +125,8 @@ def vocabulary(rows: int, path: Path | None) -> dict[str, Any]:
         "tokenizer.ggml.merges": [],
         **{f"tokenizer.ggml.{name}_token_id": i for name, i in ids.items()},
         "tokenizer.ggml.add_space_prefix": False,
-        "tokenizer.ggml.add_bos_token": True,
-        "tokenizer.chat_template": GEMMA.template,
+        "tokenizer.ggml.add_bos_token": bool(side.begin),
+        "tokenizer.chat_template": side.template,
     }
 
 

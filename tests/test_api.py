@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.gguf_files import gguf_config, random_state, write_gguf
 from tests.support.pieces import MARKERS
 from tests.support.scripted_model import PIECES, TEMPLATE
-from tests.support.tiny_checkpoint import save_tiny_checkpoint
+from tests.support.tiny_checkpoint import TINY, save_tiny_checkpoint
 
 import sfumato
 from sfumato import Draft, Model, SamplerConfig
@@ -30,7 +30,6 @@ from sfumato.engine import EngineDead
 from sfumato.model.model_config import ConfigError
 from sfumato.text.template import TemplateError
 from sfumato.text.tokenizer import TokenizerError
-from sfumato.train.recipe import EMBEDDED
 from sfumato.train.vocabulary import END_OF_TURN, EOS, TOKENS
 from sfumato.weights.errors import CheckpointError
 
@@ -62,7 +61,7 @@ def edit(path: Path, **fields: Any) -> None:
 
 def test_a_folder_and_its_file_are_the_same_model(tiny: Path, model: Model) -> None:
     other = sfumato.load(str(tiny / "model.safetensors"))
-    assert other.config == model.config == EMBEDDED
+    assert other.config == model.config == TINY["diffusion_gemma"].config
     one, two = (m.generate("Hi", sampler=TWO_STEPS, max_tokens=40) for m in (model, other))
     assert one.token_ids == two.token_ids and one.text == two.text
     assert (model.path, other.path) == (tiny, tiny / "model.safetensors")
@@ -381,7 +380,7 @@ def test_help_of_generate_has_the_options(model: Model) -> None:
 
 
 def test_models_and_replies_are_shown_for_people(model: Model) -> None:
-    assert repr(model).startswith(f"Model({model.path.name}, DiffusionGemma: 5 layers of 128, ")
+    assert repr(model).startswith(f"Model({model.path.name}, DiffusionGemma: 3 layers of 128, ")
     messages = [{"role": "user", "content": "Hi"}]
     reply = model.generate(messages, sampler=TWO_STEPS, max_tokens=40)
     assert str(reply) == reply.text == model.generate("Hi", sampler=TWO_STEPS, max_tokens=40).text

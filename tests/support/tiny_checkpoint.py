@@ -34,7 +34,7 @@ _SDAR = replace(
 _EXPERTS = {"intermediate_size": 0, "num_experts": 6, "experts_per_token": 2, "expert_size": 48}
 
 TINY = {
-    "diffusion_gemma": Tiny(EMBEDDED, GEMMA, causal=True),
+    "diffusion_gemma": Tiny(replace(EMBEDDED, layers=EMBEDDED.layers[:3]), GEMMA, causal=True),
     "sdar": Tiny(_SDAR, QWEN, 5.0),
     "sdar_moe": Tiny(replace(_SDAR, **_EXPERTS), QWEN, 5.0),
     "bd3lm": Tiny(replace(_SHORT, canvas_length=16), QWEN, 5.0),

@@ -346,7 +346,7 @@ def check_fuzzed(build: Any) -> None:
         assert 0 <= layer.rope_pairs <= layer.head_dim // 2 and layer.rope_theta > 0
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_any_field_may_be_junk(data: st.DataObject) -> None:
     config = newer()
@@ -359,7 +359,7 @@ def test_any_field_may_be_junk(data: st.DataObject) -> None:
     check_fuzzed(lambda: config_from_hf(config))
 
 
-@settings(max_examples=200)
+@settings(max_examples=70)
 @given(data=st.data())
 def test_any_gguf_key_may_be_junk(data: st.DataObject) -> None:
     metadata = gguf_metadata(gguf_config())
