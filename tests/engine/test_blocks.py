@@ -18,6 +18,7 @@ from sfumato.diffusion.causal import log_likelihoods, masked_log_likelihoods
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.engine import Finished
 from sfumato.model.families import BD3LM, SDAR
+from sfumato.tasks.reply import ReplyTask
 
 PROMPTS = [f"Say {'x' * n}" for n in range(4)]  # of four lengths: they end anywhere in a block of 4
 FAST = SamplerConfig(max_steps=2)
@@ -47,8 +48,31 @@ def test_drafts_are_of_the_reply_alone(model: Model) -> None:
         *drafts, settled, _ = list(model.stream(prompt, max_tokens=1, sampler=FAST))
         opened = count - model.config.blocks(count).border(count)
         assert opened == (count % block if model.family is SDAR else 0)
-        assert all(len(draft.token_ids) == block - opened for draft in drafts)
+        width = block - opened if model.family is SDAR else 1  # as the limit of the reply
+        assert all(len(draft.token_ids) == width for draft in drafts)
         assert settled.token_ids == drafts[-1].token_ids[:1].tolist()[: len(settled.token_ids)]
+
+
+def test_a_canvas_ends_with_what_the_reply_takes_of_it(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the tokens up to an end token, or to the limit, are revealed, they stay. The last canvas
+    of BD3LM has no more positions than the limit leaves."""
+    block, steps = model.config.canvas_length, [0, 0]
+    for seed, prompt in enumerate(PROMPTS[:3]):
+        *drafts, _, done = list(model.stream(prompt, max_tokens=block + 2, seed=seed))
+        assert len(drafts[-1].token_ids) == (block if model.family is SDAR else 2)
+        reply = done.reply
+        with monkeypatch.context() as patch:
+            patch.setattr(ReplyTask, "_revealed", lambda *given: None)
+            unshortened = model.generate(prompt, max_tokens=block + 2, seed=seed)
+        assert (unshortened.token_ids, unshortened.stop_reason) == (
+            reply.token_ids,
+            reply.stop_reason,
+        )
+        for at, each in enumerate((reply, unshortened)):
+            steps[at] += sum(each.stats.steps)
+    assert steps[0] <= steps[1] - (model.family is SDAR)
 
 
 def test_the_likelihood_is_that_of_masks_revealed_from_left_to_right(model: Model) -> None:
