@@ -9,8 +9,8 @@ those of the API description, are asked of one `sfumato serve` of two slots, whi
 to the brim at once. A command or a route that is not in the tables below fails. Memory is anonymous
 memory at its peak, looked at every few milliseconds, over a process that has imported all and read
 the vocabulary; Linux alone has it. Predicted: of a command what `sfumato inspect` says of its
-context, of the server what /memory says, with the snapshots that it holds. Prints a table and one
-JSON line; exit code 1 where something does not answer as it should.
+context, of the server what /memory says, with the snapshots that it holds and no reads. Prints a
+table and one JSON line; exit code 1 where something does not answer as it should.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,9 @@ WORKS, REFUSED = (0,), (2,)
 # A bare process: what a command or the server has before the model, its vocabulary included.
 BARE = """
 import sys
-import sfumato.api, sfumato.engine, sfumato.server.app, sfumato.cli.serve, sfumato.cli.run
+import sfumato.api, sfumato.engine, sfumato.cli.run
+if sys.argv[2] == "serve":
+    import sfumato.server.app, sfumato.cli.serve
 from sfumato.api import load_text
 from sfumato.bench.environment import resident
 from sfumato.model.families import open_checkpoint
@@ -96,25 +98,29 @@ def spoken() -> str:
 @dataclass(frozen=True)
 class Run:
     """A run of a command. argv: {m} is the checkpoint; says: what its output has to contain; loads:
-    whether it loads the checkpoint, so that its memory is compared with the prediction."""
+    whether it loads the checkpoint, so that its memory is measured; context: positions of its one
+    slot, None for an engine of several, of which `inspect` says nothing."""
 
     argv: tuple[str, ...]
     codes: tuple[int, ...] = WORKS
     stdin: str = ""
     says: str = ""
     loads: bool = True
+    context: int | None = 256
 
 
 SHORT = ("-m", "{m}", "--max-tokens", str(TOKENS))
 RUNS: dict[str, Run] = {
     "run": Run(("run", *SHORT, "Hi")),
-    "chat": Run(("chat", *SHORT), stdin="Hi\nAnd then?\n"),
-    "fill": Run(("fill", "-m", "{m}", "It is {{{{1}}}}"), says="It is"),
+    "chat": Run(("chat", *SHORT), stdin="Hi\nAnd then?\n", context=4096),
+    "fill": Run(("fill", "-m", "{m}", "--reply-to", "Hi", "It is {{{{1}}}}"), says="It is"),
     "edit": Run(("edit", "text.txt", "-m", "{m}", "Shorter."), says="prediction"),
     "decide": Run(("decide", "-q", "q.toml", "--state", "Fine.", "-m", "{m}"), says="good"),
-    "calibrate": Run(("calibrate", "-q", "q.toml", "--labelled", "t.csv", "-m", "{m}")),
-    "perplexity": Run(("perplexity", "text.txt", "-m", "{m}"), says="causal"),
-    "mcp": Run(("mcp", "-m", "{m}"), stdin=spoken(), says='"result"'),
+    "calibrate": Run(
+        ("calibrate", "-q", "q.toml", "--labelled", "t.csv", "-m", "{m}"), context=None
+    ),
+    "perplexity": Run(("perplexity", "text.txt", "-m", "{m}"), says="causal", context=2048),
+    "mcp": Run(("mcp", "-m", "{m}"), stdin=spoken(), says='"result"', context=None),
     "inspect": Run(("inspect", "{m}"), says="memory predicted", loads=False),
     "convert": Run(("convert", "{m}", "out.gguf", "--to", "q8_0"), says="q8_0", loads=False),
     "doctor": Run(("doctor",), says="memory", loads=False),
@@ -246,15 +252,15 @@ def mapped_of(model: Path) -> int:
     return ModelFootprint.of_checkpoint(*given).mapped
 
 
-def predicted_alone(model: Path, env: Mapping[str, str], tokens: int) -> int:
-    """What `inspect` says of one request of so many tokens."""
+def predicted_alone(model: Path, env: Mapping[str, str]) -> tuple[int, float]:
+    """What `inspect` says of one request: bytes, and bytes of each token."""
     done = subprocess.run(
         sfumato("inspect", str(model), "--json"), capture_output=True, check=True, env=env
     )
     memory = json.loads(done.stdout)["memory"]
     length, cache = next(iter(memory["kv_cache"].items()))
     fixed = memory["weights"] + memory["vision_tower"] + memory["head_buffer"]
-    return int(fixed + cache * tokens / int(length)) - mapped_of(model)
+    return fixed - mapped_of(model), cache / int(length)
 
 
 @contextmanager
@@ -299,8 +305,10 @@ def ask_all(client: httpx.Client, report: Report) -> None:
             for key, value in BODIES.get(path, {}).items()
         }
         at = path.replace("{model}", name).replace("{response_id}", response)
-        asked = paths[path][method].get("requestBody", {}).get("content", {})
-        schema = asked.get("application/json", {}).get("schema", {}).get("$ref", "").split("/")[-1]
+        content = paths[path][method].get("requestBody", {}).get("content", {})
+        schema = (
+            content.get("application/json", {}).get("schema", {}).get("$ref", "").split("/")[-1]
+        )
         streams = "stream" in schemas.get(schema, {}).get("properties", {})
         bodies = [body, *[body | {"stream": True}] * streams]
         for each in bodies if method == "post" else [None]:
@@ -329,7 +337,11 @@ def fill_slots(client: httpx.Client, canvas: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model", type=Path, help="the checkpoint")
-    parser.add_argument("--only", choices=("commands", "routes"), help="one half")
+    parser.add_argument(
+        "--only",
+        choices=("commands", "routes", "memory"),
+        help="one half, or the filled server alone",
+    )
     parser.add_argument("--nice", type=int, default=0, help="of all processes (0)")
     args = parser.parse_args()
     os.nice(args.nice)
@@ -338,14 +350,11 @@ def main() -> int:
     env["PYTHONPATH"] = os.pathsep.join(
         str(Path(part).resolve()) for part in env["PYTHONPATH"].split(os.pathsep) if part
     )
-    bare = int(
-        subprocess.run(
-            [sys.executable, "-c", BARE, str(model)], capture_output=True, check=True, env=env
-        ).stdout
-    )
-    if args.only != "routes":
-        commands(model, report, env, bare)
-    memory = routes(model, report, env, bare) if args.only != "commands" else {}
+    if args.only in (None, "commands"):
+        commands(model, report, env)
+    memory = {}
+    if args.only != "commands":
+        memory = routes(model, report, env, with_all=args.only != "memory")
     for line in table([cells(row) for row in report.rows]):
         print(line)
     wrong = [row.what for row in report.rows if not row.ok]
@@ -355,7 +364,6 @@ def main() -> int:
         "bytes": model.stat().st_size,
         "commit": commit(),
         "processor": cpu_name(),
-        "bare": bare,
         "commands": sum(row.what in RUNS for row in report.rows),
         "routes": len(report.rows) - sum(row.what in RUNS for row in report.rows),
         "wrong": wrong,
@@ -366,10 +374,17 @@ def main() -> int:
     return bool(wrong)
 
 
-def commands(model: Path, report: Report, env: Mapping[str, str], bare: int) -> None:
+def bare_bytes(model: Path, env: Mapping[str, str], what: str) -> int:
+    """Memory of a process that has imported all of "run" or "serve", and read the vocabulary."""
+    argv = [sys.executable, "-c", BARE, str(model), what]
+    return int(subprocess.run(argv, capture_output=True, check=True, env=env).stdout)
+
+
+def commands(model: Path, report: Report, env: Mapping[str, str]) -> None:
     """Every command of the program."""
     masks = family_of(open_checkpoint(model)).canvas.noise == "mask"
-    predicted = predicted_alone(model, env, 256)
+    fixed, token = predicted_alone(model, env)
+    bare = bare_bytes(model, env, "run")
     with tempfile.TemporaryDirectory() as folder:
         made: Sequence[tuple[str, str]] = (
             ("q.toml", QUESTIONS),
@@ -385,34 +400,40 @@ def commands(model: Path, report: Report, env: Mapping[str, str], bare: int) -> 
                 report.add(Row(command.name, 0, 0.0, note="not in the table", ok=False))
                 continue
             if masks and command.name in REFUSED_OF_MASKS:
-                run = Run(run.argv, REFUSED, run.stdin, run.says, run.loads)
+                run = replace(run, codes=REFUSED)
             row = run_command(command.name, run, model, Path(folder), env)
             if row.memory is not None:
-                row.memory, row.predicted = row.memory - bare, predicted
+                row.memory -= bare
+                row.predicted = None if run.context is None else int(fixed + token * run.context)
             report.add(row)
             Path(folder, "out.gguf").unlink(missing_ok=True)
 
 
-def routes(model: Path, report: Report, env: Mapping[str, str], bare: int) -> dict[str, int]:
-    """Every route, and the memory of the server after all of them: bytes by what they are."""
+def routes(model: Path, report: Report, env: Mapping[str, str], with_all: bool) -> dict[str, int]:
+    """Every route, and the memory of the server after all of them: bytes by what they are. No
+    question is read while the slots are full: what is kept for these is not in the comparison."""
+    bare = bare_bytes(model, env, "serve")
     with served(model, env) as (client, watch):
         began, loaded = time.perf_counter(), peak(watch) - bare
-        ask_all(client, report)
+        if with_all:
+            ask_all(client, report)
         after = peak(watch) - bare
         fill_slots(client, client.get("/props").json()["canvas_length"])
         most = peak(watch) - bare
         memory = client.get("/memory").json()
         prediction = memory["prediction"]
-        idle = prediction["snapshots"] - memory["snapshot_bytes"]
+        idle = prediction["snapshots"] - memory["snapshot_bytes"] + prediction["reads"]
         predicted = prediction["total"] - mapped_of(model) - idle
-        seconds = time.perf_counter() - began
-        report.add(Row("serve, all routes, slots full", 200, seconds, most, predicted))
+        what = "serve, all routes, slots full" if with_all else "serve, slots full"
+        report.add(Row(what, 200, time.perf_counter() - began, most, predicted))
     return {
+        "bare": bare,
         "loaded": loaded,
         "after_routes": after,
         "peak": most,
         "predicted": predicted,
-    } | prediction
+        **prediction,
+    }
 
 
 if __name__ == "__main__":

@@ -149,12 +149,12 @@ def test_a_conversation_has_turns_and_goes_on(model: Model) -> None:
     def shown(ids: list[int]) -> str:
         return model.tokenizer.decode(ids, skip_special=False)
 
-    first, whole = (model.prompt_ids(messages=CHAT[:n]) for n in (1, 3))
+    first, turns = (model.prompt_ids(messages=CHAT[:n]) for n in (1, 3))
     markers = model.family.markers
     assert shown(first).count(markers.turn_open) == 2  # the user's, and the reply's
-    assert whole[: len(first)] == first and CHAT[1]["content"] in shown(whole[len(first) :])
-    assert shown(whole).count(markers.turn_open) == 4
-    assert shown(whole).count(markers.turn_close) == 3
+    assert turns[: len(first)] == first and CHAT[1]["content"] in shown(turns[len(first) :])
+    assert shown(turns).count(markers.turn_open) == 4
+    assert shown(turns).count(markers.turn_close) == 3
     ends = {model.tokenizer.token_id(text) for text in markers.end_tokens}
     assert ends & set(model.end_ids)
 
