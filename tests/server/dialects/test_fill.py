@@ -11,6 +11,7 @@ from tests.server.conftest import serving
 import sfumato
 from sfumato import Hole
 from sfumato.api import Model
+from sfumato.server.examples import CANNOT
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 PARTS: list[Any] = ["The capital is ", {"tokens": 5}, "."]
@@ -44,6 +45,8 @@ def test_without_a_token_to_begin_with_the_text_begins() -> None:
         assert answer["text"] == model.fill(["The capital is ", Hole(5), "."], seed=3).text
         refused = served.post("/v1/fill", parts=PARTS[1:]).json()["error"]
         assert refused["message"].startswith("parts: must begin with text")
+        reply = served.chat("qqq zzz", seed=1, max_tokens=64).json()
+        assert reply["warnings"][-1] == CANNOT  # it is a toy too
 
 
 def test_choices_come_with_their_probabilities(server: Any) -> None:
