@@ -1,0 +1,66 @@
+#!/bin/sh
+# The wheels for other processors and systems, run on this Linux machine (x86_64) by emulators.
+#
+#     deploy/try_elsewhere.sh aarch64     the fuzz program of the tests on the wheel's library, by qemu-aarch64
+#     deploy/try_elsewhere.sh windows     the same by Wine
+#     deploy/try_elsewhere.sh answer      one short answer on aarch64: Debian's Python, torch's wheel, the wheel
+#
+# Needs `make wheels`, qemu-user, wine64, and debootstrap (as root) for a root of arm64 in $ROOT. The library
+# has no threads but in `answer`.
+set -eu
+cd "$(dirname "$0")/.."
+release=${RELEASE:-bookworm}
+root=${ROOT:-${TMPDIR:-/tmp}/sfumato-$release-arm64}
+python=$PWD/.venv-wheels/bin/python
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+fuzz() { # PLATFORM TARGET LIBRARY FLAG…: the program beside the library of the platform's wheel
+    "$python" -m zipfile -e dist/*-py3-none-"$1".whl "$work/wheel"
+    cp "$work/wheel/sfumato/ops/cpu/$3" "$work"
+    target=$2 library=$3 && shift 3
+    "$python" -m ziglang c++ -target "$target" -std=c++17 -O3 -g0 -s -w -DSF_FUZZ_SERIAL -Isrc/sfumato/ops/cpu/csrc \
+        tests/ops/cpu/csrc/fuzz.cpp "$@" -o "$work/fuzz.exe"
+    echo "$library of $target: $(wc -c < "$work/$library") bytes"
+}
+
+arm() { # of Debian's packages, unpacked and not configured: qemu-aarch64 finds its libraries there
+    [ -e "$root/usr/bin/python3" ] && return
+    debootstrap --foreign --arch arm64 --variant=minbase --include=python3 "$release" "$root" > "$root.log"
+    for package in "$root"/var/cache/apt/archives/*.deb; do dpkg -x "$package" "$root"; done
+}
+
+case "$1" in
+aarch64)
+    arm
+    fuzz manylinux_2_28_aarch64 aarch64-linux-gnu.2.28 _kernels.so "$work/_kernels.so" "-Wl,-rpath,$work"
+    for processor in cortex-a72 cortex-a76 max; do
+        qemu-aarch64 -L "$root" -cpu "$processor" "$work/fuzz.exe" "${SEED:-1}"
+    done
+    ;;
+windows)
+    { echo EXPORTS && grep -o '\bsf_[a-z0-9_]*(' src/sfumato/ops/cpu/csrc/sfumato.h | tr -d '(' | sort -u; } > "$work/_kernels.def"
+    "$python" -m ziglang dlltool -m i386:x86-64 -D _kernels.dll -d "$work/_kernels.def" -l "$work/_kernels.lib"
+    fuzz win_amd64 x86_64-windows-gnu _kernels.dll "$work/_kernels.lib"
+    WINEPREFIX=$work/wine WINEDEBUG=-all "$(command -v wine64 || echo /usr/lib/wine/wine64)" "$work/fuzz.exe" "${SEED:-1}"
+    ;;
+answer)
+    arm
+    # What pip installs here, for there; tags of older systems fit as well.
+    needs=$("$python" -m pip install -q --dry-run --ignore-installed --report - -c constraints.txt --find-links dist sfumato | "$python" -c '
+import json, sys
+for each in json.load(sys.stdin)["install"]:
+    about = each["metadata"]
+    print(about["name"] + "==" + about["version"].partition("+")[0])')
+    version=$(basename "$(readlink "$root/usr/bin/python3")")
+    for glibc in $(seq 17 36); do tags="${tags:-} --platform manylinux_2_${glibc}_aarch64"; done
+    # PyPI's torch for Linux on aarch64 brings CUDA too.
+    # shellcheck disable=SC2086
+    "$python" -m pip install -q --extra-index-url "${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}" --no-deps --target "$root/packages" --upgrade --find-links dist --only-binary :all: \
+        --python-version "${version#python}" $tags --platform manylinux2014_aarch64 $needs
+    start=$(date +%s)
+    PYTHONPATH=$root/packages timeout "${LIMIT:-1500}" qemu-aarch64 -L "$root" -cpu max "$root/usr/bin/python3" \
+        -c 'from sfumato.cli import main; raise SystemExit(main())' run --no-visual "What is the capital of France?"
+    echo "answered in $(($(date +%s) - start)) s"
+    ;;
+esac
