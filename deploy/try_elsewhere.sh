@@ -19,7 +19,7 @@ fuzz() { # PLATFORM TARGET LIBRARY FLAG…: the program beside the library of th
     "$python" -m zipfile -e dist/*-py3-none-"$1".whl "$work/wheel"
     cp "$work/wheel/sfumato/ops/cpu/$3" "$work"
     target=$2 library=$3 && shift 3
-    "$python" -m ziglang c++ -target "$target" -std=c++17 -O3 -g0 -s -w -DSF_FUZZ_SERIAL -Isrc/sfumato/ops/cpu/csrc \
+    "$python" -m ziglang c++ -target "$target" -std=gnu++17 -O3 -g0 -s -w -DSF_FUZZ_SERIAL -Isrc/sfumato/ops/cpu/csrc \
         tests/ops/cpu/csrc/fuzz.cpp "$@" -o "$work/fuzz.exe"
     echo "$library of $target: $(wc -c < "$work/$library") bytes"
 }
