@@ -79,7 +79,7 @@ from sfumato.tasks.decide import Answers, DecideTask
 from sfumato.tasks.reply import ReplyTask
 from sfumato.tasks.works import Prompt
 from sfumato.text.messages import PictureParts
-from sfumato.text.prompt import prompt_ids
+from sfumato.text.prompt import check_long_texts, prompt_ids
 from sfumato.text.reply import Stop, region_after
 from sfumato.text_side import (
     EDIT_ROOM,
@@ -284,6 +284,7 @@ class Model:
             messages = prompt
         elif messages is None:
             messages = [{"role": "user", "content": prompt}]
+        check_long_texts([messages, tools], check)
         parts: PictureParts | None = [] if self.reads_pictures else None
         messages, notes = self.template.read(messages, parts is not None)
         ids = prompt_ids(

@@ -64,7 +64,7 @@ def test_a_budget_beyond_the_reply_leaves_room_to_answer() -> None:
 @pytest.mark.parametrize("most", [2, 3, 8, 16, 17, 24, 25, 60, 200])
 def test_without_a_budget_an_answer_has_room(most: int) -> None:
     reply, _, _ = answered(Script(40, 5, says=muses), max_tokens=most)
-    room = min(LENGTH, most // 2)
+    room = most // 2
     assert len(reply.token_ids) <= most
     if most > 3:  # what the two markers leave
         left = most - reply.token_ids.index(CLOSES) - 1
@@ -77,8 +77,8 @@ def test_without_a_budget_an_answer_has_room(most: int) -> None:
         ("<|channel>thought\nLet me see.<channel|>It is 4, as two and two are.<turn|>", 60),
         ("<|channel>thought\n<channel|>Yes.<turn|>", 30),
         ("No thought at all.<turn|>", 19),
-        # 9 tokens of thought, where 7 would leave a canvas for the answer: they are there now.
-        ("<|channel>thought\nabcdefghi<channel|>Yes.<turn|>", 25),
+        # 6 tokens of thought, where 4 would leave half for the answer: they are there now.
+        ("Hm.<|channel>thought\nabcdef<channel|>Yes.<turn|>", 27),
     ],
 )
 def test_a_thought_that_ends_by_itself_is_left_alone(text: str, most: int) -> None:

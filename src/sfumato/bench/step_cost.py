@@ -314,8 +314,7 @@ def _outside(config: ModelConfig, shape: StepShape, stored: Mapping[str, int]) -
             groups * (2 * chunks + 1), again=(2 * groups - 1) * output,
         ),
         # Entropies, draws, words of noise, flags and tokens, each 8 bytes at most.
-        # And 16 operations of torch for the probability of each drawn token.
-        KernelCost("sampler", "outside", 0.0, 10.0 * tokens * 8, 0.0, 3 + 16),
+        KernelCost("sampler", "outside", 0.0, 10.0 * tokens * 8, 0.0, 3),
     ]  # fmt: skip
 
 
