@@ -24,7 +24,7 @@ demo: $(VENV)/.installed ## watch the embedded model solve a Sudoku and answer q
 	@$(BIN)/sfumato demo
 
 test: style ## lint, types and the fast tests
-	@$(BIN)/python -m pytest -n 3 --dist worksteal -p tests.support.types_beside
+	@$(BIN)/python -m pytest -n 4 --dist worksteal -p tests.support.types_beside
 
 test-slow: $(VENV)/.installed-test ## the tests that take minutes
 	@$(BIN)/python -m pytest -m "slow and not gpu" --timeout 1800

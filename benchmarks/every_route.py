@@ -34,6 +34,7 @@ from typing import Any
 import httpx
 import torch
 
+from sfumato.api import load_text
 from sfumato.bench import environment
 from sfumato.bench.environment import PeakMemory, commit, cpu_name
 from sfumato.cli.arguments import COMMANDS
@@ -44,6 +45,7 @@ from sfumato.model.loading import config_of
 from sfumato.model.placement import pick_dtype
 
 TOKENS = 6  # of an answer
+LONG = 216  # of a question that nearly fills the slot of the commands
 SLOTS, CONTEXT = 2, 1024
 PATIENCE_S = 1200.0
 WORKS, REFUSED = (0,), (2,)
@@ -97,9 +99,10 @@ def spoken() -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a command. argv: {m} is the checkpoint; says: what its output has to contain; loads:
-    whether it loads the checkpoint, so that its memory is measured; context: positions of its one
-    slot, None for an engine of several, of which `inspect` says nothing."""
+    """A run of a command. argv: {m} is the checkpoint, {q} a question of LONG tokens; says: what
+    its output has to contain; loads: whether it loads the checkpoint, so that its memory is
+    measured; context: positions of its one slot, None for an engine of several, of which `inspect`
+    says nothing."""
 
     argv: tuple[str, ...]
     codes: tuple[int, ...] = WORKS
@@ -111,11 +114,11 @@ class Run:
 
 SHORT = ("-m", "{m}", "--max-tokens", str(TOKENS))
 RUNS: dict[str, Run] = {
-    "run": Run(("run", *SHORT, "Hi")),
+    "run": Run(("run", *SHORT, "{q}")),
     "chat": Run(("chat", *SHORT), stdin="Hi\nAnd then?\n", context=4096),
-    "fill": Run(("fill", "-m", "{m}", "--reply-to", "Hi", "It is {{{{1}}}}"), says="It is"),
+    "fill": Run(("fill", "-m", "{m}", "--reply-to", "{q}", "It is {{{{1}}}}"), says="It is"),
     "edit": Run(("edit", "text.txt", "-m", "{m}", "Shorter."), says="prediction"),
-    "decide": Run(("decide", "-q", "q.toml", "--state", "Fine.", "-m", "{m}"), says="good"),
+    "decide": Run(("decide", "-q", "q.toml", "--state", "{q}", "-m", "{m}"), says="good"),
     "calibrate": Run(
         ("calibrate", "-q", "q.toml", "--labelled", "t.csv", "-m", "{m}"), context=None
     ),
@@ -220,7 +223,9 @@ def sfumato(*argv: str) -> list[str]:
 
 def run_command(name: str, run: Run, model: Path, folder: Path, env: Mapping[str, str]) -> Row:
     """Runs it to its end."""
-    argv = [word.format(m=model) for word in run.argv]
+    encode = load_text(open_checkpoint(model)).tokenizer.encode
+    question = "Hi " * (LONG // len(encode("Hi Hi ", special=False)) * 2)
+    argv = [word.format(m=model, q=question) for word in run.argv]
     began = time.perf_counter()
     with (folder / "out").open("w+b") as out:
         process = subprocess.Popen(

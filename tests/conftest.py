@@ -25,7 +25,7 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 
 # "fast" finds the same examples in every run; "thorough" looks for new ones.
-settings.register_profile("fast", derandomize=True, deadline=None, max_examples=30)
+settings.register_profile("fast", derandomize=True, deadline=None, max_examples=20)
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 

@@ -174,19 +174,24 @@ WRONG = {
 }
 
 
-def given(page: Any, content: bytes | str) -> Any:
-    data = content if isinstance(content, bytes) else content.encode()
-    file = {"name": "a.json", "mimeType": "application/json", "buffer": data}
+def given(page: Any, content: bytes | str | Path) -> Any:
+    file: Any = content
+    if not isinstance(content, Path):
+        data = content if isinstance(content, bytes) else content.encode()
+        file = {"name": "a.json", "mimeType": "application/json", "buffer": data}
     talks(page).locator("input.import").set_input_files([file])
     return page.locator("#conversations").get_by_role("status")
 
 
-def test_a_file_that_is_none_is_refused_in_words(open_page: Callable[..., Any]) -> None:
+def test_a_file_that_is_none_is_refused_in_words(
+    open_page: Callable[..., Any], tmp_path: Path
+) -> None:
     page = open_page()
     for content, words in WRONG.values():
         expect(given(page, content)).to_contain_text(words)
     assert titles(page) == []
-    large = b" " * 16_000_001
+    large = tmp_path / "large.json"  # from the disk: no browser is sent its bytes
+    large.write_bytes(b" " * 16_000_001)
     expect(given(page, large)).to_contain_text("more than 16 MB")
 
 
