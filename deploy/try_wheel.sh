@@ -26,7 +26,6 @@ trap 'umount "$root/proc"' EXIT
 start=$(date +%s)
 chroot "$root" /venv/bin/pip install -q --no-index --find-links /wheels sfumato
 chroot "$root" /venv/bin/sfumato demo --no-visual
-echo "$release: installed and shown in $(($(date +%s) - start)) s; user and system seconds of the processor:"
-times | tail -n 1
+echo "$release: installed and shown in $(($(date +%s) - start)) s"
 chroot "$root" /venv/bin/python -c \
     'from sfumato import ops; print(ops.backend); assert ops.backend.startswith("compiled")'
