@@ -13,7 +13,7 @@ roots=${KEEP:-$(mktemp -d)} base=$roots/$release
 build=$roots/build-$device image=$roots/image-$device
 [ -n "${KEEP:-}" ] || trap 'rm -rf "$roots"' EXIT
 
-inside() ( # ROOT COMMAND…: in a mount namespace of its own, so that nothing stays mounted
+inside() { # ROOT COMMAND…: in place of this shell, in a mount namespace of its own, so that nothing stays mounted
     exec unshare --mount --propagation private bash -euc '
         root=$1; shift
         mount --bind "$root" "$root"
@@ -24,12 +24,12 @@ inside() ( # ROOT COMMAND…: in a mount namespace of its own, so that nothing s
         [ -z "${READ_ONLY:-}" ] || { mount -o remount,bind,ro "$root"
             mount -t tmpfs tmpfs "$root/tmp" && mount --bind "$READ_ONLY" "$root/models"; }
         exec chroot ${READ_ONLY:+--userspec=1000:1000} "$root" "$@"' - "$@"
-)
+}
 
 step() { # ROOT STEP ARGUMENT…
     local root=$1 from=$SECONDS
     shift
-    inside "$root" sh /usr/local/lib/sfumato/steps.sh "$@"
+    (inside "$root" sh /usr/local/lib/sfumato/steps.sh "$@")
     echo "$*: $((SECONDS - from)) s"
 }
 
@@ -65,15 +65,15 @@ install -d -o 1000 -g 1000 "$READ_ONLY"
 inside "$image" sfumato serve &
 server=$! from=$SECONDS
 for _ in $(seq 60); do
-    inside "$image" sh /usr/local/lib/sfumato/steps.sh health 2> /dev/null && break
+    (inside "$image" sh /usr/local/lib/sfumato/steps.sh health) 2> /dev/null && break
     kill -0 $server && sleep 1
 done
-inside "$image" sh /usr/local/lib/sfumato/steps.sh health
-echo "healthy $((SECONDS - from)) s after its start, as user $(stat -c %u /proc/$server)"
-inside "$image" python3 -c "import json, os, urllib.request
+(inside "$image" sh /usr/local/lib/sfumato/steps.sh health)
+echo "healthy $((SECONDS - from)) s after its start, as user $(awk '/^Uid/ { print $2 }' /proc/$server/status)"
+(inside "$image" python3 -c "import json, os, urllib.request
 body = json.dumps({'messages': [{'role': 'user', 'content': 'What is the capital of France?'}]}).encode()
 request = urllib.request.Request(f'http://127.0.0.1:{os.environ[\"SFUMATO_PORT\"]}/v1/chat/completions', body,
     {'Content-Type': 'application/json', 'Authorization': 'Bearer tried'})
-print(json.load(urllib.request.urlopen(request))['choices'][0]['message']['content'])"
+print(json.load(urllib.request.urlopen(request))['choices'][0]['message']['content'])")
 kill $server
 wait $server
