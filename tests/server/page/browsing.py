@@ -56,7 +56,7 @@ def checked_by_axe(page: Any) -> Callable[[str], None]:
             page.wait_for_selector(f":root[data-theme={scheme}]")
             violations = axe.run(page, options=options).response["violations"]
             shown = [(v["id"], [node["html"][:200] for node in v["nodes"]]) for v in violations]
-            assert shown == [], (state, scheme)
+            assert shown == [], (state, scheme, shown)
 
     return check
 
