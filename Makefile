@@ -86,8 +86,8 @@ docs: $(VENV)/.installed-docs ## build the site of docs/ and the API reference i
 wheel: $(VENV)/.installed-test ## build the wheel and check its size and contents
 	@rm -rf build dist
 	@$(PIP) wheel --no-deps --wheel-dir dist .
-	@$(BIN)/python -m zipfile -l dist/*.whl | grep sfumato/embedded/model.safetensors > /dev/null \
-		|| { echo "the wheel lacks the embedded model" >&2; exit 1; }
+	@test $$($(BIN)/python -m zipfile -l dist/*.whl | grep -c "sfumato/embedded[a-z_]*/model.safetensors") = 2 \
+		|| { echo "the wheel lacks a packaged model" >&2; exit 1; }
 	@! command -v c++ > /dev/null || $(BIN)/python -m zipfile -l dist/*.whl | grep _kernels.so \
 		> /dev/null || { echo "the wheel lacks the compiled operations" >&2; exit 1; }
 	@size=$$(cat dist/*.whl | wc -c); echo "wheel: $$size bytes (limit $(WHEEL_LIMIT))"; \
@@ -121,7 +121,7 @@ $(BIN)/python:
 # package needs, without the bytecode of all of torch: Python makes what it imports. All targets with tests
 # need all levels, and install them.
 $(VENV)/.installed: $(INSTALLED) | $(BIN)/python
-	@echo "installing into $(VENV) (takes a minute the first time)"
+	@echo "installing into $(VENV) (takes half a minute, and longer where it downloads)"
 	@$(PIP) install -c constraints.txt 'setuptools>=77'
 	@SFUMATO_LEVELS=native $(PIP) install --no-build-isolation --no-deps -e . & built=$$!; \
 		$(BIN)/python -c 'import pathlib, tomllib; \

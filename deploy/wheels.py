@@ -32,6 +32,7 @@ PLATFORMS = {
 """The names of wheels, and Zig's of the same platforms. Torch has no wheels for macOS on x86_64,
 and none for Windows on ARM."""
 
+MODELS = [f"sfumato/{name}/model.safetensors" for name in ("embedded", "embedded_masks")]
 MAGIC = {"many": b"\x7fELF", "maco": b"\xcf\xfa\xed\xfe", "win_": b"MZ"}
 """How a library of a platform begins."""
 
@@ -59,7 +60,7 @@ def check(wheel: Path, platform: str) -> str:
         faults = [
             "the library is of another platform" * (not code.startswith(MAGIC[platform[:4]])),
             "the library names an OpenMP runtime" * bool(re.search(rb"lib(g|i)?omp", code)),
-            "no embedded model" * ("sfumato/embedded/model.safetensors" not in names),
+            "a packaged model is missing" * (not set(MODELS) <= set(names)),
             "no licence" * (not any(name.endswith("/licenses/LICENSE") for name in names)),
             "no bill of materials" * (json.loads(archive.read(sbom))["components"] == []),
             f"more than {LIMIT} bytes" * (wheel.stat().st_size > LIMIT),

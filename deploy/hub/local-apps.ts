@@ -2,11 +2,12 @@
 // functions go into `packages/tasks/src/local-apps.ts` of huggingface/huggingface.js, before LOCAL_APPS,
 // and the last lines into LOCAL_APPS. A test holds the names of families and the commands.
 
-/** By GGUF's `general.architecture`, or by `model_type` of config.json. */
+/** By GGUF's `general.architecture`, or by `model_type` of config.json. A GGUF file of `qwen3` may be an
+ * autoregressive network, which Sfumato refuses. */
 function isSfumatoModel(model: ModelData): boolean {
 	return (
 		["diffusion-gemma"].includes(model.gguf?.architecture ?? "") ||
-		["diffusion_gemma"].includes(model.config?.model_type ?? "")
+		["diffusion_gemma", "sdar", "sdar_moe", "a2d-qwen3"].includes(model.config?.model_type ?? "")
 	);
 }
 

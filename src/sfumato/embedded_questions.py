@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import string
 import tomllib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -84,27 +85,30 @@ def _questions_about_countries() -> Iterator[Question]:
 
 
 Messages = Sequence[Mapping[str, Any]]
+_Heard = tuple[dict[str, str] | None, dict[str, Any] | None]  # a country, and a form of questions
 
 
 def read(messages: Messages) -> tuple[Messages, tuple[str, ...]]:
-    """What the packaged models read of a conversation, and what a reply says of that.
+    """Makes of a conversation what the packaged models read of it, and what a reply says of that.
 
     Messages before the first question stay, and the last EARLIER_TURNS turns before the last one. A
     short question that needs those before it becomes the whole one that it asks: after "What is the
     capital of France?", "And of Japan?" is "What is the capital of Japan?". messages: as
     `sfumato.text.messages.check_messages` lets them pass."""
-    result, note, country, form = list(messages), "", None, None
+    result, note = list(messages), ""
     questions = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    heard: deque[_Heard] = deque(maxlen=EARLIER_TURNS)  # of the questions before, the newest first
     for i in questions:
         text, note = _text(messages[i].get("content")), ""
-        if len(text) > _LONGEST:
-            continue
-        named, named_form = _mentioned(text)
-        needs_one = _asks_on(text) and (named is None) != (named_form is None)
-        country, form = named or country, named_form or form
-        if needs_one and (meant := _known_question(country, form)):
-            result[i] = {**messages[i], "content": meant}
-            note = f'the question was read as "{meant}"'
+        named, named_form = _mentioned(text) if len(text) <= _LONGEST else (None, None)
+        if (named is None) != (named_form is None) and _asks_on(text):
+            country = next(filter(None, (named, *(before for before, _ in heard))), None)
+            form = next(filter(None, (named_form, *(before for _, before in heard))), None)
+            if meant := _known_question(country, form):
+                result[i] = {**messages[i], "content": meant}
+                note = f'the question was read as "{meant}"'
+                named, named_form = country, form
+        heard.appendleft((named, named_form))
     if len(questions) > EARLIER_TURNS + 1:
         del result[questions[0] : questions[-EARLIER_TURNS - 1]]
     return result, (note,) if note else ()

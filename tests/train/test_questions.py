@@ -127,6 +127,8 @@ def test_two_turns_before_a_question_are_read_and_the_system_message() -> None:
     assert read == [system, *conversation(*meant)]
     assert notes == (f'the question was read as "{currency}"',)
     assert embedded_questions.read(read) == (read, ())
+    far = conversation(texts[0], "Who are you?", "Hi.", "And of Japan?")  # its form is out of reach
+    assert embedded_questions.read(far) == (far[2:], ())
     strange = conversation("x" * 10**6, "\u017fpain?", "of \u212aenya?")
     strange[-1]["content"] = [{"type": "image"}, {"type": "text", "text": "And of Peru?"}]
     assert embedded_questions.read(strange) == (strange, ())

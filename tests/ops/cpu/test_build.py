@@ -125,16 +125,16 @@ def test_wheels_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             for name in names:
                 archive.writestr(name, "")
 
-    model, licence = "sfumato/embedded/model.safetensors", "sfumato-1.dist-info/licenses/LICENSE"
-    write(b"MZ", model, licence)
+    models, licence = wheels.MODELS, "sfumato-1.dist-info/licenses/LICENSE"
+    write(b"MZ", *models, licence)
     assert "bytes" in wheels.check(wheel, "win_amd64")
     for code, names, linked, fault in (
-        (b"\x7fELF", (model, licence), "[{}]", "another platform"),
-        (b"MZ libiomp5md.dll", (model, licence), "[{}]", "OpenMP"),
-        (b"MZ", (licence,), "[{}]", "model"),
-        (b"MZ", (model,), "[{}]", "licence"),
-        (b"MZ", (model, licence), "[]", "materials"),
-        (b"MZ" + os.urandom(wheels.LIMIT), (model, licence), "[{}]", "more than"),
+        (b"\x7fELF", (*models, licence), "[{}]", "another platform"),
+        (b"MZ libiomp5md.dll", (*models, licence), "[{}]", "OpenMP"),
+        (b"MZ", (models[0], licence), "[{}]", "model"),
+        (b"MZ", models, "[{}]", "licence"),
+        (b"MZ", (*models, licence), "[]", "materials"),
+        (b"MZ" + os.urandom(wheels.LIMIT), (*models, licence), "[{}]", "more than"),
     ):
         write(code, *names, linked=linked)
         with pytest.raises(SystemExit, match=fault):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -44,6 +45,14 @@ def test_the_best_is_chosen() -> None:
     assert able[0] == "portable"
     assert 2 not in runs.values(), "levels are left out, whose tests are skipped: make test has all"
     assert kernels.isa == [isa for isa in able if isa not in ONLY_WHEN_ASKED][-1]
+
+
+def test_the_build_knows_the_levels_of_x86() -> None:
+    source = (Path(__file__).resolve().parents[3] / "setup.py").read_text(encoding="utf-8")
+    levels = ast.literal_eval(re.findall(r"^LEVELS = (.*)$", source, re.MULTILINE)[0])
+    # avx512_vnni is in the file of avx512; ARM's are compiled elsewhere.
+    rest = ("avx512_vnni", "neon", "i8mm")
+    assert levels == {ISAS.index(name): name for name in ISAS if name not in rest}
 
 
 @compiled

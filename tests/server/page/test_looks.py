@@ -148,6 +148,7 @@ def test_another_model_is_chosen_beside_the_title(
     ask(page, "And now?")  # waits for it
     wait(page)
     expect(choice).to_be_enabled()
+    expect(page.locator("#prompt")).to_be_focused()  # who writes on keeps the focus
     expect(choice).to_have_value("large")
     assert served.http.get("/props").json()["model"] == "large"
     for nth, name in enumerate(("small", "large")):
@@ -156,6 +157,7 @@ def test_another_model_is_chosen_beside_the_title(
     assert served.chat(model="small", max_tokens=1).json()["model"] == "small"
     page.reload()
     expect(choice).to_have_value("small")
+    checked_by_axe(page)("a choice of models")
 
 
 def test_tabs_stay_where_they_are(open_page: Callable[..., Any]) -> None:

@@ -29,6 +29,7 @@ export class Models {
     await this.#load(this.#select.value);
     this.#select.disabled = false;
     this.#select.removeAttribute('aria-busy');
-    this.#select.focus();
+    // Disabled, it lost the focus; who writes a question meanwhile keeps it.
+    if (document.activeElement === document.body) this.#select.focus();
   }
 }
