@@ -39,6 +39,8 @@ class PicturedAttend:
     spans: list[Span]
     rule: ImageMask
 
+    adapted = ()
+
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values, held = self.slot.history(layer)
         own = torch.arange(self.slot.length, self.slot.length + len(q))

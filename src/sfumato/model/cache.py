@@ -102,6 +102,9 @@ class KVPool:
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)
         self.held = [0] * slots  # the same on the host, so that reading a length is no wait
         self.offsets = [0] * slots  # of each slot; see `Slot.offset`
+        # The number of each slot's adapter, 0 for none, here and on the device.
+        self.adapters = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.adapted = [0] * slots
 
     def __len__(self) -> int:
         return len(self.held)
@@ -113,6 +116,10 @@ class KVPool:
     def slots(self) -> list[Slot]:
         """All slots, in order. All objects of one number share contents and length."""
         return [Slot(self, index) for index in range(len(self))]
+
+    def adapters_in_use(self) -> set[int]:
+        """The numbers of the adapters that its slots have."""
+        return set(self.adapted) - {0}
 
     def set_length(self, index: int, length: int) -> None:
         """Changes the length of a slot here and on the device."""
@@ -149,8 +156,21 @@ class Slot:
         assert not self.length and 0 <= offset < (self.pool.block or 1)
         self.pool.offsets[self.index] = offset
 
+    @property
+    def adapter(self) -> int:
+        """The number of the adapter that the prefix is encoded with and the row is served by; 0:
+        none. Who leases the slot sets it, while the slot is empty."""
+        return self.pool.adapted[self.index]
+
+    @adapter.setter
+    def adapter(self, number: int) -> None:
+        if number != self.adapter:
+            assert not self.length, "a prefix is of one adapter"
+            self.pool.adapted[self.index] = number
+            self.pool.adapters[self.index].fill_(number)
+
     def reset(self) -> None:
-        """Empties the prefix; the memory stays allocated."""
+        """Empties the prefix; the memory and the adapter stay."""
         self.length = 0
         self.offset = 0
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from sfumato import ops
+from sfumato.model.adapters import Adapted, of_rows, of_tokens
 from sfumato.model.cache import KVPool, PoolLease, QuestionPool, Slot
 from sfumato.model.devices import to_device
 from sfumato.model.vision.mask import ImageMask, Span, seen
@@ -100,6 +101,14 @@ class PaddedRows:
         return _joined([_positions(*each) for each in next(iter(self._seen.values()))])
 
     @property
+    def adapted(self) -> tuple[Adapted, ...]:
+        """Which adapters change which tokens, by the slots of the rows."""
+        in_use = {number for part in self.parts for number in part.pool.adapters_in_use()}
+        if not in_use:
+            return ()
+        return of_tokens(_joined([_adapters(part) for part in self.parts]), in_use)
+
+    @property
     def encodes(self) -> Tensor | None:
         """bool [tokens, 1]: which tokens are in the encode phase; None: none."""
         if all(part.commits is None for part in self.parts):
@@ -157,6 +166,13 @@ def _positions(part: RowPart, first: Tensor) -> Tensor:
     places = torch.arange(part.width, device=first.device)
     positions = (first[:, None] + places).flatten()
     return positions if part.index is None else positions.index_select(0, part.index)
+
+
+def _adapters(part: RowPart) -> Tensor:
+    """The number of each token's adapter, int64 [tokens]."""
+    of_rows = part.pool.adapters.index_select(0, part.slots)
+    each = of_rows[:, None].expand(-1, part.width).flatten()
+    return each if part.index is None else each.index_select(0, part.index)
 
 
 def _padded(part: RowPart, packed: Tensor) -> Tensor:
@@ -268,6 +284,12 @@ class PackedRows:
         """int64 [tokens]: each token's position in its row."""
         at, rows = self.suffixes[0].slot.pool.device, zip(self.suffixes, self.counts, strict=True)
         return torch.cat([torch.arange(s.end, s.end + count, device=at) for s, count in rows])
+
+    @property
+    def adapted(self) -> tuple[Adapted, ...]:
+        """Which adapters change which tokens, by the slots of the rows."""
+        slots = [suffix.slot for suffix in self.suffixes]
+        return of_rows([slot.adapter for slot in slots], self.counts, slots[0].pool.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [all queries, heads, d]; k and v [tokens, kv_heads, d] → like q."""

@@ -22,20 +22,27 @@ import torch
 from torch import Tensor, nn
 
 from sfumato import ops
+from sfumato.model.adapters import NONE, Adapted, Adapter, LowRank, moved, narrowed
 from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.segments import PackedRows
 from sfumato.model.streamed_layers import StreamedLayers
+from sfumato.refused import Refused
 
 
 class Linear(nn.Module):
-    """`x @ weight.T` without bias: [..., inputs] → [..., outputs]."""
+    """`x @ weight.T` without bias, and what adapters add: [..., inputs] → [..., outputs]."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.changes: dict[int, LowRank] = {}  # by the number of the adapter
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.linear(x, self.weight)
+    def forward(self, x: Tensor, adapted: Sequence[Adapted] = ()) -> Tensor:
+        y = ops.linear(x, self.weight)
+        for number, tokens in adapted:
+            if (change := self.changes.get(number)) is not None:
+                y = change.added(y, x, tokens)
+        return y
 
 
 class RMSNorm(nn.Module):
@@ -60,8 +67,9 @@ class GatedMLP(nn.Module):
         self.up_proj = Linear(hidden, inner)
         self.down_proj = Linear(inner, hidden)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(ops.gated(self.gate_proj(x), self.up_proj(x), self.gating))
+    def forward(self, x: Tensor, adapted: Sequence[Adapted] = ()) -> Tensor:
+        gate, up = self.gate_proj(x, adapted), self.up_proj(x, adapted)
+        return self.down_proj(ops.gated(gate, up, self.gating), adapted)
 
 
 class SelfConditioning(GatedMLP):
@@ -71,10 +79,12 @@ class SelfConditioning(GatedMLP):
         super().__init__(hidden, inner)
         self.pre_norm = RMSNorm(hidden, eps)
 
-    def forward(self, embedded: Tensor, soft: Tensor | None = None) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, embedded: Tensor, soft: Tensor | None = None, adapted: Sequence[Adapted] = ()
+    ) -> Tensor:
         """embedded [..., hidden] and soft [..., hidden] (None: zeros) → [..., hidden]."""
         if soft is not None:  # the MLP has no bias: zeros in, zeros out
-            embedded = embedded + super().forward(self.pre_norm(soft))
+            embedded = embedded + super().forward(self.pre_norm(soft), adapted)
         return ops.rms_norm(embedded, None, self.pre_norm.eps)
 
 
@@ -127,7 +137,11 @@ def rounded(value: float, dtype: torch.dtype) -> float:
 
 
 class Attend(Protocol):
-    """Attention of one layer over the keys and values that each query sees."""
+    """Attention of one layer over the keys and values that each query sees, and which adapters
+    change the tokens of the forward."""
+
+    @property
+    def adapted(self) -> Sequence[Adapted]: ...
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [..., tokens, heads, d]; k, v [..., tokens, kv_heads, d] → like q."""
@@ -157,28 +171,31 @@ class Attention(nn.Module):
         attend: Attend,
         layer: int,
         only: Tensor | None = None,
+        adapted: Sequence[Adapted] = (),
     ) -> Tensor:
         """x [..., tokens, hidden] → [..., tokens, hidden]; only int64 [n]: of which tokens, packed,
-        results are wanted (None: of all)."""
+        results are wanted (None: of all); adapted: of all tokens."""
         if only is None:
             heads = (*x.shape[:-1], -1, self.head_dim)
-            q, k = self.q_proj(x).view(heads), self.k_proj(x).view(heads)
-            v = None if self.v_proj is None else self.v_proj(x).view(heads)
+            q, k = self.q_proj(x, adapted).view(heads), self.k_proj(x, adapted).view(heads)
+            v = None if self.v_proj is None else self.v_proj(x, adapted).view(heads)
             weights = self._query_weight(), self.k_norm.weight
             q, k, v = ops.prepare_heads(q, k, v, *weights, *rotary, self.eps, self.norms_values)
         else:
-            k, v = self.keys_values(x, rotary)
-            x = x.index_select(0, only)
+            k, v = self.keys_values(x, rotary, adapted)
+            x, adapted = x.index_select(0, only), narrowed(adapted, only)
             rotary = rotary[0].index_select(0, only), rotary[1].index_select(0, only)
-            q = self.q_proj(x).view(*x.shape[:-1], -1, self.head_dim)
+            q = self.q_proj(x, adapted).view(*x.shape[:-1], -1, self.head_dim)
             q = ops.rotate(ops.rms_norm(q, self._query_weight(), self.eps), *rotary)
-        return self.o_proj(attend(layer, q, k, v).reshape(*x.shape[:-1], -1))
+        return self.o_proj(attend(layer, q, k, v).reshape(*x.shape[:-1], -1), adapted)
 
-    def keys_values(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def keys_values(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], adapted: Sequence[Adapted] = ()
+    ) -> tuple[Tensor, Tensor]:
         """x [..., tokens, hidden] → keys and values [..., tokens, kv_heads, d]."""
         heads = (*x.shape[:-1], -1, self.head_dim)
-        k = self.k_proj(x).view(heads)
-        v = self.v_proj(x).view(heads) if self.v_proj is not None else k
+        k = self.k_proj(x, adapted).view(heads)
+        v = self.v_proj(x, adapted).view(heads) if self.v_proj is not None else k
         v = ops.rms_norm(v, None, self.eps) if self.norms_values else v
         return ops.rotate(self.k_norm(k), *rotary), v
 
@@ -257,23 +274,26 @@ class Block(nn.Module):
         index: int,
         encoding: bool | Tensor,
         only: Tensor | None = None,
+        adapted: Sequence[Adapted] = (),
     ) -> Tensor:
         """x [..., tokens, hidden] → the same; encoding: of all tokens, or bool [tokens, 1]; only
-        int64 [n]: of which tokens, packed, results are wanted (None: of all)."""
-        attended = self.self_attn(self.input_layernorm(x), rotary, attend, index, only)
+        int64 [n]: of which tokens, packed, results are wanted (None: of all); adapted: of all."""
+        attended = self.self_attn(self.input_layernorm(x), rotary, attend, index, only, adapted)
         if only is not None:
-            x = x.index_select(0, only)
-        return self._after_attention(x, attended, encoding)
+            x, adapted = x.index_select(0, only), narrowed(adapted, only)
+        return self._after_attention(x, attended, encoding, adapted)
 
-    def _after_attention(self, x: Tensor, attended: Tensor, encoding: bool | Tensor) -> Tensor:
+    def _after_attention(
+        self, x: Tensor, attended: Tensor, encoding: bool | Tensor, adapted: Sequence[Adapted]
+    ) -> Tensor:
         """The residual after the layer, of the one before it and what attention gives, alike."""
         x = x + attended
         given = self.post_attention_layernorm(x)
         if self.mlp is not None:
-            x = x + self.mlp(given)
-        return x if self.experts is None else x + self._mixed(given, given)
+            x = x + self.mlp(given, adapted)
+        return x if self.experts is None else x + self._mixed(given, given, adapted)
 
-    def _mixed(self, routed: Tensor, given: Tensor) -> Tensor:
+    def _mixed(self, routed: Tensor, given: Tensor, adapted: Sequence[Adapted]) -> Tensor:
         """What the experts make of `given`, chosen by `routed`, both [..., tokens, hidden]."""
         assert self.router is not None and self.experts is not None
         chosen, shares = self.router(routed.reshape(-1, routed.shape[-1]))
@@ -294,13 +314,15 @@ class NormedBlock(Block):
         self.layer_scalar = nn.Parameter(torch.ones(1))
         self.encoder_layer_scalar = nn.Parameter(torch.ones(1))
 
-    def _after_attention(self, x: Tensor, attended: Tensor, encoding: bool | Tensor) -> Tensor:
+    def _after_attention(
+        self, x: Tensor, attended: Tensor, encoding: bool | Tensor, adapted: Sequence[Adapted]
+    ) -> Tensor:
         post, dense = self.post_attention_layernorm, self.pre_feedforward_layernorm
         expert = self.pre_feedforward_layernorm_2
         x, dense_in, expert_in = ops.after_attention(
             x, attended, post.weight, dense.weight, expert.weight, self.eps
         )
-        return self._feed_forward(x, dense_in, expert_in, self._scalar(encoding))
+        return self._feed_forward(x, dense_in, expert_in, self._scalar(encoding), adapted)
 
     def _scalar(self, encoding: bool | Tensor) -> Tensor:
         if isinstance(encoding, bool):
@@ -308,13 +330,18 @@ class NormedBlock(Block):
         return torch.where(encoding, self.encoder_layer_scalar, self.layer_scalar)
 
     def _feed_forward(
-        self, x: Tensor, dense_in: Tensor, expert_in: Tensor, scalar: Tensor
+        self,
+        x: Tensor,
+        dense_in: Tensor,
+        expert_in: Tensor,
+        scalar: Tensor,
+        adapted: Sequence[Adapted],
     ) -> Tensor:
         """The residual after the layer; dense_in and expert_in: norms of the residual x."""
         assert self.mlp is not None
-        dense = self.mlp(dense_in)
+        dense = self.mlp(dense_in, adapted)
         # The router reads the residual itself; the experts read it through their own norm.
-        mixed = self._mixed(x, expert_in)
+        mixed = self._mixed(x, expert_in, adapted)
         first, second = self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2
         weights = first.weight, second.weight, self.post_feedforward_layernorm.weight
         return ops.after_layer(x, dense, mixed, *weights, scalar, self.eps)
@@ -363,6 +390,41 @@ class Transformer(nn.Module):
         """The weight of the output layer, [vocab, hidden]."""
         return (self.lm_head or self.embed_tokens).weight
 
+    def attach(self, number: int, adapter: Adapter) -> None:
+        """Lets an adapter serve the tokens that have its number, from 1. Its tensors move to where
+        the weights are, in the dtype that they have. Raises Refused where the network has no such
+        module, or one of other sizes; then nothing has changed."""
+        assert number > NONE
+        modules = {path: self._adaptable(path, change) for path, change in adapter.items()}
+        self.detach(number)
+        for path, module in modules.items():
+            change = adapter[path]
+            module.changes[number] = change.to(module.weight.device, change.down.dtype)
+
+    def detach(self, number: int) -> None:
+        """Forgets an adapter."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.changes.pop(number, None)
+
+    def _adaptable(self, path: str, change: LowRank) -> Linear:
+        """The module that a change is for."""
+        try:
+            module = self.get_submodule(path)
+        except AttributeError:
+            module = None
+        if not isinstance(module, Linear):
+            raise Refused(path, "is no matrix of this network that an adapter can change")
+        out, inputs = module.weight.shape
+        (up, rank), (down, width) = change.up.shape, change.down.shape
+        if (up, width) != (out, inputs) or rank != down:
+            raise Refused(
+                path,
+                f"an adapter of {down} x {width} and {up} x {rank} numbers does not fit the "
+                f"weight, which has {out} x {inputs}",
+            )
+        return module
+
     def encode(
         self,
         ids: Tensor,
@@ -405,7 +467,7 @@ class Transformer(nn.Module):
         if self.self_conditioning is None:
             x = embedded
         else:
-            x = self.self_conditioning(embedded, soft)
+            x = self.self_conditioning(embedded, soft, attend.adapted)
         if encoding is None:
             return self._blocks(x, positions, attend, encoding=False, only=only)
         return self._blocks(torch.where(encoding, embedded, x), positions, attend, encoding)
@@ -423,10 +485,12 @@ class Transformer(nn.Module):
         takes the keys and values of the last layer, whose result is not wanted then."""
         home, last = x.device, len(self.blocks) - 1
         tables: dict[torch.device, dict[RotaryKey, tuple[Tensor, Tensor]]] = {}
+        adapted = {home: attend.adapted}
         for index, (block, layer) in enumerate(zip(self.blocks, self.config.layers, strict=True)):
             at = block.device or home
             if at not in tables:
                 tables[at] = self.rotary.tables(positions.to(at), x.dtype)
+                adapted[at] = moved(adapted[home], at)
             rotary = tables[at][rotary_key(layer)]
             # The last layer needs keys and values of all tokens, and the rest of the wanted ones.
             wanted = only.to(at) if only is not None and index == last else None
@@ -434,7 +498,8 @@ class Transformer(nn.Module):
             with block.present():
                 x = x.to(at)
                 if keep is not None and index == last:
-                    keep(*block.self_attn.keys_values(block.input_layernorm(x), rotary))
+                    normed = block.input_layernorm(x)
+                    keep(*block.self_attn.keys_values(normed, rotary, adapted[at]))
                 else:
-                    x = block(x, rotary, attend, index, phase, wanted)
+                    x = block(x, rotary, attend, index, phase, wanted, adapted[at])
         return x if keep is not None else self.norm(x.to(home))

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato import ops
+from sfumato.model.adapters import Adapted
 from sfumato.model.transformer import Transformer, rotary_key
 from sfumato.model.vision.tower import VisionTower, rotary_of
 from sfumato.train.canvas_rows import KINDS, CanvasBatch, Reads
@@ -74,6 +75,7 @@ class TwoPhases(ABC):
         self.config, self.lengths, self.encoding = network.config, lengths, True
         self.denoise_masks, self.canvas_mask, self.watched = masks, canvas_mask, watched
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self.adapted: tuple[Adapted, ...] = ()
         self.looking: tuple[Tensor, Tensor, Tensor] | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -7,11 +7,14 @@ in slices, so that other work has a turn in between.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato import ops
+from sfumato.model.adapters import Adapted
 from sfumato.model.transformer import GatedMLP, Linear, RMSNorm
 from sfumato.model.vision.config import VisionConfig
 
@@ -28,8 +31,8 @@ class ClampedLinear(Linear):
         self.input_min, self.input_max = _number(), _number()
         self.output_min, self.output_max = _number(), _number()
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = super().forward(torch.clamp(x, self.input_min, self.input_max))
+    def forward(self, x: Tensor, adapted: Sequence[Adapted] = ()) -> Tensor:
+        x = super().forward(torch.clamp(x, self.input_min, self.input_max), adapted)
         return torch.clamp(x, self.output_min, self.output_max)
 
 

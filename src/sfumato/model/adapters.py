@@ -1,0 +1,89 @@
+"""Adapters: low-rank changes of a network's weights, of which several serve beside each other.
+
+An adapter is attached to a network under a number; 0 is the network without one. Which adapter
+changes a token is said by the slot of its row, so that rows of different adapters share a forward:
+the product with the weight is one for all tokens, and each adapter adds its own to the tokens of
+its rows. A row's bits do not depend on the others'. Knows no files: `weights/files/adapter.py`
+reads and writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sfumato import ops
+
+NONE = 0
+"""The number of no adapter."""
+
+
+class Adapted(NamedTuple):
+    """The tokens of a forward that one adapter changes."""
+
+    number: int
+    tokens: Tensor | None = None  # bool [tokens, 1]; None: all of them
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What an adapter adds to a weight [out, in]: `up @ down · scale` (LoRA: Hu et al. 2021,
+    arXiv:2106.09685)."""
+
+    down: Tensor  # [rank, in]
+    up: Tensor  # [out, rank]
+    scale: float
+
+    def added(self, y: Tensor, x: Tensor, tokens: Tensor | None) -> Tensor:
+        """y [..., out], the product of x [..., in] with the weight, with the change of the tokens
+        bool [tokens, 1] (None: of all), in the dtype of y."""
+        low = ops.linear(x.to(self.down.dtype), self.down)
+        changed = y + (ops.linear(low, self.up) * self.scale).to(y.dtype)
+        return changed if tokens is None else torch.where(tokens, changed, y)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> LowRank:
+        return LowRank(self.down.to(device, dtype), self.up.to(device, dtype), self.scale)
+
+
+Adapter = Mapping[str, LowRank]
+"""The changes of an adapter, by the canonical paths of the modules that have the weights, such as
+"layers.0.self_attn.q_proj"."""
+
+
+def narrowed(adapted: Sequence[Adapted], only: Tensor | None) -> tuple[Adapted, ...]:
+    """What is adapted among the tokens `only`, int64 [n] (None: all)."""
+    if only is None:
+        return tuple(adapted)
+    return tuple(
+        Adapted(number, None if tokens is None else tokens.index_select(0, only))
+        for number, tokens in adapted
+    )
+
+
+def moved(adapted: Iterable[Adapted], device: torch.device) -> tuple[Adapted, ...]:
+    """The same with its tensors on a layer's device."""
+    return tuple(
+        Adapted(number, None if tokens is None else tokens.to(device)) for number, tokens in adapted
+    )
+
+
+def of_tokens(numbers: Tensor, in_use: Iterable[int]) -> tuple[Adapted, ...]:
+    """What is adapted where each token has the number of its adapter, int64 [tokens]; in_use: the
+    numbers that may stand there. Reads nothing on the host."""
+    return tuple(Adapted(each, (numbers == each)[:, None]) for each in sorted(in_use) if each)
+
+
+def of_rows(
+    numbers: Sequence[int], counts: Sequence[int], device: torch.device
+) -> tuple[Adapted, ...]:
+    """What is adapted in packed rows of so many tokens, each with the number of its adapter."""
+    in_use = set(numbers)
+    if len(in_use) == 1:
+        (number,) = in_use
+        return (Adapted(number),) if number else ()
+    each = torch.tensor(list(numbers)).repeat_interleave(torch.tensor(list(counts)))
+    return of_tokens(each.to(device), in_use)
