@@ -2,7 +2,8 @@
 
 They are one shared library of plain C functions, without a symbol of Python's, so that one wheel
 serves every Python of its platform.  Where it does not compile, the package installs without it.
-SFUMATO_LEVELS=native compiles, of the levels of x86, the one alone that this machine would choose.
+SFUMATO_LEVELS=native compiles, of the levels of x86, the one alone that this machine would choose;
+without it, and with SFUMATO_LEVELS=all, there are all of them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -51,6 +53,19 @@ LEVELS = {0: "portable", 1: "avx2", 2: "avx_vnni", 4: "avx512", 5: "amx"}
 one is never chosen unasked; ARM's compile quickly."""
 
 
+def levels() -> str:
+    """What SFUMATO_LEVELS says. Raises SystemExit for what it cannot be."""
+    given = os.environ.get("SFUMATO_LEVELS") or "all"
+    if given not in ("all", "native"):
+        raise SystemExit(f"sfumato: SFUMATO_LEVELS: {given!r} is neither all nor native")
+    return given
+
+
+def reason(error: Exception) -> str:
+    """The first line of an error, in which a command is its program alone."""
+    return re.sub(r"'\['(.*?)'.*\]'", r"'\1'", str(error).partition("\n")[0])
+
+
 class BuildLibrary(build_ext):
     """Goes on without what does not compile, and names the result as `library.py` looks for it."""
 
@@ -60,16 +75,17 @@ class BuildLibrary(build_ext):
         if self.compiler.compiler_type == "msvc":
             print(f"{LOST} (they need GCC or clang, not MSVC)", file=sys.stderr)
             return
+        is_native = levels() == "native"
         try:
-            if os.environ.get("SFUMATO_LEVELS") == "native":
+            if is_native:
                 self._leave_out(ext)
             self.compiler.compile = _at_once(self.compiler.compile)
             super().build_extension(ext)
             for beside in Path(self.get_ext_fullpath(ext.name)).parent.glob("*.lib"):
                 beside.unlink()  # for linkers on Windows
         except (BaseError, CCompilerError, OSError) as error:
-            reason = str(error).partition("\n")[0]
-            print(f"{LOST} (the C++ compiler is missing or failed: {reason})", file=sys.stderr)
+            why = f"the C++ compiler is missing or failed: {reason(error)}"
+            print(f"{LOST} ({why})", file=sys.stderr)
 
     def _leave_out(self, ext: Extension) -> None:
         """The levels that this processor lacks or does not choose, which the sources ask it."""

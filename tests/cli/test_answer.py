@@ -122,7 +122,7 @@ def test_an_empty_answer_is_drawn_again(network: ScriptedNetwork, cli: Any) -> N
     network.scripts[BOS].says = says
     done = cli("run", "Hi")
     assert (done.code, done.out) == (0, "Yes.\n")
-    assert done.err == ("sfumato: warning: canvas 0: the answer was empty and was drawn again\n")
+    assert done.err == ("sfumato: note: canvas 0: the answer was empty and was drawn again\n")
 
 
 def test_a_thought_leaves_room_for_an_answer(network: ScriptedNetwork, cli: Any) -> None:

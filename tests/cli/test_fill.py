@@ -84,6 +84,7 @@ def test_a_file_may_have_holes(cli: Any, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("no hole",), "the text has no hole: write {{6}}"),
+        (("longer than any file's name " * 30,), "the text has no hole: write {{6}}"),
         (("{{3}}", "--tokens", "3"), "--tokens: belongs to --at"),
         (("{{3}}", "--system", "x"), "--system: belongs to a conversation"),
         (("{{3}}", "--write"), "--write: there is no file"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import io
 import logging
 import os
 import re
@@ -93,6 +95,7 @@ def test_wrong_usage_is_one_line(cli: Any, argv: tuple[str, ...]) -> None:
         (("run", "Hi", "--max-tok=5"), "--max-tok=5; did you mean --max-tokens?"),
         (("chat", "--t"), "--t; did you mean --thinking or "),
         (("inspect", "--tensor"), "--tensor; did you mean --tensors?"),
+        (("run", "--schema", "x.json", "Hi"), "--schema; JSON schemas are for Python"),
         (("run", "--port", "3", "Hi"), "--port; --port is an option of serve"),
     ],
 )
@@ -209,8 +212,20 @@ def test_threads_have_a_limit(cli: Any, command: tuple[str, ...]) -> None:
     assert CommandLine().parse_args([*command, "--threads", "1024"]).threads in (1024, [1024])
 
 
-@pytest.mark.parametrize(("unbuffered", "code"), [("", 141), ("1", 0)])
-def test_a_closed_pipe_is_no_traceback(unbuffered: str, code: int) -> None:
+def test_help_that_finds_a_full_disk_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sys.stdout", Full())
+    assert main(["serve", "--help"]) == 2
+    assert capsys.readouterr().err == "sfumato: error: No space left on device\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_closed_pipe_is_no_traceback(unbuffered: str) -> None:
     command = [str(Path(sys.executable).with_name("sfumato")), "--help"]
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     read, write = os.pipe()
@@ -219,7 +234,7 @@ def test_a_closed_pipe_is_no_traceback(unbuffered: str, code: int) -> None:
         command, stdout=write, stderr=subprocess.PIPE, env=environment, timeout=60
     )
     os.close(write)
-    assert (done.returncode, done.stderr) == (code, b"")
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_closed_streams_and_plain_locales_do_no_harm() -> None:

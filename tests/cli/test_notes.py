@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import os
+import termios
 
 import pytest
 from tests.cli.conftest import Terminal
@@ -33,5 +34,17 @@ def test_progress_is_a_bar_in_a_terminal_and_nothing_elsewhere(
 
 
 def test_lines_are_broken_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((44, 24)))
+    monkeypatch.setenv("COLUMNS", "44")
     assert terminal.wrapped("word " * 20).splitlines()[0] == ("word " * 8).strip()
+    monkeypatch.delenv("COLUMNS")
+    # The width is that of the stream which is written to: here standard output is a file.
+    inner, outer = os.openpty()
+    termios.tcsetwinsize(inner, (24, 30))
+    with os.fdopen(outer, "w") as narrow:
+        monkeypatch.setattr("sys.stderr", narrow)
+        terminal.print_message("note", "word " * 8)
+        terminal.print_lines(["word " * 8], narrow)
+        narrow.flush()
+        assert max(map(len, os.read(inner, 1000).decode().splitlines())) < 30
+    os.close(inner)
+    assert terminal.columns() == 80

@@ -143,14 +143,14 @@ def test_json(use: Any, cli: Any) -> None:
     assert reply["warnings"] == ["canvas 0: odd"]
     assert reply["stats"]["steps"] == [2, 2]
     assert reply["stats"]["tokens_per_forward"] == 0.75
-    assert done.err == "sfumato: warning: canvas 0: odd\n"
+    assert done.err == "sfumato: note: canvas 0: odd\n"
 
 
 def test_ctrl_c_ends_the_reply_with_all_that_belongs_to_it(use: Any, cli: Any) -> None:
     use("one ", "two", interrupt_at=1, held="<").warnings = ("canvas 0: odd",)
     done = cli("run", "Hi")
     assert (done.code, done.out) == (130, "one <two\n")
-    assert done.err == f"sfumato: warning: canvas 0: odd\n{INTERRUPTED}"
+    assert done.err == f"sfumato: note: canvas 0: odd\n{INTERRUPTED}"
     done = cli("run", "Hi", "--json")
     assert done.code == 130 and "(interrupted)" not in done.err
     reply = json.loads(done.out)

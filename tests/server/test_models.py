@@ -264,7 +264,8 @@ def test_waiting_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         await until(lambda: models.health().waiting == 1)
         behind = ask(client, "a")
         await until(lambda: models.health().waiting == 2)
-        # The end of the server ends those that wait at once.
+        # The end of the server ends those that wait at once, and lets end what runs.
+        assert models.under_way() == 1
         models.close()
         for each in (waiting, behind):
             assert (await each).json()["error"]["code"] == "shutdown"
@@ -284,6 +285,7 @@ def served(*words: str) -> serve.Served:
 def test_models_have_the_names_that_options_give_them(tmp_path: Path) -> None:
     odd = tmp_path / "a=b.gguf"
     odd.touch()
+    assert list(served("-m", f"a={'x' * 300}")) == ["a"]  # longer than any file's name
     assert list(served()) == ["sfumato-embedded"]
     assert list(served("--name", "toy")) == ["toy"]
     assert list(served("-m", str(odd), "-m", "toy=embedded", "--model=x=y/z.gguf")) == [
@@ -298,6 +300,9 @@ def test_models_have_the_names_that_options_give_them(tmp_path: Path) -> None:
         (("-m", "a=x", "-m", "a=y"), "two are called 'a'"),
         (("-m", "=x"), "NAME=PATH"),
         (("-m", "a="), "NAME=PATH"),
+        (("-m", "a b,=x"), "model: 'a b,' is no name of a model: .*without spaces"),
+        (("--name", "a b"), "name: 'a b' is no name of a model"),
+        (("-m", "a=x", "-m", "b=y", "--alias", "b"), "alias: 'b' is the name of a model"),
         (("-m", "a=x", "--name", "b"), "name"),
         (("-m", "x", "-m", "y", "--name", "b"), "name"),
     ):

@@ -300,6 +300,10 @@ class _Parser(argparse.ArgumentParser):
         terminal.print_message("error", f"{message} (see {self.prog} --help)")
         self.exit(2)
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Raises OSError where the output is full, which argparse's own does not say."""
+        (file or sys.stderr).write(message)
+
 
 class CommandLine:
     """The parser of every command.
@@ -430,12 +434,25 @@ def nearest(word: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(word)] or get_close_matches(word, names, 1)
 
 
+_SCHEMAS = (
+    "JSON schemas are for Python (generate(…, schema=…)), for HTTP (response_format) and "
+    "for the page's JSON view: docs/grammars.md"
+)
+_ELSEWHERE = dict.fromkeys(("--schema", "--json-schema", "--response-format"), _SCHEMAS) | {
+    "--grammar": "grammars are for HTTP: docs/grammars.md",
+    "--tools": "tools are for Python and HTTP: docs/api.md",
+}
+"""Options that people expect and no command has, and where what they mean is."""
+
+
 def _unknown(words: Sequence[str], command: str) -> str:
     """What is said of words that a command does not take."""
     message = f"unrecognized arguments: {' '.join(words)}"
     first = next((word for word in words if word.startswith("--")), "").partition("=")[0]
     if owners := _owners(first):
         return f"{message}; {first} is an option of {', '.join(owners)}"
+    if first in _ELSEWHERE:
+        return f"{message}; {_ELSEWHERE[first]}"
     near = nearest(first, [option.flag for option in options_of(command)]) if first else []
     return f"{message}; did you mean {' or '.join(near)}?" if near else message
 

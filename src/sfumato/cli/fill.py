@@ -5,6 +5,7 @@ instruction says. The canvases of an edit begin as the file's text.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from dataclasses import replace
@@ -80,7 +81,7 @@ def _task(args: argparse.Namespace) -> tuple[tuple[Part, ...], TextFile | None]:
     text, file = args.text, None  # type: str, TextFile | None
     if text == "-":
         text = read_text("-")
-    elif not _HOLE.search(text) and Path(text).is_file():
+    elif not _HOLE.search(text) and os.path.isfile(text):
         file = TextFile.read(text)
         text = file.text
     parts = holes_of(text)

@@ -155,7 +155,7 @@ def once(
     """One reply, on an engine of its own. Raises as `engine` and `answer` do."""
     own = engine(model, request)
     if is_embedded(model) and not args.json and sys.stderr.isatty():
-        print(terminal.wrapped(TOY) + "\n", file=sys.stderr)
+        print(terminal.wrapped(TOY, file=sys.stderr) + "\n", file=sys.stderr)
     return answer(own, request, display(args, model, args.slow), seen)
 
 
@@ -189,8 +189,8 @@ def answer(
                     break
             else:
                 raise AssertionError("a request ends in Finished or Failed")
-        for warning in end.reply.warnings:  # below the text, whose last line has ended
-            terminal.print_message("warning", warning)
+        for line in end.reply.warnings:  # below the text, whose last line has ended
+            terminal.print_message("note", line)
         reply, interrupted = end.reply, presses.count > 0
         last = before.text if before and reply.stop_reason == "cancelled" else ""
         return Answer(reply, reply.text, interrupted, end.account, last)

@@ -7,13 +7,12 @@ The local cache is the hub's (`sfumato.hub`), which other programs share.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import time
 from typing import Any
 
 from sfumato import catalog, hub
-from sfumato.cli.terminal import print_message, print_report, size, table, wrapped
+from sfumato.cli.terminal import columns, print_message, print_report, size, table, wrapped
 from sfumato.model.families import FAMILIES
 from sfumato.refused import Refused
 
@@ -109,7 +108,7 @@ def _rows(cells: Any) -> list[str]:
     """A table; in a terminal that is too narrow for it, each row as a paragraph of its own."""
     rows = list(cells)
     lines = table(rows)
-    if not sys.stdout.isatty() or max(map(len, lines)) < shutil.get_terminal_size().columns:
+    if not sys.stdout.isatty() or max(map(len, lines)) < columns(sys.stdout):
         return lines
     return [wrapped(f"{row[0]}: {', '.join(row[1:])}", "  ", "    ") for row in rows]
 
@@ -124,7 +123,8 @@ def _remove(args: argparse.Namespace) -> int:
     if not args.force:
         if not sys.stdin.isatty():
             raise Refused(None, f"{reference}: would remove {freed}", "--force does so unasked")
-        print(wrapped(f"Removes {freed}. Other programs use this cache too."), file=sys.stderr)
+        question = f"Removes {freed}. Other programs use this cache too."
+        print(wrapped(question, file=sys.stderr), file=sys.stderr)
         print("Remove it? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             print("Nothing was removed.", file=sys.stderr)

@@ -37,7 +37,7 @@ from sfumato.server.http.uvicorn_server import SIGNALS, Listener, bind, outward_
 from sfumato.server.metrics import Metrics
 from sfumato.server.models import LOADER, Models
 from sfumato.server.service import token_text
-from sfumato.server.settings import ServerSettings
+from sfumato.server.settings import ServerSettings, name_fault
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ def _serve(
         ready=lambda: _announce(args, models, settings, url),
         dead=lambda: models.death is not None,
         halt=lambda: models.close(join_s=0.0),
-        running=lambda: models.health().running + models.health().waiting,
+        running=models.under_way,
         access_log=args.verbose,
     )
     _freeze()
@@ -199,10 +199,15 @@ def _served(args: argparse.Namespace) -> Served:
         if served:
             own.mmproj = None  # the first one's
         resolve_models(own)
+        if own.name is not None and (why := name_fault(own.name)):
+            raise Refused("model" if name else "name", f"{own.name!r} {why}")
         own.name = own.name or (Path(own.model).name if own.model else "sfumato-embedded")
         if own.name in served:
             raise Refused("model", f"two are called {own.name!r}", _NAMED)
         served[own.name] = own
+    for name in args.alias:
+        if name in served:
+            raise Refused("alias", f"{name!r} is the name of a model", "choose another one")
     return served
 
 
@@ -212,9 +217,9 @@ _NAMED = "name each as in --model small=PATH"
 def _name_and_path(given: str | None) -> tuple[str | None, str | None]:
     """The parts of NAME=PATH; a path that exists, or that has its = in a later part, is one."""
     name, equals, path = (given or "").partition("=")
-    if given is None or not equals or set(name) & set("/\\:") or Path(given).exists():
+    if given is None or not equals or set(name) & set("/\\:") or os.path.exists(given):
         return None, given
-    if not (name.strip() and name.isprintable() and path):
+    if not (name and path):
         raise Refused("model", f"{given!r} is neither a path nor NAME=PATH")
     return name, path
 

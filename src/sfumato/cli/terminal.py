@@ -5,12 +5,13 @@ Knows no models and no commands. Loads nothing heavy before it is shown.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
 from sfumato.values import size as size
@@ -19,7 +20,7 @@ _LOADING = "loading …"
 EVERY_S = 60.0  # between two lines of progress, where there is no terminal
 
 
-@contextmanager
+@contextlib.contextmanager
 def loading() -> Iterator[None]:
     """Shows "loading …" at a terminal, on a line that is erased at the end."""
     shown = sys.stderr.isatty()
@@ -35,7 +36,7 @@ def loading() -> Iterator[None]:
 def print_message(kind: str, text: str) -> None:
     """A message: "sfumato: error: …". In a file it is one line; at a terminal it is wrapped."""
     text = f"sfumato: {kind}: {text}"
-    print(wrapped(text) if sys.stderr.isatty() else text, file=sys.stderr)
+    print(wrapped(text, file=sys.stderr) if sys.stderr.isatty() else text, file=sys.stderr)
 
 
 def print_json(value: object) -> None:
@@ -55,26 +56,35 @@ def print_report(as_json: bool, value: object, lines: Iterable[str]) -> None:
 
 def print_lines(lines: Iterable[str], file: TextIO) -> None:
     """Lines for people. At a terminal one that is too long is broken between words."""
-    import shutil
-
-    width = shutil.get_terminal_size().columns if file.isatty() else None
+    width = columns(file) if file.isatty() else None
     for line in "\n".join(lines).split("\n"):
         if width is not None and len(line) > width:
             text = line.lstrip()
             indent = line[: len(line) - len(text)]
-            line = wrapped(text, indent, f"{indent}    ")
+            line = wrapped(text, indent, f"{indent}    ", file)
         print(line, file=file)
 
 
-def wrapped(text: str, first: str = "", indent: str = "") -> str:
-    """The text in lines of a terminal's width, broken between words alone: a longer word, as a
-    path, can be copied. The first line begins with `first`, the others with `indent`."""
+def columns(file: TextIO | None = None) -> int:
+    """Columns of the terminal that a stream goes to (None: standard output): what COLUMNS says,
+    else the terminal's own, and 80 where the stream is a file."""
+    if not os.environ.get("COLUMNS"):
+        with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
+            return os.get_terminal_size((file or sys.stdout).fileno()).columns or 80
     import shutil
+
+    return shutil.get_terminal_size().columns
+
+
+def wrapped(text: str, first: str = "", indent: str = "", file: TextIO | None = None) -> str:
+    """The text in lines of a terminal's width, broken between words alone: a longer word, as a
+    path, can be copied. The first line begins with `first`, the others with `indent`. file: what
+    the text is printed to, see `columns`."""
     import textwrap
 
     return textwrap.fill(
         text,
-        max(20, shutil.get_terminal_size().columns - 1),
+        max(20, columns(file) - 1),
         initial_indent=first,
         subsequent_indent=indent,
         break_long_words=False,
@@ -88,7 +98,7 @@ def named(rows: Sequence[tuple[str, str]]) -> list[str]:
     return [wrapped(text, f"{name:<{indent}}", " " * indent) for name, text in rows]
 
 
-@contextmanager
+@contextlib.contextmanager
 def handling(signals: Iterable[int], handler: Callable[..., object], usual: Any) -> Iterator[None]:
     """Within, signals that are handled as usual go to the handler.
 
@@ -111,7 +121,7 @@ class Advance(Protocol):
     def __call__(self, done: int, total: int, more: str = "", /) -> None: ...
 
 
-@contextmanager
+@contextlib.contextmanager
 def progress(
     what: str,
     in_bytes: bool = False,
@@ -150,7 +160,7 @@ def progress(
         )
 
 
-@contextmanager
+@contextlib.contextmanager
 def rows_progress(
     total: int, before: int, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[int], None]]:

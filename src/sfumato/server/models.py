@@ -110,6 +110,14 @@ class Models:
             health = replace(health, ok=False, reason=self._absence)
         return replace(health, waiting=health.waiting + len(self._queue))
 
+    def under_way(self) -> int:
+        """Requests that a drain lets end: those of the loaded model's engine. Requests that wait
+        for a model are not among them: `close` ends each with an error."""
+        if self._engine is None:
+            return 0
+        health = self._engine.health()
+        return health.running + health.waiting
+
     def close(self, drain_s: float = 0.0, join_s: float = JOIN_S) -> None:
         """Ends the loaded model's engine, see `Engine.close`; requests that wait end with an error,
         and a model that is being loaded is given up. Any thread may call."""

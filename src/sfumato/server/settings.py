@@ -51,12 +51,20 @@ class ServerSettings:
             raise ValueError("--limit-mm-per-prompt: must be at least 0")
         if self.image_folder is not None and not self.image_folder.is_dir():
             raise ValueError(f"--allow-image-files: {self.image_folder} is no folder")
-        if not all(name.strip() and name.isprintable() for name in self.aliases):
-            raise ValueError("--alias: must be a name of printable characters")
+        for name in self.aliases:
+            if why := name_fault(name):
+                raise ValueError(f"--alias: {name!r} {why}")
         if len(self.api_keys) > MOST_KEYS:
             raise ValueError(f"--api-key: at most {MOST_KEYS} keys, got {len(self.api_keys)}")
         for key in self.api_keys:
             _check_key(key)
+
+
+def name_fault(name: str) -> str | None:
+    """Why clients cannot call a model so; None where they can."""
+    if name.isprintable() and not set(name) & set(" ,") and name:
+        return None
+    return "is no name of a model: use printable characters without spaces and commas"
 
 
 def _check_key(key: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -108,6 +109,19 @@ def test_without_a_compiler_it_installs_and_torch_serves(tmp_path: Path, from_sd
     where, backend, reason = done.stdout.splitlines()
     assert where.startswith(str(place)) and backend == "torch"
     assert "no C++ compiler" in reason
+
+
+def test_levels_have_two_values_and_a_failure_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pytest.importorskip("setuptools"), "setup", lambda **how: None)
+    script = runpy.run_path(str(ROOT / "setup.py"))
+    for given, read in (("", "all"), ("all", "all"), ("native", "native")):
+        monkeypatch.setenv("SFUMATO_LEVELS", given)
+        assert script["levels"]() == read
+    monkeypatch.setenv("SFUMATO_LEVELS", "avx2")
+    with pytest.raises(SystemExit, match="SFUMATO_LEVELS: 'avx2' is neither all nor native"):
+        script["levels"]()
+    failed = subprocess.CalledProcessError(1, ["/usr/bin/g++", "-I/a", "-c", "x.cpp"])
+    assert script["reason"](failed) == ("Command '/usr/bin/g++' returned non-zero exit status 1.")
 
 
 def test_wheels_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ class Listener(uvicorn.Server):
         """close(seconds): drains the engine for so long, then fails the rest; it may block.
         ready: called when connections are accepted. dead: asked ten times a second; where it is
         true the server ends as after a signal. halt: fails what is left, without waiting.
-        running: how many requests have not ended."""
+        running: how many requests `close` lets end."""
         limit = int(drain_s + AFTER_DRAIN_S)
         super().__init__(
             uvicorn.Config(
