@@ -303,6 +303,11 @@ class Model:
         return replace(placed, notes=notes)
 
     @property
+    def packaged(self) -> str | None:
+        """The name of a model that comes with Sfumato; None: it is another."""
+        return catalog.packaged_name(self.path)
+
+    @property
     def reads_pictures(self) -> bool:
         """Whether there are a tower, and a token that a template writes for a picture."""
         return self.network.tower is not None and self.text.pictures is not None

@@ -173,9 +173,22 @@ PACKAGED = {
 """The models that the package has, by name: the first is meant where no model is named."""
 
 
+def packaged_name(path: Path) -> str | None:
+    """The name of the model in the package whose folder that is; None where it is none of them."""
+    folder = path.resolve()
+    return next((name for name, each in PACKAGED.items() if each.resolve() == folder), None)
+
+
+def shown_name(path: str | None) -> str:
+    """What the model of a file or folder is called where none else names it; None: the first of
+    PACKAGED."""
+    packaged = next(iter(PACKAGED)) if path is None else packaged_name(Path(path))
+    return f"sfumato-{packaged}" if packaged else Path(path or "").absolute().name
+
+
 def is_packaged(path: Path) -> bool:
     """Whether that is the folder of a model that the package has."""
-    return path.resolve() in {each.resolve() for each in PACKAGED.values()}
+    return packaged_name(path) is not None
 
 
 def is_name(given: str) -> bool:

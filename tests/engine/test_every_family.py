@@ -159,8 +159,11 @@ def test_a_conversation_has_turns_and_goes_on(model: Model) -> None:
     assert ends & set(model.end_ids)
 
 
-def test_a_stream_is_the_reply_and_its_replay(model: Model) -> None:
-    """And a seed, 0 where none is given, is the same reply again, another seed another one."""
+def test_a_stream_is_the_reply_and_its_replay(
+    model: Model, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And a seed, 0 where none is given, is the same reply again, another seed another one; `run`
+    prints the reply."""
     how: dict[str, Any] = {"max_tokens": 17, "sampler": HOT}
     reply, other = (model.generate("Hi", seed=seed, **how) for seed in (0, 2**64 - 1))
     assert other.token_ids != reply.token_ids
@@ -180,6 +183,11 @@ def test_a_stream_is_the_reply_and_its_replay(model: Model) -> None:
         pieces = [data["texts"][number] for number in canvas["settled"]]
         assert pieces == [model.tokenizer.token_text(token) for token in each.token_ids]
     assert sum(len(canvas["drafts"]) for canvas in data["canvases"]) == len(drafts)
+    options = "--json --dtype float32 --max-tokens 5 --steps 2 --seed 1"
+    assert main(["run", "Hi", "-m", str(path), *options.split()]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    reply = model.generate("Hi", max_tokens=5, seed=1, sampler=FAST)
+    assert (answer["text"], answer["stats"]["steps"]) == (reply.text, reply.stats.steps)
 
 
 @untrained

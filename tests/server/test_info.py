@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from prometheus_client import CONTENT_TYPE_LATEST
 
+import sfumato
 from sfumato import Hole, catalog
 from sfumato.api import Model
 from sfumato.cli.fill import holes_of
@@ -17,7 +18,7 @@ from sfumato.diffusion.constraints.grammar import schema_source
 from sfumato.engine import ServedModel
 from sfumato.server.dialects.decisions import parse
 from sfumato.server.dialects.decisions.forms import PATH, SYSTEM_ONE, SystemOneBody
-from sfumato.server.examples import page_texts
+from sfumato.server.examples import is_answered, page_texts
 from sfumato.server.http.request_body import validated
 from sfumato.train import decision_states, sudoku
 
@@ -45,16 +46,39 @@ def test_props_tell_a_page_what_it_needs(server: Any, embedded: Model) -> None:
     assert str(embedded.path) not in server.http.get("/props").text
 
 
-def test_only_the_embedded_model_is_called_a_demonstration(embedded: Model) -> None:
-    words = page_texts(ServedModel.of(embedded).embedded)["demonstration"]
-    assert words.endswith(f"sfumato serve -m {catalog.FIRST.name}")
-    other = copy(embedded)
+def test_only_the_models_of_the_package_are_called_demonstrations(embedded: Model) -> None:
+    other, seen = copy(embedded), set()
+    for other.path in catalog.PACKAGED.values():
+        words = page_texts(ServedModel.of(other).embedded)["demonstration"]
+        assert words.endswith(f"sfumato serve -m {catalog.FIRST.name}")
+        seen.add(words)
+    assert len(seen) == len(catalog.PACKAGED)
     other.path = Path("model.gguf")
     assert page_texts(ServedModel.of(other).embedded)["demonstration"] is None
+    for has_masks in (False, True):  # no text can be changed in place where masks are filled
+        assert (page_texts(None, has_masks)["modes"]["edit"] is None) == has_masks
+
+
+def test_the_example_prompts_of_the_mask_model_are_answered() -> None:
+    """And its fills; what it has not learnt has no examples."""
+    texts, model = page_texts("embedded-masks", has_masks=True), sfumato.load("embedded-masks")
+    for example in texts["examples"]:
+        reply = model.generate(messages=example["messages"], seed=1)
+        assert is_answered(reply) and "step_cap" not in reply.stats.convergence
+    fills = [each for each in texts["modes"]["fill"]["examples"] if "text" in each]
+    texts_filled = [
+        model.fill(
+            holes_of(fill["text"]), messages=[{"role": "user", "content": fill["question"]}], seed=1
+        ).text
+        for fill in fills
+    ]
+    assert texts_filled == ["The capital is Tokyo.", "Egypt is in Africa."]
+    unlearnt = (texts["decisions"], texts["modes"]["json"], texts["modes"]["edit"])
+    assert unlearnt == (None, None, None)
 
 
 def test_the_example_sudokus_have_one_solution(embedded: Model) -> None:
-    texts = [example["messages"][0]["content"] for example in page_texts(embedded=True)["examples"]]
+    texts = [example["messages"][0]["content"] for example in page_texts("embedded")["examples"]]
     puzzles = [sudoku.from_text(t) for t in texts if isinstance(t, str) and t.startswith("sudoku")]
     assert len(puzzles) == 2
     for cells in puzzles:
@@ -74,12 +98,12 @@ def test_the_first_examples_are_solved_in_some_steps(server: Any, number: int) -
     assert min(reply["timings"]["diffusion"]["steps"] for reply in replies) >= 3
 
 
-@pytest.mark.parametrize("is_embedded", [True, False])
+@pytest.mark.parametrize("packaged", ["embedded", None])
 def test_the_examples_of_the_modes_can_be_asked(
-    server: Any, embedded: Model, is_embedded: bool
+    server: Any, embedded: Model, packaged: str | None
 ) -> None:
-    assert server.http.get("/props").json()["modes"] == page_texts(embedded=True)["modes"]
-    available = page_texts(is_embedded)["modes"]
+    assert server.http.get("/props").json()["modes"] == page_texts("embedded")["modes"]
+    available = page_texts(packaged)["modes"]
     for example in available["fill"]["examples"]:
         if "rows" in example:
             cells = example["rows"].replace("\n", "")
@@ -91,10 +115,10 @@ def test_the_examples_of_the_modes_can_be_asked(
     assert {"text", "instruction"} <= available["edit"]["examples"][0].keys()
 
 
-@pytest.mark.parametrize("is_embedded", [True, False])
-def test_the_example_decisions_can_be_asked(server: Any, is_embedded: bool) -> None:
-    assert server.http.get("/props").json()["decisions"] == page_texts(embedded=True)["decisions"]
-    for example in page_texts(is_embedded)["decisions"]["examples"]:
+@pytest.mark.parametrize("packaged", ["embedded", None])
+def test_the_example_decisions_can_be_asked(server: Any, packaged: str | None) -> None:
+    assert server.http.get("/props").json()["decisions"] == page_texts("embedded")["decisions"]
+    for example in page_texts(packaged)["decisions"]["examples"]:
         fields = {name: example[name] for name in ("state", "questions")}
         body = validated(fields, SystemOneBody, lenient=False)
         request, _ = parse(SYSTEM_ONE, server.service, PATH, body)
@@ -109,7 +133,7 @@ def test_the_embedded_models_example_decisions_are_of_kinds_that_it_learns() -> 
         for seed in range(200)
     ]
     learned = {case.question.instructions for case in draws}
-    for example in page_texts(embedded=True)["decisions"]["examples"]:
+    for example in page_texts("embedded")["decisions"]["examples"]:
         for question in example["questions"].values():
             assert question["instructions"] in learned
 

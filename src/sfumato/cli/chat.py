@@ -11,6 +11,7 @@ from glob import escape, glob
 from pathlib import Path
 from typing import Any
 
+from sfumato import catalog
 from sfumato.cli import INTERRUPTED, complain, files, generation, pictures
 from sfumato.cli.arguments import nearest
 from sfumato.cli.terminal import named, print_message, wrapped
@@ -20,7 +21,6 @@ from sfumato.options import LAST_SEED, MOST_STEPS
 from sfumato.server.examples import CANNOT
 from sfumato.values import Whole, quoted
 
-EMBEDDED_NAME = "sfumato-embedded"
 ASK = 'ask a whole question, as "What is the capital of Japan?", or /clear the conversation'
 READS = f"It reads the last {EARLIER_TURNS} turns before a question; /clear begins anew."
 CONTEXT = 4096  # tokens of conversation before a larger cache slot has to be made
@@ -73,8 +73,7 @@ class Chat:
 
     def greeting(self) -> str:
         """The model's name, and the command that lists the others."""
-        path = Path(self.args.model).absolute().name if self.args.model else EMBEDDED_NAME
-        name = getattr(self.args, "asked_for", path)
+        name = getattr(self.args, "asked_for", catalog.shown_name(self.args.model))
         toy = [f"{generation.TOY} {READS}"] if generation.is_embedded(self.model) else []
         return "\n".join(map(wrapped, [f"{name} · /help lists the commands", *toy]))
 

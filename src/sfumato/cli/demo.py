@@ -148,7 +148,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _shown() -> Iterator[tuple[str, Image.Image]]:
     """Questions of the page's examples about a picture, and the picture."""
-    for example in page_texts(embedded=True)["examples"]:
+    for example in page_texts("embedded")["examples"]:
         match example["messages"][0]["content"]:
             case [{"image_url": {"url": url}}, {"text": words}]:
                 yield words, read_picture(data_of(url, Limits().nbytes, "image"))

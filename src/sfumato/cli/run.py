@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sfumato
+from sfumato import catalog
 from sfumato.cli import files, terminal
 from sfumato.refused import Refused
 
@@ -54,8 +55,8 @@ def main(args: argparse.Namespace) -> int:
     answer = generation.once(args, model, request, *seen)
     remark = None if answer.interrupted else generation.remark(answer, model)
     if recorder:
-        embedded = generation.is_embedded(model)
-        data = _replay(args, recorder, question, answer, remark or "", embedded, images)
+        packaged = catalog.packaged_name(model.path)
+        data = _replay(args, recorder, question, answer, remark or "", packaged, images)
         files.write(args.replay, data, args.force, "replay")
     if args.json:
         terminal.print_json(_report(answer))
@@ -144,20 +145,20 @@ def _replay(
     question: str,
     answer: Answer,
     hint: str,
-    embedded: bool,
+    packaged: str | None,
     images: Sequence[tuple[str, Image]],
 ) -> str:
-    """The page; `hint` stands below the reply of the embedded model. images: with their files."""
+    """The page; `hint` stands below the reply of a packaged model. images: with their files."""
     from sfumato.cli.display import summary
     from sfumato.server.examples import page_texts, remark
     from sfumato.server.replay import document, thumbnail
 
     reply = answer.reply
     figures = summary(reply.stats) if reply else ["interrupted"]
-    badge = page_texts(embedded)["demonstration"] or ""
-    below = remark(embedded, reply) if reply else ""
+    badge = page_texts(packaged)["demonstration"] or ""
+    below = remark(packaged is not None, reply) if reply else ""
     if badge and hint and not below:
         below = f"{hint.capitalize()}."
-    name = Path(args.model).name if args.model else "sfumato-embedded"
+    name = catalog.shown_name(args.model)
     shown = [thumbnail(image, Path(file).name) for file, image in images]
     return document(recorder.data(name, question, answer.text, figures, badge, below, shown))

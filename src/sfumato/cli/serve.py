@@ -23,6 +23,7 @@ from typing import NoReturn
 
 import torch
 
+from sfumato import catalog
 from sfumato.cli import generation
 from sfumato.cli.arguments import origin_of, resolve_models
 from sfumato.engine import Engine, EngineConfig, Terminal
@@ -201,7 +202,7 @@ def _served(args: argparse.Namespace) -> Served:
         resolve_models(own)
         if own.name is not None and (why := name_fault(own.name)):
             raise Refused("model" if name else "name", f"{own.name!r} {why}")
-        own.name = own.name or (Path(own.model).name if own.model else "sfumato-embedded")
+        own.name = own.name or catalog.shown_name(own.model)
         if own.name in served:
             raise Refused("model", f"two are called {own.name!r}", _NAMED)
         served[own.name] = own

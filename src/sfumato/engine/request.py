@@ -140,7 +140,7 @@ class ServedModel:
     """A model as clients of its engine see it. Hashed by identity."""
 
     name: str  # of its file or folder
-    embedded: bool  # whether it is the demonstration model that comes with this package
+    embedded: str | None  # its name, if the package has it as a demonstration
     family: str  # as people write it
     device: str
     config: ModelConfig
@@ -157,11 +157,9 @@ class ServedModel:
     @classmethod
     def of(cls, model: Model) -> ServedModel:
         """For the process that has the model."""
-        from sfumato.api import EMBEDDED  # which loads torch
-
         return cls(
             model.path.name,
-            model.path == EMBEDDED,
+            model.packaged,
             model.family.title,
             str(model.network.device),
             model.config,

@@ -1,9 +1,9 @@
 """Examples for the page: prompts, decisions, fills, JSON and edits; and what is said of the
-embedded model.
+models in the package.
 
-The texts are in page/examples.json, for the embedded model and for others. The embedded model's are
-of its tasks: boards of held-out grids with one solution, the states and questions that its training
-makes. Knows which texts the embedded model was trained on, and no page.
+The texts are in page/examples.json, for each model in the package and for others. Those of the
+package's are of their tasks: boards of held-out grids with one solution, the states and questions
+that training makes. Knows which texts these models were trained on, and no page.
 """
 
 from __future__ import annotations
@@ -30,16 +30,25 @@ def _texts() -> dict[str, dict[str, Any]]:
     return texts
 
 
-def page_texts(embedded: bool) -> dict[str, Any]:
-    """`demonstration`: what the embedded model can do, None for other models; `examples`: titles
-    and messages; `decisions`: a note of what the embedded model can decide, and titles with a state
-    and questions in System One's form; `modes`: the same of `fill`, `json` and `edit`. json is None
-    where the package that reads grammars is missing. `prompt` of edit is what the model is asked,
-    with {instruction} and {text} in it."""
-    texts = _texts()["embedded" if embedded else "others"]
-    prompt = edit_message("{text}", "{instruction}")["content"]
-    modes = texts["modes"] | {"edit": {"prompt": prompt} | texts["modes"]["edit"]}
-    return texts | {"modes": modes if find_spec("llguidance") else modes | {"json": None}}
+def page_texts(packaged: str | None, has_masks: bool = False) -> dict[str, Any]:
+    """`demonstration`: what the model can do, None for models that the package has not;
+    `examples`: titles and messages; `decisions`: a note of what the model can decide, and titles
+    with a state and questions in System One's form; `modes`: the same of `fill`, `json` and `edit`.
+    None stands for what the model has not learnt; also for json where the package that reads
+    grammars is missing, and for edit of a model with masks, which changes no token that is there.
+    `prompt` of edit is what the model is asked, with {instruction} and {text} in it.
+
+    packaged: the model's name in the package; None: another model."""
+    texts = _texts()[packaged or "others"]
+    modes: dict[str, Any] = dict(texts["modes"])
+    if has_masks:
+        modes["edit"] = None
+    if modes["edit"]:
+        prompt = edit_message("{text}", "{instruction}")["content"]
+        modes["edit"] = {"prompt": prompt} | modes["edit"]
+    if not find_spec("llguidance"):
+        modes["json"] = None
+    return texts | {"modes": modes}
 
 
 def warnings(embedded: bool, reply: Reply) -> list[str]:

@@ -258,7 +258,7 @@ def props(service: Service) -> dict[str, Any]:
             **{name: greatest(name) for name in _BOUNDED},
             "request_timeout": engine.request_timeout_s,
         },
-        **page_texts(model.embedded),
+        **page_texts(model.embedded, model.config.mask_id is not None),
         **({} if model.undecided is None else {"decisions": None}),
         "markers": asdict(model.template.markers),
     }

@@ -19,6 +19,9 @@ from tests.server.page.browsing import (
     watched,
 )
 
+import sfumato
+from sfumato.train import sudoku
+
 
 def test_a_board_fills_in_where_it_stands(open_page: Callable[..., Any]) -> None:
     page = open_page()
@@ -76,6 +79,35 @@ def test_scrubbing_replays_every_step_and_ends_with_the_text(open_page: Callable
     assert slider.input_value() == str(last - 2)
     page.click(".play")
     expect(page.locator(".where")).to_have_text("settled")
+
+
+def test_masks_are_shown_as_such_and_are_replayed(
+    open_page: Callable[..., Any], serve: Callable[..., Any]
+) -> None:
+    """The other model of the package, whose canvases begin as masks: its note, its examples, and
+    what it has not learnt."""
+    model = sfumato.load("embedded-masks")
+    page = open_page(at=f"{serve(model, slots=1, context=512).url}/")
+    expect(page.locator("#demonstration")).to_contain_text("masks")
+    assert page.locator(".tab:disabled").all_inner_texts() == ["JSON", "Edit", "Decide"]
+    page.locator(".example").first.click()  # a Sudoku
+    wait(page)
+    ask(page, "What is the capital of France?")
+    wait(page)
+    assert text_of(page) == "The capital is Paris."
+    for nth in (0, 1):
+        settled, canvas = text_of(page, nth), canvas_of(page, nth)
+        slider = page.locator(".reply input[type=range]").nth(nth)
+        slider.focus()
+        slider.press("Home")
+        masks = canvas.inner_text()
+        assert set(masks.replace("\n", "")) == {"·"}
+        slider.press("ArrowRight")
+        assert canvas.inner_text() != masks
+        slider.press("End")
+        assert canvas.inner_text().startswith(settled)
+    board = page.locator(".reply").first.locator(".bubble > .canvas").inner_text()
+    assert sudoku.is_solution("sudoku\n....\n..32\n....\n4..1", board)
 
 
 def test_a_position_shows_its_most_probable_and_its_past(open_page: Callable[..., Any]) -> None:
