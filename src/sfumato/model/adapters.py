@@ -3,7 +3,7 @@
 An adapter is attached to a network under a number; 0 is the network without one. Which adapter
 changes a token is said by the slot of its row, so that rows of different adapters share a forward:
 the product with the weight is one for all tokens, and each adapter adds its own to the tokens of
-its rows. A row's bits do not depend on the others'. Knows no files: `weights/files/adapter.py`
+its rows. A row's bits do not depend on the others'. Knows no files: `model/adapter_files.py`
 reads and writes them.
 """
 

@@ -124,6 +124,12 @@ class TensorNames:
             return f"{self.prefix}layers.{layer[1]}.{own}"
         return _back(self.beside).get(canonical) or self.prefix + canonical
 
+    def tied_name(self, canonical: str) -> str | None:
+        """The transformers name of the tied copy of a layer's tensor; None where it has none."""
+        layer = _CANONICAL_LAYER.fullmatch(canonical)
+        is_tied = self.tied_prefix and layer and layer[2] not in self.tied_layer
+        return self.tied_prefix + canonical if is_tied else None
+
     def stack_of(self, canonical: str) -> Stack | None:
         """The rule of a canonical tensor that some files hold in parts."""
         layer = _CANONICAL_LAYER.fullmatch(canonical)

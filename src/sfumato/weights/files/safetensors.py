@@ -148,7 +148,7 @@ def write_safetensors(
         name = f"model-{number:05}-of-{len(shards):05}.safetensors"
         name = name if len(shards) > 1 else "model.safetensors"
         with (folder / name).open("xb") as stream:
-            _write_file(stream, members, wrote)
+            write_file(stream, members, wrote)
         index |= {tensor.name: name for tensor in members}
     if len(shards) > 1:
         total = sum(tensor.nbytes for tensor in tensors)
@@ -168,9 +168,12 @@ def _shards(tensors: Sequence[TensorStream], limit: int) -> Iterator[list[Tensor
     yield members
 
 
-def _write_file(
-    stream: BinaryIO, tensors: Sequence[TensorStream], wrote: Callable[[int], None]
+def write_file(
+    stream: BinaryIO,
+    tensors: Sequence[TensorStream],
+    wrote: Callable[[int], None] = lambda count: None,
 ) -> None:
+    """Writes one file; formats and `wrote` as `write_safetensors` has them."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor in tensors:
