@@ -107,7 +107,8 @@ def main(args: argparse.Namespace) -> int:
     puzzle, first = sudoku.to_text(cells), _request(sudoku.prompt(cells), args.seed)
     engine = generation.engine(model, first)
     console = Console(highlight=False)
-    print(wrapped(generation.TOY) + "\n\nA hard Sudoku that was kept out of training:\n")
+    _say(generation.TOY)
+    _say("A hard Sudoku that was kept out of training:")
     console.print(*puzzle_board(puzzle), sep="\n")
     print()
 
@@ -119,31 +120,37 @@ def main(args: argparse.Namespace) -> int:
 
     visual = is_visual() and not args.no_visual
     if not visual:  # otherwise the solution appears in a grid of its own
-        print("The model's solution, row by row:\n")
+        _say("The model's solution, row by row:")
     solution = ask(first, BoardView(model.tokenizer.decode, puzzle))
     if solution is None:
         return INTERRUPTED
     right = sudoku.is_solution(puzzle, solution)
-    print("Solved.\n" if right else "Not solved: this one was too hard for so small a model.\n")
+    _say("Solved." if right else "Not solved: this one was too hard for so small a model.")
     for question in QUESTIONS:
-        print(f"› {question}\n")
+        _say(f"› {question}")
         if ask(_request(question, args.seed)) is None:
             return INTERRUPTED
-    print("It reads pictures of digits and of Sudoku.\n")
+    _say("It reads pictures of digits and of Sudoku.")
     for words, image in _shown():
-        print(f"› {words}\n")
+        _say(f"› {words}")
         pictures.show(image)
         about = pictures.content(words, [{"type": "image", "image": image}])
         if ask(_request(about, args.seed)) is None:
             return INTERRUPTED
-    print("It decides too: the probability of each answer, read in one step without writing.\n")
+    _say("It decides too: the probability of each answer, read in one step without writing.")
     wording = " ".join(kind.instructions for kind in DECISIONS.values())
-    print(f"› {STATE} {wording}\n\n{model.decide(STATE, DECISIONS)}\n")
+    _say(f"› {STATE} {wording}")
+    print(f"{model.decide(STATE, DECISIONS)}\n")
     if visual:
         console.print(Text("Colours: ") + COLOURS)
         print()
     print(wrapped('Your turn: sfumato run "…", sfumato chat, or -m PATH for a large model.'))
     return 0
+
+
+def _say(text: str) -> None:
+    """A paragraph, no word of which is broken."""
+    print(wrapped(text) + "\n")
 
 
 def _shown() -> Iterator[tuple[str, Image.Image]]:

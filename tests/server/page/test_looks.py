@@ -172,6 +172,12 @@ def test_tabs_stay_where_they_are(open_page: Callable[..., Any]) -> None:
         for name in ("Decide", "Engine", "Fill", "Chat"):
             page.locator(".tab[data-view]", has_text=name).click()
             assert page.evaluate(places) == first, name
+        # A view is as far down as it was left, and its beginning is seen first.
+        page.locator("#composer").evaluate("e => e.style.marginTop = '2000px'")
+        page.evaluate("scrollTo(0, 700)")
+        for name, top in (("Engine", 0), ("Chat", 700)):
+            page.evaluate(f"location.hash = '{name.lower()}'")
+            page.wait_for_function(f"scrollY === {top}")
     page.route("**/props", lambda route: route.fulfill(json={"model": "m", "modes": {}}))
     page.reload()
     expect(page.locator(".tab[data-view=fill]")).to_be_disabled()

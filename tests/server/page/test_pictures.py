@@ -205,7 +205,7 @@ def test_an_example_may_have_a_picture(open_page: Callable[..., Any]) -> None:
 
     page.route("**/props", with_example)
     page.reload()
-    expect(page.locator(".example img")).to_have_count(1)
+    expect(page.locator(".example img.pixels")).to_have_count(1)  # small: its pixels are shown
     bodies = answered(page)
     page.fill("#prompt", "not sent")
     page.locator(".example").click()

@@ -240,6 +240,7 @@ export class Chat {
   /** Makes a change that may lengthen the page; a page that showed its end still shows it after. */
   #keep(change, follow = false) {
     const page = document.scrollingElement;
+    if (!this.list.offsetParent) { change(); return; } // another view is shown
     const atEnd = page.scrollHeight - page.scrollTop - page.clientHeight < 80;
     change();
     if (atEnd || follow) requestAnimationFrame(() => page.scrollTo({ top: page.scrollHeight }));

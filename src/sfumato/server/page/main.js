@@ -230,7 +230,14 @@ $('theme').addEventListener('click', () => {
 for (const tab of document.querySelectorAll('.tab[data-view]')) {
   tab.addEventListener('click', () => { location.hash = tab.dataset.view; });
 }
-addEventListener('hashchange', () => showView(viewOfAddress()));
+const scrolled = {}; // how far down each view is
+let shown = viewOfAddress();
+addEventListener('hashchange', () => {
+  scrolled[shown] = scrollY;
+  shown = viewOfAddress();
+  showView(shown);
+  scrollTo(0, scrolled[shown] ?? 0);
+});
 document.querySelector('.skip').addEventListener('click', (event) => {
   event.preventDefault(); // the address names the view
   const name = viewOfAddress();

@@ -7,8 +7,14 @@ import { harmless } from './tokens.js';
 
 /** Pictures, { name, thumb }, in a row; null where there are none. */
 export const thumbnails = (pictures = []) => (pictures.length
-  ? el('p', { class: 'pictures' }, ...pictures.map(({ name, thumb }) => el('img', { src: thumb, alt: name })))
+  ? el('p', { class: 'pictures' }, ...pictures.map(({ name, thumb }) => el('img', { src: thumb, alt: name, on: { load: sharpen } })))
   : null);
+
+const FEW = 64; // pixels across: below, each is shown as the square that the model sees
+
+function sharpen({ target }) {
+  target.classList.toggle('pixels', target.naturalWidth < FEW);
+}
 
 /** Text files, { name, text }, as names that open; null where there are none. */
 const attachments = (files) => (files?.length
