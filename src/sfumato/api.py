@@ -64,6 +64,7 @@ from sfumato.model.loading import (
     load_network,
 )
 from sfumato.model.model_config import ModelConfig
+from sfumato.model.named_adapters import NamedAdapters
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantization import quantized_on_load
@@ -140,6 +141,7 @@ class Model:
         self.text, self.tokenizer, self.template = text, text.tokenizer, text.template
         self.path, self.load_s, self.family = path, load_s, family
         self.identity = identity or ModelIdentity(path.name, path.name, "", "", "")
+        self.adapters = NamedAdapters(network)
 
     @property
     def config(self) -> ModelConfig:
@@ -168,6 +170,7 @@ class Model:
         prediction: PredictedText | None = None,
         mode: Literal["canvas", "causal"] | None = None,
         schema: Any = None,
+        adapter: str | None = None,
         cancelled: Callable[[], bool] = lambda: False,
         **unknown: Never,
     ) -> Iterator[Draft | Settled | Done]:
@@ -180,7 +183,8 @@ class Model:
         reply is expected to resemble, which its canvases begin as; mode: "causal" writes one token
         after another, each of them a canvas of its own in the events (None: the sampler's); schema:
         a pydantic model, or a JSON schema as a dict, that the answer matches as JSON (its thought
-        is free), and that `Reply.parsed` reads it by; cancelled: called before every step and every
+        is free), and that `Reply.parsed` reads it by; adapter: the name of one that was loaded,
+        which replies (None: the model alone); cancelled: called before every step and every
         chunk of a prefill, True ends the reply with what is committed.
         Raises ValueError, naming the argument, for what cannot be done, and TypeError for an
         argument that there is not. The stream itself raises FloatingPointError where the model's
@@ -210,7 +214,8 @@ class Model:
         plan = self.fills.with_prediction(plan, prediction, thinking)
         make = partial(Canvas.of, network=self.network)
         task = ReplyTask(plan, made, make, text=transcript)
-        return _reply_events(alone(self.network, task, cancelled), schema)
+        number = self.adapters.number(adapter)
+        return _reply_events(alone(self.network, task, cancelled, number), schema)
 
     @_takes_options_of(stream)
     def generate(
@@ -339,6 +344,7 @@ class Model:
         messages: Messages | None = None,
         seed: int = 0,
         sampler: SamplerConfig | None = None,
+        adapter: str | None = None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Filled:
         """The text with its holes filled: `model.fill(["I am ", Hole(6), "."])`.
@@ -346,12 +352,17 @@ class Model:
         parts: texts and holes. messages: a conversation that the text is the complete reply to;
         None: the text stands by itself, and may be a part of a longer one. The given texts come
         back unchanged. End tokens and markers never stand in a hole. What comes after the last
-        hole is cut where it does not fit the canvas, which a warning says. cancelled: called
-        before every step; True raises `sfumato.text_side.Cancelled`.
+        hole is cut where it does not fit the canvas, which a warning says. adapter: as in
+        `stream`. cancelled: called before every step; True raises `sfumato.text_side.Cancelled`.
         Raises ValueError, naming the argument, for what cannot be done.
         """
         events = self.stream_fill(
-            parts, messages=messages, seed=seed, sampler=sampler, cancelled=cancelled
+            parts,
+            messages=messages,
+            seed=seed,
+            sampler=sampler,
+            adapter=adapter,
+            cancelled=cancelled,
         )
         return _last(events, Filled)
 
@@ -362,6 +373,7 @@ class Model:
         messages: Messages | None = None,
         seed: int = 0,
         sampler: SamplerConfig | None = None,
+        adapter: str | None = None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Iterator[Draft | Filled]:
         """The same with a draft at every denoising step before the filled text. Where several
@@ -372,7 +384,7 @@ class Model:
             prompt = self.make_prompt(messages=messages)
             prompt.ids.extend(self.fills.empty_thought)
         plan = self.fills.plan(prompt.ids, parts, is_reply=is_reply, seed=seed, sampler=sampler)
-        return self.fills.stream(plan, cancelled, prompt)
+        return self.fills.stream(plan, cancelled, prompt, self.adapters.number(adapter))
 
     def edit(
         self,
@@ -426,6 +438,7 @@ class Model:
         joint: bool = False,
         label_mass: bool = True,
         calibration: Calibration | str | PathLike[str] | None = None,
+        adapter: str | None = None,
     ) -> Decision[Any]:
         """Answers questions about a state with probabilities, without writing text.
 
@@ -433,8 +446,9 @@ class Model:
         {"type": "text", "text": …} and {"type": "image", …} as messages have them. questions: a
         mapping of names to bool, Literal, an Enum, `YesNo`, `Choice` or `Score`, or a pydantic
         model whose fields are such; a question without instructions is asked by its name.
-        calibration: of `sfumato calibrate`, or the path of its file. `DecisionSettings` says what
-        the others mean, of which order="schema" goes with no picture.
+        calibration: of `sfumato calibrate`, or the path of its file; adapter: as in `stream`, and
+        not beside a calibration. `DecisionSettings` says what the others mean, of which
+        order="schema" goes with no picture.
         Raises ValueError, naming the question or the argument, for what cannot be done, OSError for
         a calibration that cannot be read.
         """
@@ -445,7 +459,9 @@ class Model:
             calibration = read_calibration(calibration)
         if calibration is not None:  # what it does not hold for is refused before it is read
             calibration.check(schema.questions, self.identity, settings)
-        read: Answers = finish(alone(self.network, DecideTask(plan)))
+        exclusions.check(exclusions.DECISION, {"calibration": calibration, "adapter": adapter})
+        number = self.adapters.number(adapter)
+        read: Answers = finish(alone(self.network, DecideTask(plan), adapter=number))
         answers = read.answers
         if calibration is not None:
             answers = calibration.apply(answers, schema.questions, self.identity, settings)

@@ -523,13 +523,15 @@ class Fills:
         plan: FillPlan,
         cancelled: Callable[[], bool],
         prompt: Prompt,
+        adapter: int,
     ) -> Iterator[Draft | Filled]:
-        """Drafts, and at last the filled text. prompt: the plan's. Raises Cancelled
+        """Drafts, and at last the filled text. prompt: the plan's; adapter: the number of the one
+        that fills. Raises Cancelled
         where `cancelled` says so, and FloatingPointError where the model's scores are no
         numbers."""
         text = FillText(self._text.tokenizer.decode)
         task = FillTask(plan, self._make, text, self._family.name, prompt.pictures)
-        outcome: FillOutcome = yield from alone(self._network, task, cancelled)
+        outcome: FillOutcome = yield from alone(self._network, task, cancelled, adapter)
         if outcome.cancelled:
             raise Cancelled
         filled = make_filled(plan.template.parts, outcome, self._text.tokenizer.decode)

@@ -113,7 +113,7 @@ def test_the_launches_are_those_of_real_reads(rows: int, launched: Counter[str])
     pool = QuestionPool(config, 64, 64, torch.bfloat16, network.device)
     shape = 64, config.hidden_size
     shared = tuple(torch.zeros(shape, dtype=network.dtype, device=network.device) for _ in "sh")
-    forward = ReadForward(network, slot.pool, pool, rows, width, shared)
+    forward = ReadForward(network, slot.pool, pool, rows, width, frozenset(), shared)
     forward.run()
     launched.clear()
     with _Operations(launched):

@@ -21,6 +21,7 @@ from sfumato.server.schemas import VllmXargs
 ROWS = [row for rows in EXCLUSIONS.values() for row in rows]
 NAMES = {
     "pictures",  # of a state
+    "calibration",  # of `Model.decide`
     *(f.name for kind in (Request, DecisionRequest, SamplerConfig) for f in fields(kind)),
     *(
         name

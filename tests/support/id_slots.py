@@ -82,7 +82,7 @@ def expected(ids: Sequence[int]) -> list[dict[int, int]]:
 def key(
     ids: Sequence[int],
     family: str = "tiny",
-    adapter: str | None = None,
+    adapter: int = 0,
     media: tuple[Media, ...] = (),
 ) -> CacheKey:
     array_ids = ids if isinstance(ids, array) else array("i", ids)  # rows keep arrays

@@ -13,9 +13,9 @@ from sfumato.model.segments import PaddedRows
 
 
 class WithoutBlocks:
-    """What a slot says of the blocks of the encode phase where there are none."""
+    """What a slot says of the blocks of the encode phase, and of adapters, where there are none."""
 
-    offset = 0
+    offset = adapter = 0
 
     def whole_blocks(self, count: int, most: int) -> int:
         return min(count, most)

@@ -457,3 +457,4 @@ class DecideOptions(TypedDict, total=False):
     joint: bool
     label_mass: bool
     calibration: Calibration | str | PathLike[str] | None
+    adapter: str | None

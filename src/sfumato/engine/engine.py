@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from threading import Condition, Thread
-from typing import Any
+from typing import Any, TypeVar
 
 from sfumato.api import Model, Reply
 from sfumato.diffusion.constraints.call_grammar import Source
@@ -62,11 +62,14 @@ from sfumato.engine.request import AnyRequest, DecisionRequest, Request, ServedM
 from sfumato.engine.row import Row
 from sfumato.engine.runner import Runner
 from sfumato.engine.stats import EngineState, Health, Statistics
+from sfumato.model.adapters import Adapter
+from sfumato.model.named_adapters import NamedAdapter, check_name, nbytes_of
 from sfumato.options.limits import MOST_STEPS
 from sfumato.refused import Refused, TooLarge
 from sfumato.tasks.works import Prompt, Task
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 JOIN_S = 30.0  # how long a step under way may hold up `close`
 
@@ -74,7 +77,8 @@ POLL_S = 0.05  # how often a queue that nothing moves is looked at again
 IDLE_S = 1.0  # how often an engine without requests iterates, for what it checks by itself
 CLOSING = "the server is shutting down"
 
-Resets = list[Future[int]]
+Call = tuple[Callable[[], Any], Future[Any]]
+"""What the engine's thread is to do between two steps, and what becomes of it."""
 
 
 class Inbox:
@@ -83,7 +87,7 @@ class Inbox:
     def __init__(self) -> None:
         self._changed = Condition()
         self._rows: list[Row] = []  # submitted, not yet seen by the engine's thread
-        self._resets: Resets = []
+        self._calls: list[Call] = []
         self.closed: str | None = None  # why nothing is taken any more
         self.stopped = False  # whether the engine's thread is to end
 
@@ -105,24 +109,24 @@ class Inbox:
             self._rows.append(row)
             self._changed.notify_all()
 
-    def put_reset(self) -> Future[int]:
-        """Asks for a reset of the prefix cache. Raises EngineDead."""
-        done: Future[int] = Future()
+    def put_call(self, work: Callable[[], T]) -> Future[T]:
+        """Asks for something that is done between two steps. Raises EngineDead."""
+        done: Future[T] = Future()
         with self._changed:
             if self.closed is not None:
                 raise EngineDead(self.closed)
-            self._resets.append(done)
+            self._calls.append((work, done))
             self._changed.notify_all()
         return done
 
-    def take(self, queue: deque[Row]) -> Resets:
-        """Moves the rows into a queue, so that each is always in one of both; returns the resets
+    def take(self, queue: deque[Row]) -> list[Call]:
+        """Moves the rows into a queue, so that each is always in one of both; returns the calls
         that are requested and not cancelled."""
         with self._changed:
             queue.extend(self._rows)
             self._rows.clear()
-            resets, self._resets = self._resets, []
-        return [reset for reset in resets if reset.set_running_or_notify_cancel()]
+            calls, self._calls = self._calls, []
+        return [call for call in calls if call[1].set_running_or_notify_cancel()]
 
     def close(self, reason: str, stop: bool = False, overrule: bool = False) -> None:
         """Takes nothing any more. The first reason counts, unless one is to overrule it; stop: the
@@ -140,7 +144,7 @@ class Inbox:
         """Returns when something was put or `wake` was called, or after timeout_s. although_rows:
         rows that are there already do not count."""
         with self._changed:
-            if not (self.stopped or self._resets) and (although_rows or not self._rows):
+            if not (self.stopped or self._calls) and (although_rows or not self._rows):
                 self._changed.wait(timeout_s)
 
 
@@ -228,8 +232,8 @@ class Lifecycle:
         self, kind: FailureKind, message: str, fail: Callable[[Row, FailureKind, str], None]
     ) -> None:
         submitted: deque[Row] = deque()
-        for reset in self._inbox.take(submitted):
-            reset.set_exception(EngineDead(message))
+        for _, done in self._inbox.take(submitted):
+            done.set_exception(EngineDead(message))
         for row in (*self._scheduler.running, *self._scheduler.waiting, *submitted):
             try:
                 fail(row, kind, message)
@@ -330,6 +334,7 @@ class Engine:
     def check(self, request: Request) -> None:
         """Raises what `submit` raises for a request that cannot be done."""
         with self.refusals(request):
+            self.model.adapters.number(request.adapter)
             self._check_room(self._job(request))
 
     def drop(self, request: AnyRequest, terminal: Failed) -> None:
@@ -410,7 +415,28 @@ class Engine:
     def reset_prefix_cache(self) -> Future[int]:
         """Empties the free slots before the next step; gives how many held tokens. Raises
         EngineDead."""
-        return self._inbox.put_reset()
+        return self._inbox.put_call(self._pool.forget)
+
+    def load_adapter(self, name: str, adapter: Adapter) -> Future[NamedAdapter]:
+        """Loads an adapter before the next step; requests may name it once this is done. Raises
+        EngineDead; the future, Refused: a name that is taken, or what does not fit the network or
+        the memory, by its field."""
+
+        def attached() -> NamedAdapter:
+            check_name(name)
+            self._guard.take(nbytes_of(adapter), f"the adapter {name!r}")
+            try:
+                return self.model.adapters.attach(name, adapter)
+            except BaseException:
+                self._guard.give_back(nbytes_of(adapter))
+                raise
+
+        return self._inbox.put_call(attached)
+
+    def unload_adapter(self, name: str) -> Future[NamedAdapter]:
+        """Takes the name of an adapter off before the next step. Requests that named it before are
+        served to their ends; then its memory is freed. Raises EngineDead; the future, Refused."""
+        return self._inbox.put_call(partial(self.model.adapters.take_off, name))
 
     # How requests are taken.
 
@@ -427,11 +453,12 @@ class Engine:
             raise NotReady(self._circuit.reason, self._circuit.retry_s())
         # Before the prompt is made: the time for that is the client's waiting time too.
         since = self._clock() if request.since is None else request.since
+        adapter = self.model.adapters.number(request.adapter)
         job = make()
         self._check_room(job)
         handle: Handle[Any] = Handle(request.id, sink, self._inbox.wake)
         mask = self.model.network.image_mask
-        row = Row(request, job, handle, since, self._limit_s(request), mask)
+        row = Row(request, job, handle, since, self._limit_s(request), mask, adapter)
         self._inbox.put(row, self._has_room, self.config.queue)
         return handle
 
@@ -533,16 +560,32 @@ class Engine:
                 self._outputs.end_with(row, error)
 
     def _take_in(self) -> None:
-        """Takes in what was submitted, and ends what has been cancelled or is late. Raises
-        Stops."""
-        for reset in self._inbox.take(self._scheduler.waiting):
-            reset.set_result(self._pool.forget())
+        """Takes in what was submitted, does what was asked for, and ends what has been cancelled or
+        is late. Raises Stops."""
+        for work, done in self._inbox.take(self._scheduler.waiting):
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
         self._files.check()  # then the rows taken in end with its words
+        adapters = self.model.adapters
         for row in (*self._scheduler.waiting, *self._scheduler.running):
             if row.handle.cancelled:
                 self._outputs.cancel(row)
+            elif not adapters.has(row.adapter):  # it was unloaded since the name was looked up
+                self._outputs.end_with(row, Refused("adapter", "was unloaded", "name another"))
             elif why := late(row.submitted, row.limit_s, self._clock()):
                 self._outputs.fail(row, "timeout", why)
+
+        if adapters.leaving:
+            self._free_adapters()
+
+    def _free_adapters(self) -> None:
+        """Frees the adapters without a name that no row uses any more, and their prefixes."""
+        rows = (*self._scheduler.waiting, *self._scheduler.running)
+        for number in set(self.model.adapters.leaving) - {row.adapter for row in rows}:
+            self._pool.forget(number)
+            self._guard.give_back(self.model.adapters.detach(number).nbytes)
 
     def _is_wanted(self, row: Row) -> bool:
         return not (row.handle.cancelled or late(row.submitted, row.limit_s, self._clock()))

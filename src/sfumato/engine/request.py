@@ -44,6 +44,7 @@ class AnyRequest:
 
     seed: int | None = None  # None: drawn at random; the account has it
     max_tokens: int = 0
+    adapter: str | None = None  # the name of the one that answers; None: the model alone
     timeout_s: float | None = None  # from `since`; None: the engine's own
     since: float | None = None  # when the client sent it, by `Engine.now`; None: at its submission
     id: str = field(default_factory=new_id)

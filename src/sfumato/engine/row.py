@@ -20,6 +20,7 @@ from sfumato.engine.prepare import Job
 from sfumato.engine.queue.slots import CacheKey, Lease, Media
 from sfumato.engine.request import AnyRequest
 from sfumato.engine.stats import Phase, RowState
+from sfumato.model.adapters import NONE
 from sfumato.model.cache import Slot
 from sfumato.model.vision.mask import ImageMask, SoftTokens
 from sfumato.tasks.score_progress import ScoreProgress
@@ -39,11 +40,12 @@ class Row:
         submitted: float,
         limit_s: float | None,
         image_mask: ImageMask = "model",
+        adapter: int = NONE,
     ) -> None:
-        """image_mask: the network's."""
+        """image_mask: the network's; adapter: the number of the one that serves it."""
         self.request, self.handle, self.limit_s = request, handle, limit_s
         self.task, self.job, self.submitted = job.task, job, submitted
-        self.claim = job.task.claim
+        self.claim, self.adapter = job.task.claim, adapter
         self.first_in_queue: float | None = None
         self.admitted: float | None = None
         self.leader: Row | None = None  # whose encoding this one waits for, in the queue
@@ -86,7 +88,7 @@ class Row:
             fresh = 0 if self.want is None else self.want.least
         ids = self.prefix[: max(0, len(self.prefix) - fresh)] if fresh else self.prefix
         media = tuple(each for each in self._media if each.start < len(ids))
-        return CacheKey(self.claim.family, self.claim.adapter, ids, media, self.claim.blocks)
+        return CacheKey(self.claim.family, self.adapter, ids, media, self.claim.blocks)
 
     @property
     def slot(self) -> Slot:

@@ -17,7 +17,7 @@ decides which request has which slot.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -116,10 +116,6 @@ class KVPool:
     def slots(self) -> list[Slot]:
         """All slots, in order. All objects of one number share contents and length."""
         return [Slot(self, index) for index in range(len(self))]
-
-    def adapters_in_use(self) -> set[int]:
-        """The numbers of the adapters that its slots have."""
-        return set(self.adapted) - {0}
 
     def set_length(self, index: int, length: int) -> None:
         """Changes the length of a slot here and on the device."""
@@ -268,9 +264,9 @@ class Slot:
         if snapshot is not None and snapshot.length != length:
             raise Refused("snapshot", f"was taken at {snapshot.length}, wanted is {length}")
         same = source.pool is self.pool and source.index == self.index
-        offset = source.offset
+        offset, adapter = source.offset, source.adapter
         self.reset()  # until all is copied: a copy that fails leaves an empty slot
-        self.offset = offset
+        self.offset, self.adapter = offset, adapter
         if not same:
             for target, stored in zip(
                 self._of(sliding=False), source._of(sliding=False), strict=True
@@ -295,6 +291,11 @@ class Slot:
         """Keys and values of the layers of one kind."""
         each = zip(self.pool.layers, self._keys, self._values, strict=True)
         return [x for layer, *both in each if layer.sliding == sliding for x in both]
+
+
+def adapters_of(slots: Iterable[Slot]) -> frozenset[int]:
+    """The numbers of the adapters that some slots have, 0 left aside."""
+    return frozenset(slot.adapter for slot in slots) - {0}
 
 
 class KVCache(list[Slot]):

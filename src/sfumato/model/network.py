@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.model.cache import KVCache, KVPool, Slot, slot_bytes
+from sfumato.model.cache import KVCache, KVPool, Slot, adapters_of, slot_bytes
 from sfumato.model.devices import to_device
 from sfumato.model.head import VocabularyHead
 from sfumato.model.layer_devices import Placement, make_placement
@@ -311,7 +311,9 @@ class Network:
         for (_, length), group in groupby(rows, lambda row: (id(row[1].pool), row[0])):
             members = [slot for _, slot in group]
             index = torch.tensor([slot.index for slot in members], device=self.device)
-            parts.append(RowPart(members[0].pool, index, length, torch.full_like(index, length)))
+            pool, adapters = members[0].pool, adapters_of(members)
+            widths = torch.full_like(index, length)
+            parts.append(RowPart(pool, index, length, widths, adapters=adapters))
         return parts
 
     def _soft(self, canvases: Sequence[Tensor], softs: Sequence[Tensor | None]) -> Tensor | None:

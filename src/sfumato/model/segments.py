@@ -63,6 +63,8 @@ class RowPart:
     a block), and go into the cache; 0 where it is denoised. None: no row commits. Never beside an
     index or questions."""
     beside: Beside | None = None
+    adapters: frozenset[int] = frozenset()
+    """The numbers of the adapters that the slots of rows may have, beside 0."""
 
     @property
     def tokens(self) -> int:
@@ -103,7 +105,7 @@ class PaddedRows:
     @property
     def adapted(self) -> tuple[Adapted, ...]:
         """Which adapters change which tokens, by the slots of the rows."""
-        in_use = {number for part in self.parts for number in part.pool.adapters_in_use()}
+        in_use = frozenset[int]().union(*(part.adapters for part in self.parts))
         if not in_use:
             return ()
         return of_tokens(_joined([_adapters(part) for part in self.parts]), in_use)

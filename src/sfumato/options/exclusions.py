@@ -137,6 +137,9 @@ DECISION = (
         "leave the order out",
         _BOTH,
     ),
+    Exclusion(
+        "calibration", ("adapter",), "a calibration is of the model without adapters", about=_BOTH
+    ),
 )
 PLAN = (
     Exclusion(

@@ -19,6 +19,7 @@ from sfumato.diffusion.constraints.read import run_chunks
 from sfumato.diffusion.limits import Limits, Outcome, SettledCanvas, Times, plan_reply
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import Denoiser
+from sfumato.model.adapters import NONE
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.vision.mask import SoftTokens, ahead_of_pictures
 from sfumato.tasks.reply import Policies, ReplyTask
@@ -27,14 +28,18 @@ from sfumato.tasks.works import Denoise, Draw, Encode, Prompt, Score, Task, Work
 
 
 def alone(
-    network: Network, task: Task, cancelled: Callable[[], bool] = lambda: False
+    network: Network,
+    task: Task,
+    cancelled: Callable[[], bool] = lambda: False,
+    adapter: int = NONE,
 ) -> Generator[Any, None, Any]:
     """Yields the events of a task; returns its outcome.
 
-    cancelled: called before every step, every score and every chunk of an encode; where it returns
-    True, the outcome is that of `Task.stopped`. Raises what a work raises, ValueError at the call
-    where the device has no memory for the slot."""
-    return _Alone(network, task, cancelled).run()
+    adapter: the number of the one that serves it; cancelled: called before every step, every score
+    and every chunk of an encode; where it returns True, the outcome is that of `Task.stopped`.
+    Raises what a work raises, ValueError at the call where the device has no memory for the
+    slot."""
+    return _Alone(network, task, cancelled, adapter).run()
 
 
 def finish(run: Generator[Any, None, Any]) -> Any:
@@ -51,10 +56,12 @@ class _Cancelled(Exception):
 
 
 class _Alone:
-    def __init__(self, network: Network, task: Task, cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self, network: Network, task: Task, cancelled: Callable[[], bool], adapter: int
+    ) -> None:
         self._network, self._task, self._cancelled = network, task, cancelled
         self._slot = network.new_slot(max(1, task.claim.positions))
-        self._slot.offset = task.claim.blocks.offset
+        self._slot.offset, self._slot.adapter = task.claim.blocks.offset, adapter
         self._prefix: list[int] = []
         self._denoiser: Denoiser | None = None  # made when it is needed
         self._times = task.stats or Times()

@@ -245,7 +245,7 @@ class ReplyTask:
         self._encoded = len(prompt.ids)
         need = committed_tokens(plan, policies)
         opened = len(self._opened)
-        self.claim = Claim(prompt, need, family, None, least, opened, blocks=plan.blocks)
+        self.claim = Claim(prompt, need, family, least, opened, blocks=plan.blocks)
         self.config = plan.config  # of the canvas under way; a last attempt adds a processor
         self.reply: list[int] = []
         self._thoughts = self._read_thoughts()

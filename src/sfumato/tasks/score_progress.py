@@ -87,7 +87,7 @@ class ScoreProgress:
         for line in self._lines.values():
             # A slot has no hidden state of its last token, from which the token after it is scored.
             before = prefix if line.first == 0 else []
-            slots.append(network.new_slot(1) if before else slot)
+            slots.append(_empty(network, slot) if before else slot)
             rows.append(torch.tensor([*before, *line.ids]))
             firsts.append(len(before) + line.first - 1)  # the row's first token is not scored
         scores = row_log_likelihoods(network, slots, rows) if rows else []
@@ -107,3 +107,10 @@ class ScoreProgress:
             else:
                 read.suffix.own()
         return canvases
+
+
+def _empty(network: Network, like: Slot) -> Slot:
+    """An empty slot, with the adapter of another."""
+    slot = network.new_slot(1)
+    slot.adapter = like.adapter
+    return slot

@@ -148,8 +148,7 @@ class Claim:
 
     prompt: Prompt
     positions: int  # of the cache, the prompt's with them
-    family: str = ""  # of networks; with `adapter` and the tokens, decides what a slot holds
-    adapter: str | None = None
+    family: str = ""  # of networks; with the adapter and the tokens, decides what a slot holds
     fresh: int = 0  # of the prompt's last tokens, that have to be encoded although a slot has them
     opened: int = 0  # tokens of the prompt behind its last whole block, which canvases begin with
     beside: int = 0  # tokens of the longest question that is scored behind the prefix

@@ -282,7 +282,7 @@ def test_graphs_are_bounded_and_go_with_their_pool(network: Network) -> None:
     denoiser = Denoiser(network, 1)
     denoiser.step([canvas], slots)
     assert canvas.place
-    kind, pool = StepKind.of([canvas], 97), slots[0].pool
+    kind, pool = StepKind.of([canvas], slots, 97), slots[0].pool
     steps = [DeviceStep(network, canvas.place[0], pool, kind) for _ in range(STEPS + 3)]
     for step in steps:
         graphs.add(step)

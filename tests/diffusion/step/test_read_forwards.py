@@ -231,7 +231,7 @@ def test_a_forward_never_waits_for_the_device() -> None:
         shape = 256, network.config.hidden_size
         shared = tuple(torch.zeros(shape, dtype=network.dtype, device=DEVICE) for _ in range(2))
         for rows in (1, 8):
-            forward = ReadForward(network, slots[0].pool, pool, rows, 16, shared)
+            forward = ReadForward(network, slots[0].pool, pool, rows, 16, frozenset(), shared)
             with Trace() as trace:
                 forward.run()
             counts.append(trace.count)

@@ -50,19 +50,20 @@ def test_a_reply_that_stays_in_history_is_reused_to_its_end() -> None:
     assert serve(slots, [*prompt, 50, 51, 7]).cached == 22
 
 
-@pytest.mark.parametrize("other", [{"family": "other"}, {"adapter": "b"}])
-def test_two_keys_share_nothing(other: dict[str, str]) -> None:
+@pytest.mark.parametrize("other", [{"family": "other"}, {"adapter": 2}])
+def test_two_keys_share_nothing(other: dict[str, Any]) -> None:
     """Neither free slots nor busy ones nor marks, though the tokens are the same."""
     slots, prompt = pool(slots=3), list(range(20))
-    slots.release(serve(slots, prompt, adapter="a"), keep=True)
-    assert slots.reusable(key(prompt, adapter="a")) == 20
-    for unlike in ({"adapter": "a"} | other, {}):
+    slots.release(serve(slots, prompt, adapter=1), keep=True)
+    assert slots.reusable(key(prompt, adapter=1)) == 20
+    for unlike in ({"adapter": 1} | other, {}):
         assert slots.reusable(key(prompt, **unlike)) == 0
-        assert not key(prompt, **unlike).may_share(key(prompt, adapter="a"))
+        assert not key(prompt, **unlike).may_share(key(prompt, adapter=1))
         busy = serve(slots, prompt, reply=[50], **unlike)
+        assert busy.slot.adapter == unlike.get("adapter", 0)
         assert busy.cached == 0 and busy.marks == (20,)
         slots.release(busy, keep=False)
-    assert serve(slots, [*prompt, 60], adapter="a").cached == 20
+    assert serve(slots, [*prompt, 60], adapter=1).cached == 20
 
 
 def test_equal_ids_and_other_images_share_what_comes_before_the_image() -> None:
@@ -92,7 +93,7 @@ def test_equal_ids_and_other_images_share_what_comes_before_the_image() -> None:
     assert shown.common(key(prompt[:12], media=(cat, dog))) == 10, "no image is divided"
     assert shown.common(key([*prompt[:13], 8], media=(cat, dog))) == 10
     assert shown.common(key(prompt, "other", media=(cat, dog))) == 0
-    assert shown.common(key(prompt, adapter="a", media=(cat, dog))) == 0
+    assert shown.common(key(prompt, adapter=1, media=(cat, dog))) == 0
 
 
 def test_an_image_that_is_cut_away_counts_no_more() -> None:

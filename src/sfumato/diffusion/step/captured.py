@@ -27,7 +27,7 @@ from sfumato.diffusion.step.batch import Commit, StepBatch
 from sfumato.diffusion.step.graphs import Room, Step, StepGraphs
 from sfumato.diffusion.step.rules import LiftProbe, RowRules, StaticRules, takes_tensors
 from sfumato.diffusion.step.step import Part, evaluate, move_rows, row_words
-from sfumato.model.cache import KVPool, QuestionPool, Slot
+from sfumato.model.cache import KVPool, QuestionPool, Slot, adapters_of
 from sfumato.model.devices import to_device
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.placement import serving_kernels
@@ -46,26 +46,34 @@ class StepKind:
     commits: bool  # whether some row commits
     bans: int  # how many ids a row may ban; 0 where no row does
     rules: tuple[RowRules, ...]  # of rows that are denoised, if there are any: one of each kind
+    adapters: frozenset[int]  # that slots of the rows have
 
     @classmethod
-    def of(cls, canvases: Sequence[Canvas], vocab_size: int) -> StepKind:
+    def of(cls, canvases: Sequence[Canvas], slots: Sequence[Slot], vocab_size: int) -> StepKind:
         denoised = [canvas for canvas in canvases if not isinstance(canvas, Commit)]
         most = max((len(limits) for limits in ban_limits(denoised, vocab_size)), default=0)
         bans = most and max(BANNED_AT_LEAST, 1 << (most - 1).bit_length())
         rules = [RowRules.of(canvas) for canvas in denoised or canvases]
         commits = len(denoised) < len(canvases)
-        return cls(len(canvases), commits, bans, tuple(StaticRules.kinds_of(rules)))
+        kinds = tuple(StaticRules.kinds_of(rules))
+        return cls(len(canvases), commits, bans, kinds, adapters_of(slots))
 
 
 class BatchForward(Step):
     """The forward alone of the first rows of a batch, whose scores or rules no graph can hold."""
 
     def __init__(
-        self, network: Network, pool: KVPool, batch: StepBatch, rows: int, hidden: Tensor | None
+        self,
+        network: Network,
+        pool: KVPool,
+        batch: StepBatch,
+        rows: int,
+        adapters: frozenset[int],
+        hidden: Tensor | None,
     ) -> None:
         """hidden [positions of the whole batch, hidden]: that of another forward of the batch,
         which this one will overwrite."""
-        super().__init__(network, pool, rows, batch.width, batch)
+        super().__init__(network, pool, rows, batch.width, adapters, batch)
         self._first = batch.first(rows)
         if hidden is None:
             size = batch.rows * batch.width, network.config.hidden_size
@@ -86,7 +94,7 @@ class DeviceStep(Step):
     """The step of the first rows of a batch."""
 
     def __init__(self, network: Network, batch: StepBatch, pool: KVPool, kind: StepKind) -> None:
-        super().__init__(network, pool, kind.rows, batch.width, batch)
+        super().__init__(network, pool, kind.rows, batch.width, kind.adapters, batch)
         self.kind = kind
         rows = batch.first(kind.rows)
         device, width = network.device, batch.width
@@ -104,8 +112,8 @@ class DeviceStep(Step):
         mine = self.kind
         return (
             self.is_of(batch)
-            and self.pool is pool
-            and (mine.rows, mine.commits, mine.bans) == (kind.rows, kind.commits, kind.bans)
+            and self.has(pool, kind.rows, kind.adapters)
+            and (mine.commits, mine.bans) == (kind.commits, kind.bans)
             and self._rules.serves(kind.rules)
         )
 
@@ -173,11 +181,12 @@ class ReadForward(Step):
         questions: QuestionPool,
         rows: int,
         width: int,
+        adapters: frozenset[int],
         shared: tuple[Tensor, Tensor],
     ) -> None:
         """shared: soft embeddings and hidden states [tokens, hidden] of all forwards of a network:
         each overwrites what the one before has left."""
-        super().__init__(network, pool, rows, width)
+        super().__init__(network, pool, rows, width, adapters)
         self._questions = questions
         tokens = rows * width
         sizes = [tokens, 1, *[rows] * 3]
@@ -298,7 +307,8 @@ class ReadForwards:
         if group is None:
             return self._network.denoise_beside(ids, suffixes, wanted, soft)
         questions, pool, width = group
-        step = self._step(questions, pool, read_rows(len(rows), most), width)
+        adapters = adapters_of(suffix.slot for suffix in suffixes)
+        step = self._step(questions, pool, read_rows(len(rows), most), width, adapters)
         step.write(to_device(torch.cat(ids), self._network.device), suffixes, soft)
         if questions is self._questions:
             self._graphs.run(step)
@@ -309,13 +319,20 @@ class ReadForwards:
         only = list(chain.from_iterable((first + at for at in own) for first, own in pairs))
         return step.hidden.index_select(0, to_device(torch.tensor(only), self._network.device))
 
-    def _step(self, questions: QuestionPool, pool: KVPool, rows: int, width: int) -> ReadForward:
+    def _step(
+        self,
+        questions: QuestionPool,
+        pool: KVPool,
+        rows: int,
+        width: int,
+        adapters: frozenset[int],
+    ) -> ReadForward:
         """One that is kept, where the questions stand in the pool that is."""
         is_kept = questions is self._questions
         for step in self._graphs.kept(ReadForward) if is_kept else ():
-            if (step.rows, step.width) == (rows, width) and step.pool is pool:
+            if step.width == width and step.has(pool, rows, adapters):
                 return step
-        step = ReadForward(self._network, pool, questions, rows, width, self._shared)
+        step = ReadForward(self._network, pool, questions, rows, width, adapters, self._shared)
         if is_kept:
             self._graphs.add(step)
         return step

@@ -148,7 +148,13 @@ class ForwardResult:
     batch_rows: tuple[tuple[BatchRows, RowsState], ...]  # of all parts, as they were at the forward
 
 
-_Version = tuple[int, tuple[tuple[int, int], ...]]
+_Addresses = tuple[tuple[int, int, int], ...]
+_Version = tuple[int, _Addresses]
+
+
+def _addresses(slots: Sequence[Slot]) -> _Addresses:
+    """Which slots these are, with the adapter of each."""
+    return tuple((id(slot.pool), slot.index, slot.adapter) for slot in slots)
 
 
 class Denoiser:
@@ -183,7 +189,8 @@ class Denoiser:
         attend: PaddedRows | Tensor = PaddedRows(attended)
         if self.graphs is not None and len(attended) == 1 and attended[0].index is None:
             pool = attended[0].pool
-            attend = self._hidden(self.graphs, batch_rows[0].batch, len(canvases), pool)
+            rows, adapters = len(canvases), attended[0].adapters
+            attend = self._hidden(self.graphs, batch_rows[0].batch, rows, pool, adapters)
         evaluated = evaluate(self.network, layout.parts, layout.scoring, attend, ordered)
         return ForwardResult(evaluated, layout, ordered, states)
 
@@ -298,11 +305,11 @@ class Denoiser:
         slots: Sequence[Slot],
     ) -> DeviceStep:
         """The captured step of canvases, in the order of their rows, prepared for them."""
-        version = batch_rows.version, tuple((id(slot.pool), slot.index) for slot in slots)
+        version = batch_rows.version, _addresses(slots)
         known, last = self._prepared.get(batch_rows, (None, None))
         if known == version and last is not None and last.is_of(batch_rows.batch) and last.is_alive:
             return last
-        kind = StepKind.of(canvases, self.network.config.vocab_size)
+        kind = StepKind.of(canvases, slots, self.network.config.vocab_size)
         batch, pool = batch_rows.batch, slots[0].pool
         kept = graphs.kept(DeviceStep)
         step = next((one for one in kept if one.serves(batch, pool, kind)), None)
@@ -314,14 +321,21 @@ class Denoiser:
         self._prepared[batch_rows] = version, step
         return step
 
-    def _hidden(self, graphs: StepGraphs, batch: StepBatch, rows: int, pool: KVPool) -> Tensor:
+    def _hidden(
+        self,
+        graphs: StepGraphs,
+        batch: StepBatch,
+        rows: int,
+        pool: KVPool,
+        adapters: frozenset[int],
+    ) -> Tensor:
         """The hidden states of a batch's first rows, whose slots and lengths it notes, by a forward
         that is captured by itself. They are overwritten by the next such forward."""
         kept = [each for each in graphs.kept(BatchForward) if each.is_of(batch)]
-        step = next((each for each in kept if each.pool is pool and each.rows == rows), None)
+        step = next((each for each in kept if each.has(pool, rows, adapters)), None)
         if step is None:
             batch_hidden = kept[0].batch_hidden if kept else None
-            step = BatchForward(self.network, pool, batch, rows, batch_hidden)
+            step = BatchForward(self.network, pool, batch, rows, adapters, batch_hidden)
             graphs.add(step)
         graphs.run(step)
         return step.hidden
@@ -339,7 +353,7 @@ class Denoiser:
                 (key, len(members), self._batch_rows[key].version)
                 for key, members in placed.items()
             ),
-            tuple((id(slot.pool), slot.index) for slot in slots),
+            _addresses(slots),
         )
         if self._layout is None or self._layout[0] != version:
             self._layout = None  # what it notes in the batches is about to be overwritten

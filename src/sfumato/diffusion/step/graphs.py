@@ -58,10 +58,18 @@ class Step(ABC):
     room: Room = "steps"
 
     def __init__(
-        self, network: Network, pool: KVPool, rows: int, width: int, batch: StepBatch | None = None
+        self,
+        network: Network,
+        pool: KVPool,
+        rows: int,
+        width: int,
+        adapters: frozenset[int],
+        batch: StepBatch | None = None,
     ) -> None:
-        """batch: whose first rows these are, if they are of a batch."""
+        """adapters: the numbers of those that the slots of the rows have, which its operations
+        depend on; batch: whose first rows these are, if they are of a batch."""
         self.network, self.rows, self.width = network, rows, width
+        self.adapters = adapters
         self._pool = weakref.ref(pool)
         self._batch = None if batch is None else weakref.ref(batch)
 
@@ -73,6 +81,10 @@ class Step(ABC):
     def is_of(self, batch: StepBatch) -> bool:
         """Whether the rows are those of this batch, rather than of one that was outgrown."""
         return self._batch is not None and self._batch() is batch
+
+    def has(self, pool: KVPool, rows: int, adapters: frozenset[int]) -> bool:
+        """Whether it has so many rows of this pool, with slots of these adapters."""
+        return (self.rows, self.adapters) == (rows, adapters) and self.pool is pool
 
     @property
     def is_alive(self) -> bool:
@@ -89,7 +101,7 @@ class Step(ABC):
         `RowPart`."""
         pool = self.pool
         assert pool is not None
-        return PaddedRows([RowPart(pool, slots, self.width, **more)])
+        return PaddedRows([RowPart(pool, slots, self.width, adapters=self.adapters, **more)])
 
 
 Kind = TypeVar("Kind")

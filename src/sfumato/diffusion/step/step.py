@@ -27,7 +27,7 @@ from sfumato.diffusion.sampler import StepView
 from sfumato.diffusion.scoring import Scoring, score
 from sfumato.diffusion.step.batch import StepBatch
 from sfumato.diffusion.step.rules import GroupedRules, LiftProbe, RuleGroup, StaticRules
-from sfumato.model.cache import KVPool, Slot
+from sfumato.model.cache import KVPool, Slot, adapters_of
 from sfumato.model.head import PLAIN, HeadStats
 from sfumato.model.network import Network
 from sfumato.model.segments import PaddedRows, RowPart
@@ -110,6 +110,7 @@ def lay_out(
                 width=batch.width,
                 lengths=rows.length[at],
                 index=packed,
+                adapters=adapters_of(slots[at]),
             )
             runs.append((members[0][1], seen))
     scored = [canvas for _, members, _ in batches for canvas in members]

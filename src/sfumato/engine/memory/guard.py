@@ -7,7 +7,7 @@ is `estimate.py`'s, and what is done when memory runs out in a step is `recovery
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -96,6 +96,22 @@ class MemoryGuard:
         if need <= left:
             return None
         return f"takes {need:,} bytes, and of memory {max(0, left):,} are left"
+
+    def take(self, nbytes: int, what: str) -> None:
+        """Counts bytes that stay beside the slots. Raises EngineError where they do not fit."""
+        if self.view.spare is not None and nbytes > self.view.spare:
+            raise EngineError(
+                None,
+                f"{what} takes {_size(nbytes)}, and of memory {_size(max(0, self.view.spare))} is "
+                "left",
+                "lower --slots, --context or --snapshot-memory, or free some memory",
+            )
+        self.give_back(-nbytes)
+
+    def give_back(self, nbytes: int) -> None:
+        """Counts such bytes as free again."""
+        if self.view.spare is not None:
+            self.view = replace(self.view, spare=self.view.spare + nbytes)
 
 
 def check(

@@ -21,6 +21,7 @@ import numpy as np
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
 from sfumato.engine.memory.guard import MemoryGuard
+from sfumato.model.adapters import NONE
 from sfumato.model.cache import Slot, Snapshot, snapshot_bytes
 from sfumato.model.devices import is_out_of_memory
 from sfumato.model.model_config import NO_BLOCKS, Blocks
@@ -48,7 +49,7 @@ class CacheKey:
     and adapter are the same, up to where ids or media differ."""
 
     family: str  # of networks
-    adapter: str | None  # that the positions were encoded with
+    adapter: int  # the number of the one that the positions were encoded with, 0: none
     ids: array[int]  # int32: token ids, by position
     media: tuple[Media, ...] = ()  # in the order of their positions; they may lie beyond the ids
     blocks: Blocks = NO_BLOCKS
@@ -115,7 +116,7 @@ class Place:
     slot: Slot
     larger: bool
     # Of what it holds; its ids are the slot's own, and of its media only those within them count.
-    key: CacheKey = field(default_factory=lambda: CacheKey("", None, array("i")))
+    key: CacheKey = field(default_factory=lambda: CacheKey("", NONE, array("i")))
     marks: dict[int, Mark] = field(default_factory=dict)  # by length
     busy: bool = False
     used: int = 0  # the pool's clock, when it was leased or released
@@ -197,7 +198,7 @@ class SlotPool:
                 self._places.remove(source)  # outgrown
         else:
             place.slot.reset()
-            place.slot.offset = key.blocks.offset
+            place.slot.offset, place.slot.adapter = key.blocks.offset, key.adapter
             place.keep(0)
         place.busy, place.used = True, self._tick()
         place.hold(key, length)
@@ -255,12 +256,13 @@ class SlotPool:
             place.slot.reset()
             place.keep(0)
 
-    def forget(self) -> int:
+    def forget(self, adapter: int | None = None) -> int:
         """Empties the slots that are free, so that no prompt begins with what they hold; how many
-        held something. Those that are busy keep what they have."""
+        held something. Those that are busy keep what they have. adapter: the number of the one
+        whose prefixes are meant; None: all are."""
         emptied = 0
         for place in self._places:
-            if not place.busy:
+            if not place.busy and adapter in (None, place.key.adapter):
                 emptied += bool(place.held)
                 place.slot.reset()
                 place.keep(0)
