@@ -10,7 +10,8 @@ to the brim at once. A command or a route that is not in the tables below fails.
 memory at its peak, looked at every few milliseconds, over a process that has imported all and read
 the vocabulary; Linux alone has it. Predicted: of a command what `sfumato inspect` says of its
 context, of the server what /memory says, with the snapshots that it holds and no reads. Prints a
-table and one JSON line; exit code 1 where something does not answer as it should.
+table and one JSON line; exit code 1 where something does not answer as it should, or its memory is
+over 10 % away from the prediction.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ TOKENS = 6  # of an answer
 LONG = 216  # of a question that nearly fills the slot of the commands
 SLOTS, CONTEXT = 2, 1024
 PATIENCE_S = 1200.0
+MOST_DEVIATION = 0.1  # of the memory from the prediction; -6.7 % is the most that was measured
 WORKS, REFUSED = (0,), (2,)
 
 # A bare process: what a command or the server has before the model, its vocabulary included.
@@ -189,6 +191,19 @@ class Row:
     note: str = ""
     ok: bool = True
 
+    @property
+    def deviation(self) -> float | None:
+        """The memory over the prediction, less 1; None where one of them is unknown."""
+        return self.memory / self.predicted - 1 if self.memory and self.predicted else None
+
+    @property
+    def fault(self) -> str:
+        """What is wrong; empty where nothing is."""
+        if not self.ok:
+            return self.note or "no answer as it should be"
+        is_far = abs(self.deviation or 0.0) > MOST_DEVIATION
+        return f"over {MOST_DEVIATION:.0%} away from the predicted memory" if is_far else ""
+
 
 @dataclass
 class Report:
@@ -201,8 +216,8 @@ class Report:
 
 def cells(row: Row) -> tuple[str, ...]:
     megabytes = [f"{b / 1e6:,.0f} MB" if b is not None else "" for b in (row.memory, row.predicted)]
-    ratio = f"{row.memory / row.predicted - 1:+.1%}" if row.memory and row.predicted else ""
-    ending = row.note if row.ok else f"WRONG: {row.note}"
+    ratio = "" if row.deviation is None else f"{row.deviation:+.1%}"
+    ending = f"WRONG: {row.fault}" if row.fault else row.note
     return row.what, str(row.status), f"{row.seconds:.1f} s", *megabytes, ratio, ending
 
 
@@ -362,7 +377,7 @@ def main() -> int:
         memory = routes(model, report, env, with_all=args.only != "memory")
     for line in table([cells(row) for row in report.rows]):
         print(line)
-    wrong = [row.what for row in report.rows if not row.ok]
+    wrong = [row.what for row in report.rows if row.fault]
     facts = {
         "benchmark": "every_route",
         "model": model.name,

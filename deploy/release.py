@@ -2,7 +2,8 @@
 """Checks that a tag may be released, and prints what changed in it: `deploy/release.py v1.2.0`.
 
 The tag must be `v` and the version that the package has. CHANGELOG.md must have a section of that
-version with a day, above those of older versions, and something in it. Needs Python alone.
+version with a day, above those of older versions, and something in it. CITATION.cff must name the
+version. Needs Python alone.
 """
 
 from __future__ import annotations
@@ -51,11 +52,18 @@ def notes(tag: str, package: str, changelog: str, today: datetime.date) -> str:
     return text
 
 
+def check_citation(citation: str, version: str) -> None:
+    """Raises ValueError where the text of CITATION.cff has another version."""
+    if not re.search(rf"^version: [\"']?{re.escape(version)}[\"']?$", citation, re.MULTILINE):
+        raise ValueError(f"CITATION.cff: its version must be {version}")
+
+
 def main() -> None:
     package = (ROOT / "src" / "sfumato" / "__init__.py").read_text(encoding="utf-8")
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     today = datetime.datetime.now(datetime.UTC).date()
     try:
+        check_citation((ROOT / "CITATION.cff").read_text(encoding="utf-8"), version_of(package))
         print(notes(sys.argv[1] if len(sys.argv) == 2 else "", package, changelog, today))
     except ValueError as error:
         sys.exit(str(error))

@@ -47,11 +47,11 @@ windows)
 answer)
     arm
     version=$(basename "$(readlink "$root/usr/bin/python3")")
-    for glibc in $(seq 17 36); do tags="${tags:-} --platform manylinux_2_${glibc}_aarch64"; done
+    . deploy/platforms.sh
     # PyPI's torch for Linux on aarch64 brings CUDA too, 2.8 GB; TORCH_INDEX may have one without.
-    # shellcheck disable=SC2086
+    # shellcheck disable=SC2046
     "$python" -m pip install -q ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -c constraints.txt --target "$root/packages" --upgrade \
-        --only-binary :all: --python-version "${version#python}" $tags --platform manylinux2014_aarch64 dist/*_aarch64.whl
+        --only-binary :all: --python-version "${version#python}" $(pip_platforms aarch64) dist/*_aarch64.whl
     # What torch reads of the processor as it is loaded, and the host does not say: a Neoverse N1.
     mkdir -p "$root/proc" "$root/sys/devices/system/cpu/cpu0/regs/identification"
     echo 0x00000000413fd0c1 > "$root/sys/devices/system/cpu/cpu0/regs/identification/midr_el1"

@@ -16,10 +16,10 @@ wheel=$(ls dist/*-manylinux_*_"$(uname -m)".whl)
 ! chroot "$root" sh -c 'command -v cc c++ gcc g++ clang' || { echo "it has a compiler" >&2; exit 1; }
 version=$(chroot "$root" python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 mkdir -p "$root/wheels"
-for glibc in $(seq 17 36); do tags="${tags:-} --platform manylinux_2_${glibc}_$(uname -m)"; done
-# shellcheck disable=SC2086
+. deploy/platforms.sh
+# shellcheck disable=SC2046
 "${PYTHON:-python3}" -m pip download -q --dest "$root/wheels" -c constraints.txt \
-    --find-links "$root/wheels" --only-binary :all: --python-version "$version" $tags --platform "manylinux2014_$(uname -m)" "$wheel"
+    --find-links "$root/wheels" --only-binary :all: --python-version "$version" $(pip_platforms "$(uname -m)") "$wheel"
 chroot "$root" python3 -m venv --clear /venv
 mount -t proc proc "$root/proc"
 trap 'umount "$root/proc"' EXIT

@@ -70,6 +70,10 @@ def test_the_package_has_the_version_that_the_script_reads() -> None:
     assert load(ROOT / "CITATION.cff")["version"] == sfumato.__version__
     with pytest.raises(ValueError, match="__version__"):
         script["version_of"]("")
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    script["check_citation"](citation, sfumato.__version__)
+    with pytest.raises(ValueError, match=r"CITATION.cff: its version must be 9\.9\.9"):
+        script["check_citation"](citation, "9.9.9")
 
 
 def test_the_release_publishes_last_and_stores_no_token() -> None:

@@ -14,6 +14,7 @@ build=$roots/build-$device image=$roots/image-$device
 [ -n "${KEEP:-}" ] || trap 'rm -rf "$roots"' EXIT
 
 inside() { # ROOT COMMAND…: in place of this shell, in a mount namespace of its own, so that nothing stays mounted
+    # shellcheck disable=SC2016  # the inner shell expands
     exec unshare --mount --propagation private bash -euc '
         root=$1; shift
         mount --bind "$root" "$root"
