@@ -97,16 +97,14 @@ class ThinkingBudget:
 
 @dataclass
 class Thoughts:
-    """The thoughts of a reply as far as it has been read: each token once, however long it is."""
+    """Finds the thoughts of a reply, which it is given as it grows: each token once."""
 
     budget: ThinkingBudget
     region: Region
     length: int = 0  # tokens read
     opened: int = 0  # the place after the last marker
     head: tuple[int, ...] = ()  # the tokens from there on, as many as a header has at most
-    # Of each thought that has ended: the place after its opening marker, and where its tokens
-    # stand, without markers and header.
-    ended: tuple[tuple[int, range], ...] = ()
+    ended: tuple[tuple[int, range], ...] = ()  # the spans of thoughts that have ended
 
     def add(self, ids: Iterable[int]) -> None:
         """Reads on."""
@@ -116,7 +114,7 @@ class Thoughts:
             if marker is not None:
                 begun = self.region.begun_by(marker, budget.format, budget.ignore_ends)
             if begun is not None:
-                self.ended = self.thoughts
+                self.ended = self.spans
                 self.region, self.opened, self.head = begun, self.length + 1, ()
             elif len(self.head) < len(budget.header):
                 self.head += (token,)
@@ -125,7 +123,7 @@ class Thoughts:
     @property
     def count(self) -> int:
         """The tokens that are thought, without markers and header."""
-        return sum(len(places) for _, places in self.thoughts)
+        return sum(len(places) for _, places in self.spans)
 
     def cut(self, added: Sequence[int]) -> int | None:
         """How many tokens of a settled canvas, which comes next, are kept before its thought is
@@ -135,7 +133,7 @@ class Thoughts:
         after = replace(self)
         after.add(added)
         left, strict = self.budget.tokens, self.budget.strict
-        for opened, places in after.thoughts:
+        for opened, places in after.spans:
             if not left:  # then the header goes too: there may be no room for it
                 places = range(opened, places.stop)
             if len(places) > left and (strict or places.stop == after.length):
@@ -144,8 +142,9 @@ class Thoughts:
         return None
 
     @property
-    def thoughts(self) -> tuple[tuple[int, range], ...]:
-        """Thoughts that have ended, and the open one."""
+    def spans(self) -> tuple[tuple[int, range], ...]:
+        """Each thought, the open one last: the place after its opening marker, and the places of
+        its tokens, without markers and header."""
         if self.region is not Region.THOUGHT:
             return self.ended
         named = self.head == self.budget.header[: len(self.head)]
@@ -268,7 +267,7 @@ class ReplyTask:
         self._scored: Mapping[int, Tensor] = {}
         most = plan.config.max_steps or 0
         self.figures = Figures(plan.seed, plan.limits.max_tokens, max_steps=most)
-        self._show(step=0)
+        self._show()
 
     def run(self) -> Generator[Any, Any, Any]:
         """Yields a `Draft` for every step, and what `ReplyText.add` makes of every canvas."""
@@ -279,7 +278,7 @@ class ReplyTask:
             assert canvas.convergence
             settled, held = yield from self._finish_canvas(ids, canvas.convergence)
             self._positions += canvas.length
-            self._show(step=0)
+            self._show()
             if settled is None:  # drawn again
                 continue
             yield self._text.add(settled, self.as_settled(last, settled))
@@ -332,14 +331,14 @@ class ReplyTask:
             if canvas.done:
                 return ids, readable
 
-    def _show(self, step: int) -> None:
-        """Publishes how far the reply has come."""
+    def _show(self) -> None:
+        """Publishes how far the reply has come, before the first step of a canvas."""
         stats, accepted, prediction = self.stats, self.accepted_prediction, self.plan.prediction
         steps = tuple(stats.steps)
         self.figures = replace(
             self.figures,
             canvas=stats.canvases,
-            step=step,
+            step=0,
             output_tokens=len(self.reply),
             thought_tokens=0 if self._thoughts is None else self._thoughts.count,
             canvas_tokens=self._positions,

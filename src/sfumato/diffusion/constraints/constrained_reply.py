@@ -362,8 +362,9 @@ class ConstrainedReply:
         self._repairs = 0  # of this canvas
 
     def begin(self, length: int, opened: int = 0) -> Guidance | None:
-        """What the first step of a canvas of so many positions is asked; None: nothing. opened: so
-        many of the first ones have tokens of which the grammar does not know yet."""
+        """Returns the tokens that the first step of a canvas has to take, and what may follow them;
+        None: the step is free. length: positions of the canvas; opened: how many of the first ones
+        have tokens that the grammar has not read."""
         if self._kept is not None:
             return self._guidance(*self._known(self._kept), length)
         is_free = self._is_causal or opened
@@ -373,9 +374,9 @@ class ConstrainedReply:
     def guide(
         self, ids: list[int], accepted: list[bool], room: int, length: int
     ) -> Guidance | list[int] | None:
-        """What the next step is asked after one with these most probable tokens; None: nothing.
-        room: tokens that the reply may still have. A list: the tokens with which a canvas of masks
-        has settled, what is behind them being no part of the reply."""
+        """Returns what the next step has to take, after one with these most probable tokens; None:
+        the step is free. A list: the tokens with which a canvas of masks has settled, what is
+        behind them being no part of the reply. room: tokens that the reply may still have."""
         seen = ids[:room]
         reading = self._reply.read(seen)
         first_open = next((n for n, kept in enumerate(accepted) if not kept), len(accepted))
