@@ -23,6 +23,7 @@ import sfumato
 from sfumato.engine import Engine, EngineConfig
 from sfumato.server.app import ServerSettings, create_app
 from sfumato.server.http.uvicorn_server import Listener, bind
+from sfumato.server.models import Models
 
 SUDOKU = "sudoku\n..1.\n1...\n.2.1\n...4"
 KEY = "a-key"
@@ -168,7 +169,7 @@ VIEWS = {
 def serving(api_keys: tuple[str, ...] = ()) -> Iterator[str]:
     """The address of a server of the embedded model."""
     engine = Engine(sfumato.load(), EngineConfig(slots=2, context=1024)).start()
-    app = create_app(engine, ServerSettings(api_keys=api_keys))
+    app = create_app(Models("sfumato", engine), ServerSettings(api_keys=api_keys))
     ready, bound = threading.Event(), bind("127.0.0.1", 0)
     listener = Listener(app, 0.0, engine.close, ready=ready.set)
     thread = threading.Thread(target=lambda: listener.run(sockets=[bound]), daemon=True)

@@ -66,11 +66,11 @@ def test_a_folder_and_its_file_are_the_same_model(tiny: Path, model: Model) -> N
     assert one.token_ids == two.token_ids and one.text == two.text
     assert (model.path, other.path) == (tiny, tiny / "model.safetensors")
     assert model.load_s > 0
-    assert model.template.reads is None  # but of the packaged models
+    assert model.template.rewrites is None  # but of the packaged models
 
 
 def test_no_path_is_the_embedded_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sfumato.api.EMBEDDED", tiny)
+    monkeypatch.setattr("sfumato.catalog.EMBEDDED", tiny)
     assert sfumato.load().path == tiny
 
 

@@ -80,7 +80,7 @@ from sfumato.tasks.decide import Answers, DecideTask
 from sfumato.tasks.reply import ReplyTask
 from sfumato.tasks.works import Prompt
 from sfumato.text.messages import PictureParts
-from sfumato.text.prompt import check_long_texts, prompt_ids
+from sfumato.text.prompt import prompt_ids, rewritten
 from sfumato.text.reply import Stop, region_after
 from sfumato.text_side import (
     EDIT_ROOM,
@@ -99,8 +99,6 @@ from sfumato.text_side import (
 from sfumato.weights.checkpoint import Checkpoint, fingerprint
 from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.files.tensorfile import FileSizes
-
-EMBEDDED = Path(__file__).parent / "embedded"
 
 Messages = Sequence[Mapping[str, Any]]
 T = TypeVar("T")
@@ -289,9 +287,8 @@ class Model:
             messages = prompt
         elif messages is None:
             messages = [{"role": "user", "content": prompt}]
-        check_long_texts([messages, tools], check)
         parts: PictureParts | None = [] if self.reads_pictures else None
-        messages, notes = self.template.read(messages, parts is not None)
+        messages, notes = rewritten(self.template, messages, tools, check, parts is not None)
         ids = prompt_ids(
             self.template,
             self.tokenizer,
@@ -638,7 +635,7 @@ def load(
     defaults, text = checkpoint_defaults(checkpoint), _fitting_text(checkpoint, config)
     opened = _opened_tower(checkpoint, config, text, mmproj, image_mask)
     if not has_twins(target):
-        try_device(target, EMBEDDED)
+        try_device(target, catalog.EMBEDDED)
     if placement.leaves_layers and other_layers == "auto":
         trial = checkpoint, config, target, kind, activations, cache_type
         placement = _placed(config, target, *counts, faster_other_layers(*trial))
@@ -719,9 +716,8 @@ def _opened(path: str | PathLike[str] | None) -> Checkpoint:
         )
     if isinstance(path, str) and catalog.is_name(path) and not Path(path).exists():
         path = hub.located(path)
-    if isinstance(path, str) and path in catalog.PACKAGED and not Path(path).exists():
-        path = catalog.PACKAGED[path]
-    return open_checkpoint(EMBEDDED if path is None else Path(path))
+    packaged = catalog.packaged_path(path) if isinstance(path, str) else None
+    return open_checkpoint(packaged or (catalog.EMBEDDED if path is None else Path(path)))
 
 
 def _placed(config: ModelConfig, device: torch.device, *counts: Any) -> Placement:
@@ -753,8 +749,8 @@ def _fitting_text(checkpoint: Checkpoint, config: ModelConfig) -> TextSide:
             f"{checkpoint.path}: the tokenizer has {text.tokenizer.vocab_size} tokens and the "
             f"embedding {config.vocab_size}; use the tokenizer that the model was trained with"
         )
-    if catalog.is_packaged(checkpoint.path):
-        text.template.reads = embedded_questions.read
+    if catalog.packaged_name(checkpoint.path) is not None:
+        text.template.rewrites = embedded_questions.rewritten
     return text
 
 

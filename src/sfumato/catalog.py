@@ -12,6 +12,7 @@ AVX-512. The other formats are derived from that figure by `doctor`'s estimates 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -167,10 +168,11 @@ MACHINES = (
 )
 
 
-PACKAGED = {
-    name: Path(__file__).parent / name.replace("-", "_") for name in ("embedded", "embedded-masks")
-}
-"""The models that the package has, by name: the first is meant where no model is named."""
+EMBEDDED = Path(__file__).parent / "embedded"
+"""The model that is meant where none is named."""
+
+PACKAGED = {"embedded": EMBEDDED, "embedded-masks": EMBEDDED.with_name("embedded_masks")}
+"""The models that the package has, by name."""
 
 
 def packaged_name(path: Path) -> str | None:
@@ -179,16 +181,17 @@ def packaged_name(path: Path) -> str | None:
     return next((name for name, each in PACKAGED.items() if each.resolve() == folder), None)
 
 
+def packaged_path(given: str) -> Path | None:
+    """The folder of the model of the package that a name means; None where it means none, or a
+    file has that name."""
+    return None if os.path.exists(given) else PACKAGED.get(given)
+
+
 def shown_name(path: str | None) -> str:
     """What the model of a file or folder is called where none else names it; None: the first of
     PACKAGED."""
     packaged = next(iter(PACKAGED)) if path is None else packaged_name(Path(path))
     return f"sfumato-{packaged}" if packaged else Path(path or "").absolute().name
-
-
-def is_packaged(path: Path) -> bool:
-    """Whether that is the folder of a model that the package has."""
-    return packaged_name(path) is not None
 
 
 def is_name(given: str) -> bool:

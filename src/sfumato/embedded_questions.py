@@ -30,6 +30,10 @@ _FIRST_ASKED = (
 EARLIER_TURNS = 2
 """Turns before a question in the training data, at most; with more the answers get wrong."""
 
+MOST_TOKENS = 256
+"""Tokens at most of a packaged model's reply to an HTTP request that names no limit: no answer that
+it has learned is as long, and a text that a schema leaves free would end nowhere else."""
+
 _ASKS_ON = re.compile(r"and\b|.*\?$", re.IGNORECASE)
 _MOST_WORDS = 5  # of a question that needs an earlier one
 _LONGEST = 200  # characters of a text that is searched
@@ -88,7 +92,7 @@ Messages = Sequence[Mapping[str, Any]]
 _Heard = tuple[dict[str, str] | None, dict[str, Any] | None]  # a country, and a form of questions
 
 
-def read(messages: Messages) -> tuple[Messages, tuple[str, ...]]:
+def rewritten(messages: Messages) -> tuple[Messages, tuple[str, ...]]:
     """Makes of a conversation what the packaged models read of it, and what a reply says of that.
 
     Messages before the first question stay, and the last EARLIER_TURNS turns before the last one. A

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from sfumato import Done, Draft, Finished, Request, Settled
+from sfumato.catalog import packaged_name
 from sfumato.cli import main
 from sfumato.diffusion.limits import Stats
 from sfumato.engine import Event, Handle
@@ -52,6 +53,10 @@ class FakeModel:
         self.tokenizer = SimpleNamespace(
             decode=lambda ids: "".join(map(chr, ids)), token_text=chr, vocab_size=2**16
         )
+
+    @property
+    def packaged(self) -> str | None:
+        return packaged_name(self.path)
 
     def stream(self, **request: Any) -> Iterator[Draft | Settled | Done]:
         self.requests.append(request)

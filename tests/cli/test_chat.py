@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sfumato.api import EMBEDDED
+from sfumato.catalog import EMBEDDED
 from sfumato.cli import chat
 from sfumato.cli.chat import completions, help_text
 

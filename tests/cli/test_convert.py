@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import sfumato.convert
-from sfumato.api import EMBEDDED
+from sfumato.catalog import EMBEDDED
 from sfumato.model.families import open_checkpoint
 from sfumato.model.quantization import TARGETS
 from sfumato.options.table import FORMATS

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sfumato import catalog, ops
-from sfumato.api import EMBEDDED
+from sfumato.catalog import EMBEDDED
 from sfumato.cli import doctor
 from sfumato.engine.memory.device_memory import Accelerator, Budget
 from sfumato.model.families import open_checkpoint

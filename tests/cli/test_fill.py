@@ -15,7 +15,7 @@ from tests.support.scripted_model import scripted
 
 import sfumato
 from sfumato import Done, Draft, Hole
-from sfumato.api import EMBEDDED
+from sfumato.catalog import EMBEDDED
 from sfumato.cli import generation
 from sfumato.cli.display import filling
 from sfumato.cli.files import TextFile

@@ -17,7 +17,7 @@ import pytest
 from tests.cli.conftest import Terminal
 
 from sfumato import __version__
-from sfumato.api import EMBEDDED
+from sfumato.catalog import EMBEDDED
 from sfumato.cli import generation, main
 from sfumato.cli.arguments import COMMANDS, Command, CommandLine
 

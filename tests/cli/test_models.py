@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sfumato import catalog, hub
-from sfumato.api import EMBEDDED
+from sfumato.catalog import EMBEDDED
 from sfumato.cli import main, models
 from sfumato.cli.terminal import table
 

@@ -15,7 +15,7 @@ from tests.support.pictures import file_of, picture
 from tests.support.seeing_model import seeing_model, with_markers
 from tests.support.vision_oracle import random_vision
 
-from sfumato.api import EMBEDDED
+from sfumato.catalog import EMBEDDED
 from sfumato.cli import chat, generation
 from sfumato.cli.arguments import CommandLine
 from sfumato.cli.pictures import show

@@ -16,9 +16,8 @@ import pytest
 
 import sfumato
 from sfumato import catalog, hub
-from sfumato.api import EMBEDDED
-from sfumato.cli import pull
-from sfumato.cli.arguments import resolve_models
+from sfumato.catalog import EMBEDDED
+from sfumato.cli import pull, resolve_models
 from sfumato.engine.memory.device_memory import Budget
 from sfumato.model import families
 from sfumato.model.families import FAMILIES, Family

@@ -14,7 +14,7 @@ import pytest
 from tests.cli.conftest import Terminal
 
 from sfumato import SoftTopK
-from sfumato.api import EMBEDDED
+from sfumato.catalog import EMBEDDED
 from sfumato.cli import main
 
 INTERRUPTED = "(interrupted; the end of the text is a draft, which had not settled)\n"

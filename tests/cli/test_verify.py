@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sfumato import catalog
-from sfumato.api import EMBEDDED
+from sfumato.catalog import EMBEDDED
 from sfumato.cli import verify
 from sfumato.weights.files.safetensors import read_safetensors
 

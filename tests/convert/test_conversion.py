@@ -17,7 +17,7 @@ from tests.support.gguf_files import gguf_config, random_state, write_gguf
 
 import sfumato.convert as convert_module
 import sfumato.weights.files.gguf as write_gguf_module
-from sfumato.api import EMBEDDED
+from sfumato.catalog import EMBEDDED
 from sfumato.convert import convert
 from sfumato.model.families import open_checkpoint
 from sfumato.model.families.diffusion_gemma import TENSOR_NAMES

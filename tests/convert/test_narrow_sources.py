@@ -10,7 +10,7 @@ import torch
 from tests.support.narrow_files import LAYOUTS, narrow_tensors, write_narrow
 
 import sfumato
-from sfumato.api import EMBEDDED
+from sfumato.catalog import EMBEDDED
 from sfumato.convert import convert
 from sfumato.engine.memory.estimate import ModelFootprint
 from sfumato.model.families import open_checkpoint

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.support.vision_oracle import random_vision
 
 import sfumato
-from sfumato.api import EMBEDDED
+from sfumato.catalog import EMBEDDED
 from sfumato.convert import convert
 from sfumato.model.vision.config import VisionConfig, vision_from_gguf, vision_to_gguf
 from sfumato.model.vision.loading import open_mmproj

@@ -45,6 +45,7 @@ from sfumato.engine.request import DecisionRequest
 from sfumato.model.cache import slot_bytes
 from sfumato.model.families import FAMILIES, open_checkpoint
 from sfumato.server.app import ServerSettings, create_app
+from sfumato.server.models import Models
 from sfumato.server.replay import Recorder
 from sfumato.tasks.alone import alone, finish
 from sfumato.tasks.wants import Pooling, PromptScoring
@@ -354,7 +355,7 @@ def test_the_server_says_what_the_library_says(model: Model) -> None:
     sampler = replace(FAST, temperature=3.0)
     reply = model.generate(messages=CHAT, max_tokens=9, seed=5, sampler=sampler)
     with Engine(model, LAYOUT) as serving, TestClient(
-        create_app(serving, ServerSettings(page=False))
+        create_app(Models("sfumato", serving), ServerSettings(page=False))
     ) as client:  # fmt: skip
         chat = "/v1/chat/completions"
         message = client.post(chat, json=body).json()["choices"][0]["message"]

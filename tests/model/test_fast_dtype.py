@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import sfumato
-from sfumato.api import EMBEDDED
+from sfumato.catalog import EMBEDDED
 from sfumato.model import loading, placement
 from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import fits_float16, load_network

@@ -12,7 +12,8 @@ from tests.support.gguf_files import gguf_config, random_state
 from tests.support.narrow_files import LAYOUTS
 
 import sfumato
-from sfumato.api import EMBEDDED, Model
+from sfumato.api import Model
+from sfumato.catalog import EMBEDDED
 from sfumato.convert import convert
 from sfumato.model.families import open_checkpoint
 from sfumato.model.families.diffusion_gemma import TENSOR_NAMES

@@ -60,6 +60,7 @@ def serving(
     settings: ServerSettings | None = None,
     drain_s: float = 0.0,
     on_finish: Callable[[Request, Terminal], None] | None = None,
+    name: str = "sfumato",
     others: Sequence[str] = (),
     **config: Any,
 ) -> Iterator[Served]:
@@ -71,7 +72,7 @@ def serving(
         return Engine(model, EngineConfig(**config), on_finish=on_finish).start()
 
     settings = settings or ServerSettings(keepalive_s=0.2)
-    models = Models(settings.model_name, load(settings.model_name), others, load)
+    models = Models(name, load(name), others, load)
     engine, app = models.engine, create_app(models, settings)
     ready = threading.Event()
     bound = bind("127.0.0.1", 0)

@@ -11,13 +11,14 @@ from tests.support.fake_engine import FakeEngine
 
 from sfumato.engine import Engine, Failed
 from sfumato.server.app import create_app
+from sfumato.server.models import Models
 from sfumato.server.settings import ServerSettings
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
 def client(engine: Engine) -> TestClient:
-    return TestClient(create_app(engine, ServerSettings(model_name="fake")))
+    return TestClient(create_app(Models("fake", engine), ServerSettings()))
 
 
 def frames(text: str) -> list[Any]:

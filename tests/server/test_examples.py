@@ -30,7 +30,7 @@ ANSWER = "I am Sfumato's embedded demo, a tiny diffusion model."
     ],
 )
 def test_the_embedded_model_has_answered(text: str, stop_reason: str, answered: bool) -> None:
-    stats = SimpleNamespace(convergence=["converged"])
+    stats = SimpleNamespace(convergence=["converged"], constraint=None)
     reply: Any = SimpleNamespace(
         text=text, stop_reason=stop_reason, stats=stats, warnings=("odd",), filled=None
     )
@@ -38,3 +38,5 @@ def test_the_embedded_model_has_answered(text: str, stop_reason: str, answered: 
     assert warnings(False, reply) == ["odd"]
     stats.convergence.append("step_cap")
     assert warnings(True, reply) == ["odd", CANNOT]
+    stats.constraint = "a schema"  # whose JSON is what it asks for, whatever it is
+    assert warnings(True, reply) == ["odd"]

@@ -49,12 +49,12 @@ def test_props_tell_a_page_what_it_needs(server: Any, embedded: Model) -> None:
 def test_only_the_models_of_the_package_are_called_demonstrations(embedded: Model) -> None:
     other, seen = copy(embedded), set()
     for other.path in catalog.PACKAGED.values():
-        words = page_texts(ServedModel.of(other).embedded)["demonstration"]
+        words = page_texts(ServedModel.of(other).packaged)["demonstration"]
         assert words.endswith(f"sfumato serve -m {catalog.FIRST.name}")
         seen.add(words)
     assert len(seen) == len(catalog.PACKAGED)
     other.path = Path("model.gguf")
-    assert page_texts(ServedModel.of(other).embedded)["demonstration"] is None
+    assert page_texts(ServedModel.of(other).packaged)["demonstration"] is None
     for has_masks in (False, True):  # no text can be changed in place where masks are filled
         assert (page_texts(None, has_masks)["modes"]["edit"] is None) == has_masks
 

@@ -85,7 +85,7 @@ Check = Callable[[httpx.AsyncClient, Registry], Awaitable[None]]
 def run(check: Check, **settings: Any) -> None:
     async def main() -> None:
         registry = Registry()
-        fixed = ServerSettings(model_name="a", **settings)
+        fixed = ServerSettings(**settings)
         app = create_app(registry.models, fixed)
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
@@ -124,12 +124,20 @@ def test_a_request_has_its_model_loaded_in_the_place_of_the_other() -> None:
         assert (await ask(client, "gpt-4o")).json()["model"] == "b"
         assert await statuses(client) == {"b": "loaded", "a": "unloaded", "c": "unloaded"}
         assert (await client.get("/v1/models/c")).json()["status"] == {"value": "unloaded"}
+        cards = (await client.get("/v1/models")).json()["data"]
+        assert all(card["created_at"].endswith("Z") and card["display_name"] for card in cards)
+        missing = await client.get("/v1/models/d")
+        assert missing.status_code == 404
+        assert "there are 'a', 'b', 'c', 'other'" in missing.json()["error"]["message"]
+        tag = await ask(client, "a:latest")  # is Ollama's alone: the loaded model answers
+        assert tag.json()["model"] == "b"
         props = (await client.get("/props")).json()
         assert (props["model"], props["models"]) == ("b", ["a", "b", "c"])
         assert (await ask(client, "other")).json()["model"] == "a"  # an alias
         # Every route has the model loaded that its body names, whose clients' names differ.
         ollama = await client.post("/api/chat", json=body("c:latest", stream=False))
         assert ollama.json()["model"] == "c"
+        assert 0 < ollama.json()["load_duration"] < 1e9 * time.monotonic()
         decision = {
             "model": "b",
             "state": "x",
@@ -240,6 +248,20 @@ def test_what_cannot_be_loaded_is_a_503_and_the_model_before_comes_back(
     run(check)
 
 
+def test_an_engine_that_does_not_end_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(client: httpx.AsyncClient, registry: Registry) -> None:
+        def close(*_: Any) -> None:
+            registry.engine.is_closed = True
+            raise RuntimeError("a thread is stuck")
+
+        monkeypatch.setattr(registry.engine, "close", close)
+        failed = await ask(client, "b")
+        assert failed.status_code == 503 and "RuntimeError" in failed.text
+        assert (await ask(client, "c")).json()["model"] == "c"
+
+    run(check)
+
+
 def test_waiting_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(client: httpx.AsyncClient, registry: Registry) -> None:
         first, models = registry.engine, registry.models
@@ -317,7 +339,7 @@ def test_the_packaged_models_take_each_others_place() -> None:
     models = Models("toy", loader.made("toy"), ["masks"], loader.replaced)
     models.engine.start()
     network = weakref.ref(models.engine.model.network)
-    app = create_app(models, ServerSettings(model_name="toy"), loader.metrics)
+    app = create_app(models, ServerSettings(), loader.metrics)
 
     async def main() -> None:
         transport = httpx.ASGITransport(app=app)

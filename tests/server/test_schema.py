@@ -22,6 +22,7 @@ from tests.support.rules import error_of, is_of_a_rule
 import sfumato
 from sfumato.engine import Engine, EngineConfig
 from sfumato.server.app import ServerSettings, create_app
+from sfumato.server.models import Models
 
 schemathesis = pytest.importorskip("schemathesis")
 jsonschema_rs = pytest.importorskip("jsonschema_rs")  # which schemathesis needs
@@ -139,7 +140,9 @@ def description() -> Iterator[Any]:
     """The app's own, of a small engine whose replies are short."""
     config = EngineConfig(slots=4, context=256, strict=True, request_timeout_s=2.0)
     engine = Engine(sfumato.load(), config).start()
-    app = create_app(engine, ServerSettings(max_tokens=16, max_choices=2, page=False))
+    app = create_app(
+        Models("sfumato", engine), ServerSettings(max_tokens=16, max_choices=2, page=False)
+    )
     yield schemathesis.openapi.from_asgi("/openapi.json", app)
     assert engine.health().ok
     engine.close()

@@ -14,7 +14,7 @@ import pytest
 from tests.ops.cpu.forced import compiled
 from tests.server.test_serve import ALONE, SRC, Program, wait_until_running
 
-from sfumato.api import EMBEDDED
+from sfumato.catalog import EMBEDDED
 from sfumato.convert import convert
 
 

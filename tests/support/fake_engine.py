@@ -105,7 +105,7 @@ class FakeEngine:
         self.config = EngineConfig(slots=2, context=512)
         fields: dict[str, Any] = {
             "name": "fake",
-            "embedded": False,
+            "packaged": None,
             "family": "DiffusionGemma",
             "device": "cpu",
             "config": replace(EMBEDDED, vocab_size=len(PIECES)),

@@ -110,25 +110,25 @@ def conversation(*texts: str) -> list[dict[str, Any]]:
 def test_what_a_question_after_others_asks(text: str, before: str, meant: str | None) -> None:
     earlier = ["What is the currency of Peru?"] * (meant is not None) + [before]
     messages = conversation(*earlier, text)
-    read, notes = embedded_questions.read(messages)
+    read, notes = embedded_questions.rewritten(messages)
     assert read[-1]["content"] == meant or (meant is None and read == messages)
     assert notes == (() if meant is None else (f'the question was read as "{meant}"',))
     parts = [{"type": "text", "text": text}]
     messages[-1] = {"role": "user", "content": parts}
-    assert embedded_questions.read(messages)[0][-1]["content"] == (meant or parts)
+    assert embedded_questions.rewritten(messages)[0][-1]["content"] == (meant or parts)
 
 
 def test_two_turns_before_a_question_are_read_and_the_system_message() -> None:
     system = {"role": "system", "content": "S"}
     texts = ["What is the capital of France?", "And of Peru?", "And of Japan?", "And its currency?"]
-    read, notes = embedded_questions.read([system, *conversation(*texts)])
+    read, notes = embedded_questions.rewritten([system, *conversation(*texts)])
     capital, currency = "What is the capital of {}?", "What is the currency of Japan?"
     meant = [capital.format("Peru"), capital.format("Japan"), currency]
     assert read == [system, *conversation(*meant)]
     assert notes == (f'the question was read as "{currency}"',)
-    assert embedded_questions.read(read) == (read, ())
+    assert embedded_questions.rewritten(read) == (read, ())
     far = conversation(texts[0], "Who are you?", "Hi.", "And of Japan?")  # its form is out of reach
-    assert embedded_questions.read(far) == (far[2:], ())
+    assert embedded_questions.rewritten(far) == (far[2:], ())
     strange = conversation("x" * 10**6, "\u017fpain?", "of \u212aenya?")
     strange[-1]["content"] = [{"type": "image"}, {"type": "text", "text": "And of Peru?"}]
-    assert embedded_questions.read(strange) == (strange, ())
+    assert embedded_questions.rewritten(strange) == (strange, ())

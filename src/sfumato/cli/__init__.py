@@ -6,6 +6,7 @@ that `sfumato --help` stays quick.
 
 from __future__ import annotations
 
+import argparse
 import codecs
 import importlib
 import io
@@ -15,7 +16,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from sfumato.cli.arguments import CommandLine, in_options, resolve_models, suspicious
+from sfumato import catalog
+from sfumato.cli.arguments import CommandLine, in_options, suspicious
 from sfumato.cli.terminal import handling, loading, print_message, stand_in
 from sfumato.refused import Refused
 
@@ -75,6 +77,25 @@ def _run(argv: Sequence[str] | None) -> int:
             raise in_options(args, error) from error
         raise
     return code
+
+
+def resolve_models(args: argparse.Namespace) -> None:
+    """Replaces names of models by paths: "embedded" and those of the catalogue, unless a path has
+    that name, and `hf:` names. The files of models that are not on this machine are downloaded."""
+    # `serve` resolves each of its models by itself. With --url, -m is the server's name of a model;
+    # SFUMATO_MODEL is for other runs.
+    if getattr(args, "url", None) or getattr(args, "random_weights", None):
+        return
+    for key in ("model", "mmproj", "path", "source"):
+        given = getattr(args, key, None)
+        if not isinstance(given, str) or os.path.exists(given):
+            continue
+        if catalog.is_name(given):
+            importlib.import_module("sfumato.cli.pull").resolve(args, key)
+        elif key != "mmproj" and (path := catalog.packaged_path(given)) is not None:
+            # --model without a value means the embedded model too.
+            is_meant = key == "model" and path == catalog.EMBEDDED
+            setattr(args, key, None if is_meant else str(path))
 
 
 def _end(number: int, _: object) -> None:

@@ -8,7 +8,6 @@ default. Every value keeps its origin, so that a message can name it. Imports no
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import re
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from sfumato import __version__, catalog
+from sfumato import __version__
 from sfumato.cli import terminal
 from sfumato.options import DENOISING, SETTINGS, setting
 from sfumato.options.table import GROUP_NOTES, OPTIONS, PREFIX, Option, options_of
@@ -34,7 +33,6 @@ OTHER_VARIABLES = (f"{PREFIX}ISA", f"{PREFIX}DEBUG", f"{PREFIX}OFF")
 FILE, ENVIRONMENT, COMMAND_LINE = 1, 2, 3  # ranks of sources; a default has rank 0
 _ALIKE = 0.85  # names that differ in a letter or two
 _COMMANDS = sorted({name for option in OPTIONS for name in option.commands})
-EMBEDDED = "embedded"
 SHELLS = ("bash", "zsh", "fish")
 _NAME = "a name, as sdar-1.7b, or hf:owner/name, or hf:owner/name:file"
 _CHECKPOINT = "a GGUF file, a file or folder of safetensors, or a name as `pull` takes it"
@@ -672,25 +670,6 @@ def sampler_options(args: argparse.Namespace) -> dict[str, Any]:
 
         values["soft_top_k"] = SoftTopK(*counts)
     return values
-
-
-def resolve_models(args: argparse.Namespace) -> None:
-    """Replaces names of models by paths: "embedded" and those of the catalogue, unless a path has
-    that name, and `hf:` names. The files of models that are not on this machine are downloaded."""
-    # `serve` resolves each of its models by itself. With --url, -m is the server's name of a model;
-    # SFUMATO_MODEL is for other runs.
-    if getattr(args, "url", None) or getattr(args, "random_weights", None):
-        return
-    for key in ("model", "mmproj", "path", "source"):
-        given = getattr(args, key, None)
-        if not isinstance(given, str) or os.path.exists(given):
-            continue
-        if catalog.is_name(given):
-            importlib.import_module("sfumato.cli.pull").resolve(args, key)
-        elif given in catalog.PACKAGED and key != "mmproj":
-            # --model without a value means the embedded model too.
-            is_first = given == EMBEDDED and key == "model"
-            setattr(args, key, None if is_first else str(catalog.PACKAGED[given]))
 
 
 def request_fields(args: argparse.Namespace) -> dict[str, Any]:

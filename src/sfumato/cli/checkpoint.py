@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sfumato import ops
-from sfumato.api import EMBEDDED
+from sfumato.catalog import EMBEDDED
 from sfumato.cli.terminal import print_message, print_report, progress, size, table
 from sfumato.convert import convert
 from sfumato.engine.memory.estimate import ModelFootprint, Tower

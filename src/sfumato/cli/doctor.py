@@ -30,10 +30,10 @@ from typing import Any
 import torch
 
 from sfumato import __version__, catalog, ops
-from sfumato.api import EMBEDDED
 from sfumato.bench import environment
 from sfumato.bench.step_cost import MATRICES, StepShape, step_costs, stored_bytes
 from sfumato.bench.subject import random_checkpoint
+from sfumato.catalog import EMBEDDED
 from sfumato.cli.terminal import named, print_report, size, table, wrapped
 from sfumato.device_trial import try_device
 from sfumato.engine.memory.device_memory import (

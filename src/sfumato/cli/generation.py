@@ -19,8 +19,8 @@ import torch
 from rich.console import Console
 
 import sfumato
-from sfumato import catalog
-from sfumato.api import EMBEDDED, Model, Reply
+from sfumato.api import Model, Reply
+from sfumato.catalog import EMBEDDED
 from sfumato.cli import terminal
 from sfumato.cli.arguments import sampler_options
 from sfumato.cli.display import CanvasDrawing, Display, Live, Plain, is_visual
@@ -272,7 +272,7 @@ def counted() -> Iterator[Presses]:
 
 def is_embedded(model: Model) -> bool:
     """Whether it is one of the models in the package."""
-    return catalog.is_packaged(model.path)
+    return model.packaged is not None
 
 
 def note_thinking(args: argparse.Namespace, model: Model) -> None:

@@ -24,8 +24,8 @@ from typing import NoReturn
 import torch
 
 from sfumato import catalog
-from sfumato.cli import generation
-from sfumato.cli.arguments import origin_of, resolve_models
+from sfumato.cli import generation, resolve_models
+from sfumato.cli.arguments import origin_of
 from sfumato.engine import Engine, EngineConfig, Terminal
 from sfumato.engine.audit import AuditLog, AuditWriter, facts
 from sfumato.engine.request import AnyRequest
@@ -236,7 +236,6 @@ def _checked(given: argparse.Namespace) -> argparse.Namespace:
 def _settings(args: argparse.Namespace, served: Served) -> ServerSettings:
     paths = {name: str(Path(own.model).resolve()) for name, own in served.items() if own.model}
     settings = ServerSettings(
-        model_name=next(iter(served)),
         aliases=tuple(args.alias),
         api_keys=_api_keys(args),
         public_models=args.public_models,
@@ -348,10 +347,10 @@ def _announce(args: argparse.Namespace, models: Models, settings: ServerSettings
     others = f"  also     {', '.join(models.names[1:])}: {_ONE}\n" if models.names[1:] else ""
     body = json.dumps({"messages": [{"role": "user", "content": "Who are you?"}]})
     print(
-        f"{settings.model_name} on {url} ({config.slots} slots of {config.context:,} tokens)\n"
+        f"{models.name} on {url} ({config.slots} slots of {config.context:,} tokens)\n"
         f"  page     {url}/\n"
         f"{elsewhere}"
-        f"  clients  base URL {url}/v1, model {settings.model_name}\n"
+        f"  clients  base URL {url}/v1, model {models.name}\n"
         f"{others}"
         f"  try      curl {url}/v1/chat/completions{key} \\\n"
         f"             -H 'Content-Type: application/json' -d '{body}'\n"

@@ -141,7 +141,7 @@ class ServedModel:
     """A model as clients of its engine see it. Hashed by identity."""
 
     name: str  # of its file or folder
-    embedded: str | None  # its name, if the package has it as a demonstration
+    packaged: str | None  # its name, if it comes with Sfumato; None: it is another
     family: str  # as people write it
     device: str
     config: ModelConfig

@@ -1,4 +1,4 @@
-"""`create_app`: an engine, settings and dialects become an ASGI application. Routes stand here."""
+"""`create_app`: models, settings and dialects become an ASGI application. Routes stand here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from sfumato import __version__
-from sfumato.engine import Engine
 from sfumato.server import info, replay
 from sfumato.server.dialects import DECISIONS, DIALECTS, by_path, decisions, ollama
 from sfumato.server.dialects.anthropic import COUNT_TOKENS
@@ -37,17 +36,16 @@ _ABOUT = (
 
 
 def create_app(
-    engine: Engine | Models,
+    models: Models,
     settings: ServerSettings | None = None,
     metrics: Metrics | None = None,
     audit: AuditLine | None = None,
     dialects: Sequence[Dialect[Any]] = DIALECTS,
 ) -> FastAPI:
-    """engine: started by its owner, who closes it too; or models, one of which has an engine;
-    metrics: those that see each request's end (None: figures of the engine and of HTTP alone);
+    """models: one of which has an engine, started by its owner, who closes it too; metrics: those
+    that see each request's end (None: figures of the engine and of HTTP alone);
     audit: takes lines of requests that never reach the engine."""
     settings = settings or ServerSettings()
-    models = engine if isinstance(engine, Models) else Models(settings.model_name, engine)
     metrics = metrics or Metrics(models.engine)
     service = Service(models, settings, on_picture=metrics.picture)
     app = FastAPI(

@@ -58,11 +58,14 @@ def warnings(embedded: bool, reply: Reply) -> list[str]:
 
 
 def is_answered(reply: Reply) -> bool:
-    """Whether a reply of the embedded model is one that the model was trained to write: four rows
+    """Whether a reply of a packaged model is one that the model was trained to write: four rows
     of a Sudoku, a digit, a JSON object, or one of its answers, or a part of one where the reply
-    begins or ends inside it.
+    begins or ends inside it. A reply that a schema or a grammar holds is what that asks for, and is
+    never judged.
     A canvas of anything else may settle too, and its entropy is as low as that of a right answer.
     A canvas that ran out of steps is no answer: more steps would not help."""
+    if reply.stats.constraint is not None:
+        return True
     if "step_cap" in reply.stats.convergence:
         return False
     text = reply.text

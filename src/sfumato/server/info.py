@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import FastAPI
@@ -28,7 +30,7 @@ from sfumato.refused import Refused
 from sfumato.server import schemas
 from sfumato.server.chat import pictures
 from sfumato.server.chat.call import MARKER, continuation
-from sfumato.server.chat.objects import warned, written_at
+from sfumato.server.chat.objects import iso, warned, written_at
 from sfumato.server.dialects import openai_chat
 from sfumato.server.dialects.anthropic import anthropic_card
 from sfumato.server.dialects.llama_cpp import default_settings
@@ -47,7 +49,7 @@ from sfumato.server.schemas import (
     greatest,
 )
 from sfumato.server.service import FINGERPRINT, Service
-from sfumato.text.prompt import check_long_texts
+from sfumato.text.prompt import rewritten
 
 
 def add_routes(app: FastAPI, service: Service) -> None:
@@ -56,12 +58,9 @@ def add_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models/{model:path}", tags=["OpenAI"], responses=fails(404))
     async def model_named(model: str) -> dict[str, Any]:
         """A model by its name."""
-        if service.registered(model) in service.unloaded:
-            return _unloaded_card(service, model)
-        if model not in service.served_names:
-            message = f"there is no model {model[:200]!r}; this is {service.name!r}"
-            raise ApiError(404, message, "model")
-        return model_card(service)
+        if (name := service.registered(model)) is None:
+            raise service.unknown(model)
+        return model_card(service, name)
 
     @app.get("/slots", tags=["llama-server"], responses=fails(503))
     async def slots(fail_on_no_slot: str = "") -> list[dict[str, Any]]:
@@ -129,17 +128,31 @@ def alive(service: Service) -> Response:
     return JSONResponse({"status": "error", "reason": without_paths(death)}, 503)
 
 
-def model_card(service: Service) -> dict[str, Any]:
-    """The model as each API has it, in one object: OpenAI's fields, Anthropic's, and our own."""
+def model_card(service: Service, name: str) -> dict[str, Any]:
+    """A registered model as each API has it, in one object: OpenAI's fields, Anthropic's, and our
+    own. Of a model that is not loaded nothing but the name is known, and its date is the server's
+    start."""
+    is_loaded = service.models.is_loaded and name == service.name
+    other = "loading" if name == service.models.loading else "unloaded"
+    return {
+        "id": name,
+        "type": "model",
+        "display_name": name,
+        "object": "model",
+        "status": {"value": "loaded" if is_loaded else other},  # as llama-server has it
+        "created": service.started,
+        "created_at": iso(datetime.fromtimestamp(service.started, UTC)),
+        "owned_by": "sfumato",
+        **(_loaded_card(service) if is_loaded else {}),
+    }
+
+
+def _loaded_card(service: Service) -> dict[str, Any]:
+    """What is known of the loaded model alone."""
     config, decides = service.model.config, service.model.undecided is None
     return {
-        "id": service.name,
         **anthropic_card(service),
-        "object": "model",
         "aliases": list(service.aliases),
-        "status": {"value": "loaded"},  # as llama-server has it
-        "created": service.started,
-        "owned_by": "sfumato",
         "meta": {
             "vocab_size": config.vocab_size,
             "context_length": config.context_length,
@@ -153,26 +166,11 @@ def model_card(service: Service) -> dict[str, Any]:
     }
 
 
-def _unloaded_card(service: Service, name: str) -> dict[str, Any]:
-    """A model of which nothing but the name is known before it is loaded."""
-    value = "loading" if name == service.models.loading else "unloaded"
-    return {
-        "id": name,
-        "type": "model",
-        "display_name": name,
-        "object": "model",
-        "status": {"value": value},
-        "created": service.started,
-        "owned_by": "sfumato",
-    }
-
-
 def models(service: Service) -> dict[str, Any]:
     """One body for the clients of all APIs: OpenAI's and Anthropic's list, and System One's and
     llama-server's beside it."""
-    loaded = service.models.is_loaded
-    cards = [model_card(service)] if loaded else []
-    cards += [_unloaded_card(service, name) for name in service.unloaded]
+    loaded = service.served_names[:1]
+    cards = [model_card(service, name) for name in (*loaded, *service.unloaded)]
     return {
         "object": "list",
         "data": cards,
@@ -252,13 +250,13 @@ def props(service: Service) -> dict[str, Any]:
             "max_body": settings.max_body,
             "max_messages": settings.max_messages,
             "max_choices": settings.max_choices,
-            "max_tokens": settings.max_tokens,
+            "max_tokens": service.most_unasked,
             "max_steps": engine.max_steps,
             "images": settings.limit_images if model.cut else 0,
             **{name: greatest(name) for name in _BOUNDED},
             "request_timeout": engine.request_timeout_s,
         },
-        **page_texts(model.embedded, model.config.mask_id is not None),
+        **page_texts(model.packaged, model.config.mask_id is not None),
         **({} if model.undecided is None else {"decisions": None}),
         "markers": asdict(model.template.markers),
     }
@@ -284,7 +282,7 @@ def defaults(service: Service) -> dict[str, Any]:
         "confidence": stable and stable.confidence,
         "top_k": config.top_k,
         "top_p": config.top_p,
-        "max_tokens": service.settings.max_tokens,
+        "max_tokens": service.most_unasked,
     }
 
 
@@ -387,12 +385,12 @@ def _prompt(service: Service, body: TemplateBody) -> dict[str, Any]:
     if opens_turn is not False or body.continue_final_message:
         talk, continued = continuation(service, talk, body.continue_final_message, opens_turn)
     kwargs = body.chat_template_kwargs
-    check_long_texts([talk, body.tools], lambda text: service.engine.check_length(text, "messages"))
     pictures.check(service, list(pictures.sources_in(talk)))
-    shows_pictures = service.model.cut is not None
-    read, _ = service.model.template.read(talk, shows_pictures)
-    prompt = service.model.template.render(
-        read,
+    template, shows_pictures = service.model.template, service.model.cut is not None
+    check = partial(service.engine.check_length, field="messages")
+    shown, _ = rewritten(template, talk, body.tools, check, shows_pictures)
+    prompt = template.render(
+        shown,
         thinking=bool(kwargs and kwargs.enable_thinking),
         tools=body.tools,
         add_generation_prompt=opens_turn is not False or continued is not None,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from fastapi import Request as HttpRequest
 
@@ -53,6 +53,10 @@ class _Waiting:
     turn: asyncio.Future[ApiError | None]
 
 
+def _no_other(name: str) -> NoReturn:
+    raise AssertionError(f"there is no model beside the one that is loaded: {name}")
+
+
 class Models:
     """Names of models, and the engine of the one that is loaded."""
 
@@ -61,7 +65,7 @@ class Models:
         name: str,
         engine: Engine,
         others: Sequence[str] = (),
-        load: Callable[[str], Engine] | None = None,
+        load: Callable[[str], Engine] = _no_other,
     ) -> None:
         """name, engine: of the model that is loaded; load(name): loads one of the others, or the
         first again, and starts its engine. Called in a thread, while no model is loaded; where it
@@ -197,34 +201,52 @@ class Models:
 
     async def _replace(self, name: str) -> None:
         """Ends the engine of the model that is loaded, and loads another; where that fails, the one
-        before again."""
+        before again. Whatever fails, the requests that wait for it get an error, and others go
+        on."""
         before = self.name
+        try:
+            await self._end(before, name)
+            for each in dict.fromkeys((name, before)):
+                self.loading, began = each, time.monotonic()
+                made = await _in_thread(partial(self._attempt, each))
+                if not isinstance(made, str):
+                    self.name, self._engine = each, made
+                    self._failures.pop(each, None)
+                    log.info("the model %s was loaded in %.1f s", each, time.monotonic() - began)
+                    break
+                self._fail(each, made)
+        except Exception as error:
+            log.exception("the model %s cannot take the place of %s", name, before)
+            for each in dict.fromkeys((name, before)):
+                self._fail(each, type(error).__name__)
+        finally:
+            self.loading = None
+            for waiting in tuple(self._queue):  # once: who comes later waits behind the others
+                if self._serves(waiting.name):
+                    self._answer(waiting)
+            self._advance()
+
+    async def _end(self, before: str, name: str) -> None:
+        """Ends the engine that there is, whose model makes room for another."""
         if self._engine is not None:
             log.info("the model %s makes room for %s", before, name)
-            await _in_thread(partial(self._engine.close, DRAIN_S))
-            self._engine = None
-        for each in dict.fromkeys((name, before)):
-            self.loading = each
-            made = await _in_thread(partial(self._attempt, each))
-            if not isinstance(made, str):
-                self.name, self._engine = each, made
-                self._failures.pop(each, None)
-                break
-            again = time.monotonic() + AGAIN_S
-            self._failures[each] = again, made
-            for waiting in tuple(self._queue):
-                if (waiting.name or before) == each:
-                    self._answer(waiting, _failed(each, made, again))
-        self.loading = None
-        for waiting in tuple(self._queue):  # once: who comes later waits behind the others
-            if self._serves(waiting.name):
-                self._answer(waiting)
-        self._advance()
+            try:
+                await _in_thread(partial(self._engine.close, DRAIN_S))
+            finally:
+                self._engine = None
+
+    def _fail(self, name: str, reason: str) -> None:
+        """Remembers why a model was not loaded; requests that wait for it get the reason."""
+        again = time.monotonic() + AGAIN_S
+        self._failures[name] = again, reason
+        for waiting in tuple(self._queue):
+            if (waiting.name or self.name) == name:
+                self._answer(waiting, _failed(name, reason, again))
 
     def _attempt(self, name: str) -> Engine | str:
         """An engine of a model, or why there is none. In a thread: no error leaves it, whose
         traceback would keep the memory of what was loaded."""
-        if self._is_closed or self._load is None:
+        if self._is_closed:
             return CLOSING
         try:
             engine = self._load(name)

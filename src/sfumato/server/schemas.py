@@ -313,6 +313,7 @@ class Envelope:
 
     unknown: Unknown = field(default_factory=Unknown)
     since: float | None = None  # when the body had arrived, by the engine's clock
+    waited_s: float = 0.0  # until the model that answers was loaded
     owner: str = ""  # whose body it is: a digest of the API key
     echo: Any = None  # what a dialect keeps of the fields that are dropped before the reply
     pictures: dict[str, Patches] = field(default_factory=dict)  # that were read, by their field
@@ -334,6 +335,13 @@ class Body(BaseModel):
     @property
     def envelope(self) -> Envelope:
         return self._envelope
+
+    @property
+    def asked_names(self) -> tuple[str, ...]:
+        """Names of the model that is asked for, of which the first that is registered counts; the
+        model that is loaded answers to others."""
+        given = getattr(self, "model", None)
+        return () if given is None else (given,)
 
 
 Ignored = Annotated[Any, Field(description="Accepted and ignored.")]

@@ -11,11 +11,12 @@ from weakref import WeakValueDictionary
 from fastapi import Request as HttpRequest
 
 from sfumato import __version__
+from sfumato.embedded_questions import MOST_TOKENS
 from sfumato.engine import Engine, Prompt, Request, ServedModel
 from sfumato.media.patches import Patches
 from sfumato.refused import Refused
 from sfumato.server.http.admission import Admission
-from sfumato.server.http.errors import of_prompt
+from sfumato.server.http.errors import ApiError, of_prompt
 from sfumato.server.http.inflight import InFlight
 from sfumato.server.http.pictures import OnPicture, PictureReader
 from sfumato.server.models import Models
@@ -25,7 +26,6 @@ from sfumato.server.settings import ServerSettings
 from sfumato.tasks.works import PlacedPicture
 
 FINGERPRINT = f"sfumato-{__version__}"
-LATEST = ":latest"  # which Ollama's clients add to names
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,11 @@ class Service:
         return self.models.name
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All names by which a client can mean a model."""
+        return (*self.models.names, *self.settings.aliases)
+
+    @property
     def aliases(self) -> tuple[str, ...]:
         """Other names of the model that is loaded: the settings have those of the first model."""
         return self.settings.aliases if self.name == self.models.names[0] else ()
@@ -75,22 +80,25 @@ class Service:
         """The registered models that are not loaded."""
         return tuple(name for name in self.models.names if name not in self.served_names[:1])
 
-    def registered(self, name: str | None) -> str | None:
-        """The model that a client means; None, any that is loaded, for names that no model has."""
-        for given in (name, name and name.removesuffix(LATEST)):
-            if given in self.models.names:
-                return given
-            if given in self.settings.aliases:
-                return self.models.names[0]
-        return None
+    def registered(self, *names: str) -> str | None:
+        """The model that has the first of these names that any model has; None where none has."""
+        known = next((name for name in names if name in self.names), None)
+        return self.models.names[0] if known in self.settings.aliases else known
+
+    def unknown(self, name: str) -> ApiError:
+        """The error for a name that no model has, in Ollama's words, which clients look for."""
+        names = ", ".join(map(repr, self.names))
+        return ApiError(404, f"model {name[:200]!r} not found; there are {names}", "model")
 
     async def enter(self, http: HttpRequest, body: Body, may_load: bool = True) -> None:
         """Waits until the model that the body names, or any, may be asked; see `models`. may_load:
         whether another model may be loaded for it. Raises ApiError."""
-        name = self.registered(getattr(body, "model", None)) if may_load else None
+        name = self.registered(*body.asked_names) if may_load else None
         if not self.models.entered(http, name):
             async with body.envelope.apart():
+                began = time.monotonic()
                 await self.models.wait(http, name)
+                body.envelope.waited_s = time.monotonic() - began
 
     def now(self) -> float:
         """The clock of all engines here, in seconds."""
@@ -100,6 +108,12 @@ class Service:
     def context(self) -> int:
         """Positions of a slot that is made at start; at most the model's context."""
         return min(self.engine.config.context, self.model.config.context_length)
+
+    @property
+    def most_unasked(self) -> int:
+        """Tokens at most of a reply whose request names no limit, where the context has as many."""
+        most = self.settings.max_tokens
+        return most if self.model.packaged is None else min(most, MOST_TOKENS)
 
     def limit(
         self, given: int | None, prompt: int, canvas: int | None, is_most: bool = False
@@ -118,13 +132,13 @@ class Service:
 
     def _fitting(self, prompt: int, canvas: int | None) -> int:
         """Tokens of a reply whose request names no limit: the rest of the context after the prompt,
-        rounded down to complete canvases, and at most the setting. A canvas at least: a larger
+        rounded down to complete canvases, and at most `most_unasked`. A canvas at least: a larger
         slot is made where none holds the reply; where none is made, what a slot holds."""
         canvas = canvas or self.model.config.canvas_length
         left = (self.context - prompt) // canvas * canvas
         if self.engine.config.strict:  # the last token of a reply is in no slot
             canvas = min(canvas, self.context - prompt + 1)
-        return max(1, min(self.settings.max_tokens, max(left, canvas)))
+        return max(1, min(self.most_unasked, max(left, canvas)))
 
     def prompt(self, request: Request) -> Prompt:
         """The prompt of a request's messages or ids. Raises Refused."""

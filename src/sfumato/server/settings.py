@@ -14,8 +14,7 @@ MOST_KEYS = 1024  # each request is compared with all of them
 class ServerSettings:
     """The table of options repeats these defaults where an option has one: it imports nothing."""
 
-    model_name: str = "sfumato"  # what /v1/models and replies call the model, the first of several
-    aliases: tuple[str, ...] = ()  # further names that /v1/models lists
+    aliases: tuple[str, ...] = ()  # further names of the first model, which /v1/models lists
     api_keys: tuple[str, ...] = ()  # one of which is asked for; none: no key is asked for
     public_models: bool = False  # /v1/models needs no key
     # What /props shows of where models lie, by their names; else it has the names of the files.

@@ -12,7 +12,7 @@ from typing import Any
 
 from sfumato.refused import Refused
 from sfumato.text.messages import MAX_DEPTH, PictureParts, check_messages, check_tools
-from sfumato.text.template import ChatTemplate, TemplateError
+from sfumato.text.template import ChatTemplate, Messages, TemplateError
 from sfumato.text.tokenizer import Tokenizer
 
 # Private-use characters: no letters, no white space, untouched by trimming and upper-casing.
@@ -77,6 +77,19 @@ def prompt_ids(
     if tokenizer.bos_id is None:
         return ids
     return [tokenizer.bos_id, *(i for i in ids if i != tokenizer.bos_id)]
+
+
+def rewritten(
+    template: ChatTemplate,
+    messages: Messages,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    check: Callable[[str], None] = lambda text: None,
+    shows_pictures: bool = False,
+) -> tuple[Messages, tuple[str, ...]]:
+    """The messages that a prompt of these has to show, and lines for the reply's warnings; see
+    `ChatTemplate.rewrite`. check: called with each long text before, and may raise."""
+    check_long_texts([messages, tools], check)
+    return template.rewrite(messages, shows_pictures)
 
 
 def check_long_texts(value: Any, check: Callable[[str], None]) -> None:

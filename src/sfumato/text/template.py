@@ -26,7 +26,7 @@ from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.files.jsonfile import read_object
 
 Messages = Sequence[Mapping[str, Any]]
-Reads = Callable[[Messages], tuple[Messages, tuple[str, ...]]]
+Rewrites = Callable[[Messages], tuple[Messages, tuple[str, ...]]]
 """Messages → those that the prompt shows in their place, and lines for the reply's warnings."""
 
 
@@ -62,7 +62,7 @@ class ChatTemplate:
         self.source, self.bos, self.eos, self.origin = source, bos, eos, origin
         self.markers = markers
         # None: prompts show conversations as they are. `load` sets it, for packaged models alone.
-        self.reads: Reads | None = None
+        self.rewrites: Rewrites | None = None
         self._shows_messages = False  # until a render has shown it
         try:
             self._template = _environment().from_string(source)
@@ -120,16 +120,16 @@ class ChatTemplate:
                 named[name] = str(tokens[int(token_id)])
         return cls(source, **named, origin="tokenizer.chat_template", markers=markers)
 
-    def read(
+    def rewrite(
         self, messages: Messages, shows_pictures: bool = False
     ) -> tuple[Messages, tuple[str, ...]]:
         """The messages that a prompt of these has to show, and lines for the reply's warnings.
         Raises Refused where a message is malformed."""
-        if self.reads is None:
+        if self.rewrites is None:
             return messages, ()
         # Before any is left out: errors name messages by their place.
         check_messages(messages, markers=self.markers, pictures=[] if shows_pictures else None)
-        return self.reads(messages)
+        return self.rewrites(messages)
 
     def render(
         self,

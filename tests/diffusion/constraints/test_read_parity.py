@@ -21,7 +21,7 @@ from tests.support.oracle import (
 from torch import Tensor
 
 import sfumato
-from sfumato.api import EMBEDDED
+from sfumato.catalog import EMBEDDED
 from sfumato.diffusion.constraints.decision_plan import DecisionSettings, NoiseKey, Read, Target
 from sfumato.diffusion.constraints.questions import ChoiceQuestion, Option, YesNoQuestion
 from sfumato.diffusion.constraints.read import CanvasRow, OpenRead, next_chunk, run_chunks

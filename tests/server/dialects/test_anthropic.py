@@ -15,6 +15,7 @@ from tests.support.fake_engine import FakeEngine
 
 from sfumato.api import Model
 from sfumato.server.app import ServerSettings, create_app
+from sfumato.server.models import Models
 
 PATH = "/v1/messages"
 LONG = "long " * 90
@@ -231,7 +232,7 @@ def test_the_same_seed_gives_chats_text(server: Served, embedded: Model) -> None
 
 def test_a_schema() -> None:
     engine = FakeEngine()
-    http = TestClient(create_app(engine, SETTINGS))
+    http = TestClient(create_app(Models("sfumato", engine), SETTINGS))
     schema = {"type": "object", "properties": {"a": {"enum": [1]}}}
     form = {"type": "json_schema", "schema": schema}
     body = {"max_tokens": 8, "messages": [USER], "output_config": {"format": form}}

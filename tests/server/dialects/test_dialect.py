@@ -20,6 +20,7 @@ from sfumato.server.dialects import DIALECTS
 from sfumato.server.http.errors import OPENAI_ERRORS, ApiError, ErrorForm
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.route import Dialect, Frame, Renderer, Wire
+from sfumato.server.models import Models
 from sfumato.server.schemas import Sampling
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
@@ -76,8 +77,10 @@ NAMED = replace(  # server-sent events with names
 
 
 def client(dialect: Dialect[Any] = TOY, failure: Failed | None = None, **settings: Any) -> Any:
-    fixed = ServerSettings(model_name="m", **settings)
-    return TestClient(create_app(FakeEngine(failure), fixed, dialects=(*DIALECTS, dialect)))
+    fixed = ServerSettings(**settings)
+    return TestClient(
+        create_app(Models("m", FakeEngine(failure)), fixed, dialects=(*DIALECTS, dialect))
+    )
 
 
 def test_plain_and_streamed() -> None:

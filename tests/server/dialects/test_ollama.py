@@ -19,6 +19,7 @@ from sfumato.diffusion.constraints.hole import Hole
 from sfumato.engine import Failed
 from sfumato.server.app import ServerSettings, create_app
 from sfumato.server.dialects.ollama import conversation
+from sfumato.server.models import Models
 from sfumato.server.schemas import Unknown
 from sfumato.text.messages import check_messages
 
@@ -153,7 +154,7 @@ def test_generate(answering: Served) -> None:
 
 def test_text_before_a_suffix() -> None:
     engine = FakeEngine()
-    http = TestClient(create_app(engine, ServerSettings()))
+    http = TestClient(create_app(Models("sfumato", engine), ServerSettings()))
     body = {"prompt": "a", "suffix": "b", "stream": False, "options": {"num_predict": 2}}
     assert http.post(GENERATE, json=body).json()["done"]
     assert engine.requests[0].parts == (Hole(at_most=2), "b")
@@ -183,7 +184,7 @@ def test_log_probabilities(answering: Served) -> None:
 
 def test_options_and_formats_reach_the_engine() -> None:
     engine = FakeEngine()
-    http = TestClient(create_app(engine, ServerSettings()))
+    http = TestClient(create_app(Models("sfumato", engine), ServerSettings()))
     options = {"seed": 3, "temperature": 0.5, "num_predict": 9, "max_steps": 4, "num_ctx": 10}
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     for given, held in (("json", {"type": "object"}), (schema, schema), ("", None), (None, None)):
@@ -203,7 +204,9 @@ def test_options_and_formats_reach_the_engine() -> None:
 
 
 def test_an_error_on_the_way_is_a_line() -> None:
-    http = TestClient(create_app(FakeEngine(Failed("timeout", "too late")), ServerSettings()))
+    http = TestClient(
+        create_app(Models("sfumato", FakeEngine(Failed("timeout", "too late"))), ServerSettings())
+    )
     last = http.post(CHAT, json={"messages": [USER]}).text.splitlines()[-1]
     assert json.loads(last) == {"error": "too late"}
 
@@ -261,14 +264,15 @@ def test_the_models_card(answering: Served) -> None:
         assert shown["model_info"]["diffusiongemma.context_length"] == 4096
         assert set(shown["capabilities"]) == {"completion", "insert", "tools", "thinking"}
     other = answering.post("/api/show", name="other")
-    assert other.status_code == 404 and "'other' not found" in other.json()["error"]
+    assert other.status_code == 404
+    assert other.json() == {"error": "model 'other' not found; there are 'sfumato', 'm:8b'"}
     assert answering.http.get("/api/version").json()["version"].count(".") == 2
     assert answering.http.head("/api/tags").status_code == 200
 
 
 def test_sizes_are_those_of_the_files() -> None:
     engine = FakeEngine(name="x.gguf", nbytes=12)
-    http = TestClient(create_app(engine, ServerSettings()))
+    http = TestClient(create_app(Models("sfumato", engine), ServerSettings()))
     (model,) = http.get("/api/tags").json()["models"]
     assert (model["size"], model["details"]["format"]) == (12, "gguf")
     digest = model["digest"]

@@ -16,6 +16,7 @@ from sfumato.server.app import create_app
 from sfumato.server.http.errors import ApiError
 from sfumato.server.http.middleware import BodyTooLarge
 from sfumato.server.http.request_body import expanded, is_zstd
+from sfumato.server.models import Models
 from sfumato.server.settings import ServerSettings
 
 if sys.version_info >= (3, 14):
@@ -44,7 +45,7 @@ def bomb(nbytes: int, declared: bool = True) -> bytes:
 
 @pytest.fixture
 def http() -> TestClient:
-    app = create_app(FakeEngine(), ServerSettings(max_body=MOST))
+    app = create_app(Models("sfumato", FakeEngine()), ServerSettings(max_body=MOST))
     return TestClient(app, headers={"content-encoding": "zstd"})
 
 

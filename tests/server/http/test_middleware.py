@@ -16,6 +16,7 @@ from sfumato.api import Model
 from sfumato.engine import Engine, EngineConfig
 from sfumato.server.app import ServerSettings, create_app
 from sfumato.server.http.errors import without_paths
+from sfumato.server.models import Models
 
 KEY = "s3cret-key"
 ORIGIN = "https://chat.example:8443"
@@ -36,7 +37,9 @@ def ask(engine: Engine) -> Callable[..., httpx.Response]:
 
     def call(settings: ServerSettings, method: str, path: str, **how: Any) -> httpx.Response:
         host = how.pop("host", "127.0.0.1")
-        with TestClient(create_app(engine, settings), base_url=f"http://{host}") as client:
+        with TestClient(
+            create_app(Models("sfumato", engine), settings), base_url=f"http://{host}"
+        ) as client:
             response: Any = client.request(method, path, **how)
             return response
 
@@ -240,7 +243,7 @@ def test_errors_tell_no_paths_and_no_traces(
         raise RuntimeError("/srv/models/secret.gguf is broken")
 
     monkeypatch.setattr(engine, "submit", fails)
-    app = create_app(engine)
+    app = create_app(Models("sfumato", engine))
     client = TestClient(app, raise_server_exceptions=False)
     body = {"messages": [{"role": "user", "content": "Hi"}]}
     answer = client.post("/v1/chat/completions", json=body)

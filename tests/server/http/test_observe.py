@@ -24,6 +24,7 @@ from sfumato.server.http import logs
 from sfumato.server.http.logs import RateLimit
 from sfumato.server.http.middleware import Refusals
 from sfumato.server.metrics import Metrics
+from sfumato.server.models import Models
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 CHAT = "/v1/chat/completions"
@@ -36,7 +37,7 @@ class ServedEngine:
         from fastapi.testclient import TestClient
 
         self.lines: list[dict[str, Any]] = []
-        app = create_app(engine, settings, Metrics(engine), self.lines.append)
+        app = create_app(Models("sfumato", engine), settings, Metrics(engine), self.lines.append)
         self.client = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
 
     def count(self, name: str, **labels: str) -> float:

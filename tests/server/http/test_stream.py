@@ -22,6 +22,7 @@ from sfumato.server.app import ServerSettings, create_app
 from sfumato.server.dialects import DIALECTS
 from sfumato.server.http import route as streams
 from sfumato.server.http.inflight import MOST_DRAFTS, InFlight
+from sfumato.server.models import Models
 
 LONG = {"long": "word " * 400 + "<turn|>"}
 ENDLESS = [{"role": "user", "content": "long"}]
@@ -239,7 +240,7 @@ def test_a_stream_that_is_given_up_is_cancelled_at_once(frames_read: int) -> Non
     model = answering_model(LONG)
     slow_down(model, lambda: time.sleep(0.02))
     with contextlib.closing(Engine(model, EngineConfig(context=4096)).start()) as engine:
-        app = create_app(engine)
+        app = create_app(Models("sfumato", engine))
         count = 0
 
         async def send(message: Any) -> None:

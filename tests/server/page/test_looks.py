@@ -18,8 +18,6 @@ from tests.server.page.browsing import (
     wait,
 )
 
-from sfumato.server.settings import ServerSettings
-
 # What a finger may want to hit and is smaller than 44 pixels, but for links in a text and boxes,
 # whose labels are hit.
 SMALL = """() => [...document.querySelectorAll('button, input, select, textarea, summary, .check')]
@@ -134,7 +132,7 @@ def test_a_phones_header_is_low_goes_away_and_no_field_zooms(open_page: Callable
 def test_another_model_is_chosen_beside_the_title(
     open_page: Callable[..., Any], serve: Callable[..., Any], embedded: Any
 ) -> None:
-    served = serve(embedded, ServerSettings(model_name="small"), others=["large"], slots=1)
+    served = serve(embedded, name="small", others=["large"], slots=1)
     phone = {"viewport": PHONE, "has_touch": True, "is_mobile": True}
     # Colours that are on their way to others have a contrast of their own.
     page = open_page(at=f"{served.url}/", reduced_motion="reduce", **phone)

@@ -246,8 +246,7 @@ class DeltaRenderer(Renderer):
         self.notes = [line for body in bodies if body is not None for line in objects.notes(body)]
         self.notes += ignored_tools(self.tools, service.model)
         # Both packaged models know a fixed set of answers. A read answers nothing.
-        is_packaged = service.model.template.reads is not None
-        self._embedded = is_packaged and not reads(requests[0])
+        self._embedded = service.model.packaged is not None and not reads(requests[0])
         self.alternatives, self.by_id = alternatives, by_id
         self.logs = [self.new_log(request) for request in requests]
         for log, request in zip(self.logs, requests, strict=True):

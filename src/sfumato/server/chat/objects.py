@@ -140,6 +140,11 @@ def figures(ends: Sequence[Finished], warnings: list[str]) -> dict[str, Any]:
     return fields
 
 
+def iso(moment: datetime) -> str:
+    """A moment in UTC, to the second."""
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
 def written_at(service: Service) -> datetime:
     """When the model's weights were written; where that is not known, when this server started."""
     written = service.model.written

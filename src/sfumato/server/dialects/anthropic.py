@@ -25,7 +25,7 @@ from sfumato.options.limits import MOST_TOKENS
 from sfumato.refused import Refused
 from sfumato.server.chat.call import ChatCall, Thinking, check_count, requests_of
 from sfumato.server.chat.deltas import DeltaRenderer, Entry
-from sfumato.server.chat.objects import written_at
+from sfumato.server.chat.objects import iso, written_at
 from sfumato.server.chat.pictures import message_part, of_base64
 from sfumato.server.http.errors import ApiError, ErrorForm, Wording
 from sfumato.server.http.inflight import CollectedReply
@@ -478,13 +478,11 @@ _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
 def anthropic_card(service: Service) -> dict[str, Any]:
-    """Fields beside OpenAI's."""
+    """Fields of the loaded model beside OpenAI's."""
     model = service.model
     can_think = {"supported": bool(model.template.markers.thought_open)}
     return {
-        "type": "model",
-        "display_name": service.name,
-        "created_at": written_at(service).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "created_at": iso(written_at(service)),
         "lifecycle": "active",
         "max_input_tokens": service.context,
         "max_tokens": service.context,

@@ -20,7 +20,7 @@ from sfumato.server import schemas
 from sfumato.server.chat.call import LONG_INPUT, check_slot, prompts_in
 from sfumato.server.chat.objects import warned
 from sfumato.server.chat.pictures import prompts_read
-from sfumato.server.dialects.ollama import OLLAMA_ERRORS, nanoseconds
+from sfumato.server.dialects.ollama import OLLAMA_ERRORS, Tagged, nanoseconds
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.route import Answer, Dialect, Renderer
 from sfumato.server.schemas import Body, First, ModelName, Only, within, without_effect
@@ -84,14 +84,14 @@ class LlamaEmbeddingsBody(Pooled):
 
 
 @without_effect("options keep_alive")
-class OllamaEmbeddingsBody(Pooled):
+class OllamaEmbeddingsBody(Tagged, Pooled):
     """Ollama's embedding of one text, of its older route."""
 
     prompt: str = Field("", description="The text; without one the vector is empty.")
 
 
 @without_effect("options keep_alive")
-class OllamaEmbedBody(Pooled):
+class OllamaEmbedBody(Tagged, Pooled):
     """Ollama's embeddings."""
 
     input: Annotated[
@@ -182,6 +182,7 @@ class VectorRenderer(Renderer):
         self.service, self.requests = service, requests
         self._encoding = getattr(body, "encoding_format", None)
         self._dimensions, self.warned = body.dimensions, warned(body)
+        self.waited_s = body.envelope.waited_s
 
     def vectors(self, replies: Sequence[CollectedReply]) -> Iterator[list[float] | str]:
         """Each of length 1, as JSON has it, in as many digits as float32 has; or the bytes of
@@ -266,7 +267,7 @@ class OllamaRenderer(VectorRenderer):
         return {
             "model": self.service.name,
             "total_duration": nanoseconds(self.service.engine.now() - since),
-            "load_duration": 0,
+            "load_duration": nanoseconds(self.waited_s),
             "prompt_eval_count": prompt_tokens(replies),
             **self.warned,
             "embeddings": self.vectors(replies),

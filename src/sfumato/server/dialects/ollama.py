@@ -30,7 +30,7 @@ from sfumato.server.chat.deltas import DeltaRenderer, Entry
 from sfumato.server.chat.objects import written_at
 from sfumato.server.chat.pictures import message_part, of_base64
 from sfumato.server.chat.sampling import given_in
-from sfumato.server.http.errors import ApiError, ErrorForm, Wording
+from sfumato.server.http.errors import ErrorForm, Wording
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.route import Dialect, Frame, Get, Post, Wire, line
 from sfumato.server.schemas import (
@@ -55,10 +55,11 @@ from sfumato.server.schemas import (
     within,
     without_effect,
 )
-from sfumato.server.service import LATEST, Service
+from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
 from sfumato.text.calls import ToolCall
 
+LATEST = ":latest"  # the tag of names that have none
 LEVELS = ("low", "medium", "high", "max")
 THINK: Schema = {"enum": [True, False, *LEVELS, None]}
 FORMAT = either({"enum": ["", "json", None]}, {"type": "object"})
@@ -125,8 +126,17 @@ class OllamaOptions(Sampling):
     )
 
 
+class Tagged(Body):
+    """A body of Ollama's clients, who add a tag to the names of models."""
+
+    @property
+    def asked_names(self) -> tuple[str, ...]:
+        names = super().asked_names
+        return (*names, *(name.removesuffix(LATEST) for name in names))
+
+
 @without_effect("truncate shift")
-class OllamaGeneration(Body):
+class OllamaGeneration(Tagged):
     """What both routes share."""
 
     model: ModelName = None
@@ -368,6 +378,7 @@ class OllamaRenderer(DeltaRenderer):
     ) -> None:
         top = (body.top_logprobs or 0) if body.logprobs else None
         super().__init__(service, requests, body, alternatives=top)
+        self._waited_s = body.envelope.waited_s
 
     def content(
         self, text: str, thought: str = "", calls: Sequence[ToolCall] = (), at: int = 0
@@ -417,13 +428,13 @@ class OllamaRenderer(DeltaRenderer):
         return {"model": self.service.name, "created_at": now(), **fields}
 
     def _end(self, end: Finished) -> Frame:
-        """Tokens, and times in nanoseconds; nothing is loaded for a request."""
+        """Tokens, and times in nanoseconds."""
         account = end.account
         return {
             "done": True,
             "done_reason": "length" if end.reply.stop_reason == "max_tokens" else "stop",
             "total_duration": nanoseconds(account.total_s),
-            "load_duration": 0,
+            "load_duration": nanoseconds(self._waited_s),
             "prompt_eval_count": account.prompt_tokens,
             "prompt_eval_duration": nanoseconds(account.prefill_s),
             "eval_count": account.output_tokens,
@@ -530,13 +541,14 @@ def running(service: Service) -> dict[str, Any]:
 
 def show(service: Service, body: OllamaShowBody) -> dict[str, Any]:
     """Raises ApiError."""
-    name = body.model or body.name
-    if not name:
+    given = body.model or body.name
+    if not given:
         raise Refused("model", "is missing", code="missing")
-    if service.registered(name) in service.unloaded:
+    name = service.registered(given, given.removesuffix(LATEST))
+    if name is None:
+        raise service.unknown(given)
+    if name in service.unloaded:
         return {"details": _NO_DETAILS, "model_info": {}, "capabilities": ["completion"]}
-    if name.removesuffix(LATEST) not in service.served_names:
-        raise ApiError(404, f"model {name[:200]!r} not found; this is {service.name!r}", "model")
     model, kind = service.model, _kind(service)
     return {
         "modelfile": f"FROM {service.name}\n",

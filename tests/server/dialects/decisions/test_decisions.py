@@ -22,6 +22,7 @@ from sfumato.engine import EngineDead, Failed, QueueFull, TooLarge
 from sfumato.refused import Refused
 from sfumato.server.app import create_app
 from sfumato.server.dialects.decisions.forms import option_names
+from sfumato.server.models import Models
 from sfumato.server.settings import ServerSettings
 
 ONE, ANY = "/v1/systemone", "/v1/decisions"
@@ -67,7 +68,7 @@ GOOGLE = {"x-goog-api-key": "k"}
 class Client:
     def __init__(self, failure: Failed | None = None, **settings: Any) -> None:
         self.engine = FakeEngine(failure)
-        app = create_app(self.engine, ServerSettings(model_name="m", **settings))
+        app = create_app(Models("m", self.engine), ServerSettings(**settings))
         self.http = TestClient(app, raise_server_exceptions=False)
 
     def post(self, path: str, body: Any, **headers: str) -> Any:

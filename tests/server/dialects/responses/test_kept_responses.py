@@ -15,11 +15,12 @@ from tests.support.fake_engine import FakeEngine
 
 from sfumato.api import Model
 from sfumato.server.app import ServerSettings, create_app
+from sfumato.server.models import Models
 
 
 @pytest.fixture
 def http() -> TestClient:
-    return TestClient(create_app(FakeEngine(), ServerSettings(model_name="m", page=False)))
+    return TestClient(create_app(Models("m", FakeEngine()), ServerSettings(page=False)))
 
 
 @pytest.fixture
@@ -49,7 +50,9 @@ def test_what_is_not_to_be_kept_is_not(http: TestClient, stream: bool) -> None:
 
 def test_nothing_is_kept_without_room(http: TestClient) -> None:
     for nbytes, note in ((0, None), (100, "--response-store")):
-        app = create_app(FakeEngine(), ServerSettings(response_store=nbytes, page=False))
+        app = create_app(
+            Models("sfumato", FakeEngine()), ServerSettings(response_store=nbytes, page=False)
+        )
         client = TestClient(app)
         body = client.post("/v1/responses", json={"input": "Hi"}).json()
         assert body["store"] is False and (note is None or note in body["warnings"][0])
@@ -136,7 +139,9 @@ def test_a_reference_becomes_its_item(http: TestClient) -> None:
 
 def test_what_is_referred_to_is_bounded_as_a_body_is() -> None:
     """A reference takes few bytes, and may stand there many times."""
-    http = TestClient(create_app(FakeEngine(), ServerSettings(max_body=4000, page=False)))
+    http = TestClient(
+        create_app(Models("sfumato", FakeEngine()), ServerSettings(max_body=4000, page=False))
+    )
     made = http.post("/v1/responses", json={"input": "x" * 1000}).json()
     (item,) = http.get(f"/v1/responses/{made['id']}/input_items?order=asc").json()["data"]
     reference = {"type": "item_reference", "id": item["id"]}
@@ -151,7 +156,7 @@ def test_what_is_referred_to_is_bounded_as_a_body_is() -> None:
 
 def test_only_the_key_that_made_a_response_finds_it() -> None:
     settings = ServerSettings(api_keys=("k",), page=False)
-    app = create_app(FakeEngine(), settings)
+    app = create_app(Models("sfumato", FakeEngine()), settings)
     http = TestClient(app, headers={"x-api-key": "k"})
     made = http.post("/v1/responses", json={"input": "Hi"}).json()["id"]
     store = app.state.service.responses
@@ -165,7 +170,7 @@ def test_only_the_key_that_made_a_response_finds_it() -> None:
 
 
 def test_a_conversation_is_at_most_as_long_as_a_list(client: openai.OpenAI) -> None:
-    app = create_app(FakeEngine(), ServerSettings(max_messages=4, page=False))
+    app = create_app(Models("sfumato", FakeEngine()), ServerSettings(max_messages=4, page=False))
     http = TestClient(app)
     previous = None
     for status in (200, 200, 400):

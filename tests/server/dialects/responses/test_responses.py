@@ -25,6 +25,7 @@ from sfumato.engine import Engine, EngineConfig, Failed
 from sfumato.server.app import ServerSettings, create_app
 from sfumato.server.dialects.responses.body import ResponsesBody
 from sfumato.server.dialects.responses.renderer import ResponsesRenderer, parse
+from sfumato.server.models import Models
 from sfumato.server.service import Service
 
 QUOTE = '<|"|>'
@@ -51,7 +52,7 @@ WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object
 def http() -> Iterator[TestClient]:
     """A scripted model's, in this process."""
     engine = Engine(answering_model(ANSWERS), EngineConfig(slots=2, context=512)).start()
-    with TestClient(create_app(engine, ServerSettings(model_name="m", page=False))) as client:
+    with TestClient(create_app(Models("m", engine), ServerSettings(page=False))) as client:
         yield client
     engine.close()
 
@@ -267,7 +268,9 @@ def test_a_response_at_its_limit(http: TestClient) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_response_that_fails(stream: bool) -> None:
-    app = create_app(FakeEngine(Failed("memory", "no room")), ServerSettings(page=False))
+    app = create_app(
+        Models("sfumato", FakeEngine(Failed("memory", "no room"))), ServerSettings(page=False)
+    )
     answer = TestClient(app).post("/v1/responses", json={"input": "Hi", "stream": stream})
     if not stream:
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "memory")
@@ -391,7 +394,7 @@ def test_the_input_of_a_stream_is_let_go(http: TestClient) -> None:
 
 
 def test_errors_before_routing(embedded: Model) -> None:
-    app = create_app(FakeEngine(), ServerSettings(api_keys=("k",), page=False))
+    app = create_app(Models("sfumato", FakeEngine()), ServerSettings(api_keys=("k",), page=False))
     http = TestClient(app)
     for path in ("/v1/responses", "/v1/responses/resp_1", "/responses/nowhere/at/all"):
         assert http.post(path, json={}).json()["error"]["code"] == "invalid_api_key"
