@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
     answer = generation.once(args, model, request, *seen)
     remark = None if answer.interrupted else generation.remark(answer, model)
     if recorder:
-        packaged = catalog.packaged_name(model.path)
+        packaged = model.packaged
         data = _replay(args, recorder, question, answer, remark or "", packaged, images)
         files.write(args.replay, data, args.force, "replay")
     if args.json:
