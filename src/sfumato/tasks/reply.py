@@ -104,7 +104,7 @@ class Thoughts:
     length: int = 0  # tokens read
     opened: int = 0  # the place after the last marker
     head: tuple[int, ...] = ()  # the tokens from there on, as many as a header has at most
-    ended: tuple[tuple[int, range], ...] = ()  # the spans of thoughts that have ended
+    ended: tuple[tuple[int, range], ...] = ()  # the ranges of thoughts that have ended
 
     def add(self, ids: Iterable[int]) -> None:
         """Reads on."""
@@ -114,7 +114,7 @@ class Thoughts:
             if marker is not None:
                 begun = self.region.begun_by(marker, budget.format, budget.ignore_ends)
             if begun is not None:
-                self.ended = self.spans
+                self.ended = self.ranges
                 self.region, self.opened, self.head = begun, self.length + 1, ()
             elif len(self.head) < len(budget.header):
                 self.head += (token,)
@@ -123,7 +123,7 @@ class Thoughts:
     @property
     def count(self) -> int:
         """The tokens that are thought, without markers and header."""
-        return sum(len(places) for _, places in self.spans)
+        return sum(len(places) for _, places in self.ranges)
 
     def cut(self, added: Sequence[int]) -> int | None:
         """How many tokens of a settled canvas, which comes next, are kept before its thought is
@@ -133,7 +133,7 @@ class Thoughts:
         after = replace(self)
         after.add(added)
         left, strict = self.budget.tokens, self.budget.strict
-        for opened, places in after.spans:
+        for opened, places in after.ranges:
             if not left:  # then the header goes too: there may be no room for it
                 places = range(opened, places.stop)
             if len(places) > left and (strict or places.stop == after.length):
@@ -142,7 +142,7 @@ class Thoughts:
         return None
 
     @property
-    def spans(self) -> tuple[tuple[int, range], ...]:
+    def ranges(self) -> tuple[tuple[int, range], ...]:
         """Each thought, the open one last: the place after its opening marker, and the places of
         its tokens, without markers and header."""
         if self.region is not Region.THOUGHT:
