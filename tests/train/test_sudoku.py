@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from benchmarks import sudoku9
 
 from sfumato.train import sudoku
 
@@ -86,5 +87,28 @@ def test_is_solution_accepts_right_grids_that_keep_the_digits_and_nothing_else()
 
 
 def test_is_solution_refuses_what_is_no_puzzle() -> None:
-    with pytest.raises(ValueError, match="four rows"):
+    with pytest.raises(ValueError, match="not 4 rows"):
         sudoku.is_solution("sudoku", "1234\n3412\n2143\n4321")
+
+
+def test_boards_of_nine_have_one_solution_that_every_exchange_keeps() -> None:
+    """What the recipe of 9x9 learns from, and its checker; solutions of 4x4 are the table above."""
+    rng = np.random.default_rng(3)
+    board = sudoku9.exchanged(sudoku9.new_board(50, rng), rng)
+    assert (board.puzzle == 0).sum() == 50
+    (solved,) = sudoku.solutions(board.puzzle)
+    assert (solved == board.solution).all()
+    eased = sudoku9.eased(board, 20, rng)
+    assert (eased.puzzle == 0).sum() == 20
+    request, answer = (line["content"] for line in sudoku9.chat(eased)["messages"])
+    assert len(answer) == 89 and sudoku.is_solution(request, answer, 9)
+    swapped = answer.translate(str.maketrans("12", "21"))
+    assert not sudoku.is_solution(request, swapped, 9), "a right grid with other digits"
+    assert not sudoku.is_solution(request, answer[:-1] + answer[0], 9)
+    given = solved.copy()
+    given[0] = given[1]
+    assert not list(sudoku.solutions(given)), "two digits of a row are the same"
+    figures = sudoku9.checked(eased.puzzle, swapped, answer)
+    assert figures["form"] == 1 and not figures["solved"]
+    assert figures["given"] == 61 and 40 < figures["kept"] < 61
+    assert sudoku9.checked(eased.puzzle, answer, answer)["right"] == 20

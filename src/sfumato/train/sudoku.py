@@ -1,13 +1,15 @@
-"""4x4 Sudoku: every grid, every puzzle with one solution, as text for the embedded model.
+"""Sudoku as text: solutions of any size; of 4x4, every grid and every puzzle with one solution.
 
-There are 288 grids. A fixed split keeps 28 of them out of training, so that a right answer to one
-of their puzzles is not a recalled grid. More than that "held out" does not mean: exchanging digits,
-rows or bands turns every held-out grid into grids that are trained on, and its pattern of blanks
-may have been seen with those. Knows no tokens.
+There are 288 grids of 4x4. A fixed split keeps 28 of them out of training, so that a right answer
+to one of their puzzles is not a recalled grid. More than that "held out" does not mean: exchanging
+digits, rows or bands turns every held-out grid into grids that are trained on, and its pattern of
+blanks may have been seen with those. Knows no tokens.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
@@ -26,21 +28,56 @@ Cells = NDArray[np.uint8]
 
 
 @cache
+def units(side: int) -> NDArray[np.int64]:
+    """The cells of each row, column and box, [3 · side, side], row by row; side: 4 or 9."""
+    cells, box = np.arange(side * side).reshape(side, side), math.isqrt(side)
+    boxes = cells.reshape(box, box, box, box).swapaxes(1, 2).reshape(side, side)
+    return np.concatenate((cells, cells.T, boxes))
+
+
+@cache
+def _units_of(side: int) -> list[tuple[int, ...]]:
+    """The three units of each cell."""
+    return [tuple(np.flatnonzero((units(side) == cell).any(1))) for cell in range(side * side)]
+
+
+def solutions(cells: Cells) -> Iterator[Cells]:
+    """Every grid that has the digits of uint8 [side²], 0 where blank; in no particular order."""
+    side = math.isqrt(len(cells))
+    of_cell, free, filled = _units_of(side), [(2 << side) - 2] * (3 * side), cells.tolist()
+    for cell, digit in enumerate(filled):
+        for unit in of_cell[cell] if digit else ():
+            if not free[unit] >> digit & 1:
+                return
+            free[unit] &= ~(1 << digit)
+
+    def search(blanks: frozenset[int]) -> Iterator[Cells]:
+        if not blanks:
+            yield np.array(filled, dtype=np.uint8)
+            return
+        # The cell with the fewest digits: where it has one or none, nothing has to be tried.
+        cell, fits = -1, -1
+        for blank in blanks:
+            a, b, c = of_cell[blank]
+            possible = free[a] & free[b] & free[c]
+            if cell < 0 or possible.bit_count() < fits.bit_count():
+                cell, fits = blank, possible
+        for digit in range(1, side + 1):
+            if fits >> digit & 1:
+                filled[cell] = digit
+                for unit in of_cell[cell]:
+                    free[unit] ^= 1 << digit
+                yield from search(blanks - {cell})
+                for unit in of_cell[cell]:
+                    free[unit] ^= 1 << digit
+
+    yield from search(frozenset(np.flatnonzero(cells == 0).tolist()))
+
+
+@cache
 def all_grids() -> Cells:
     """Every 4x4 solution, uint8 [288, 16] of digits 1..4, row by row, in lexicographic order."""
-    row, column = np.divmod(np.arange(_CELLS), 4)
-    box = row // 2 * 2 + column // 2
-    peers = (row == row[:, None]) | (column == column[:, None]) | (box == box[:, None])
-    grids: list[list[int]] = [[]]
-    for cell in range(_CELLS):
-        earlier = np.flatnonzero(peers[cell, :cell])
-        grids = [
-            [*grid, digit]
-            for grid in grids
-            for digit in range(1, 5)
-            if all(grid[peer] != digit for peer in earlier)
-        ]
-    return np.array(grids, dtype=np.uint8)
+    return np.array(sorted(grid.tolist() for grid in solutions(np.zeros(_CELLS, np.uint8))), "u1")
 
 
 @cache
@@ -87,9 +124,9 @@ def puzzle(grid: int, blanks: int, rng: np.random.Generator) -> Cells:
 
 
 def to_text(cells: Cells) -> str:
-    """Four rows of four characters, '.' where blank: 19 characters, without a final newline."""
-    digits = "".join(".1234"[digit] for digit in cells)
-    return "\n".join(digits[start : start + 4] for start in range(0, _CELLS, 4))
+    """Rows of characters, '.' where blank, without a final newline: 19 characters of 4x4."""
+    side, digits = math.isqrt(len(cells)), "".join(".123456789"[digit] for digit in cells)
+    return "\n".join(digits[start : start + side] for start in range(0, len(digits), side))
 
 
 def prompt(cells: Cells) -> str:
@@ -97,25 +134,26 @@ def prompt(cells: Cells) -> str:
     return f"sudoku\n{to_text(cells)}"
 
 
-def from_text(text: str) -> Cells | None:
-    """The cells of the last four lines, uint8 [16]; None where they are not a Sudoku's rows."""
-    rows = text.split("\n")[-4:]
-    if [len(row) for row in rows] != [4] * 4 or set("".join(rows)) - set(".1234"):
+def from_text(text: str, side: int = 4) -> Cells | None:
+    """The cells of the last lines, uint8 [side²]; None where they are not a Sudoku's rows."""
+    rows, known = text.split("\n")[-side:], ".123456789"[: side + 1]
+    if [len(row) for row in rows] != [side] * side or set("".join(rows)) - set(known):
         return None
-    return np.array([".1234".index(character) for character in "".join(rows)], dtype=np.uint8)
+    return np.array([known.index(character) for character in "".join(rows)], dtype=np.uint8)
 
 
-def is_solution(puzzle_text: str, answer: str) -> bool:
-    """Whether the answer is four rows of digits, a right grid, and keeps the puzzle's digits.
+def is_solution(puzzle_text: str, answer: str, side: int = 4) -> bool:
+    """Whether the answer is so many rows of digits, a right grid, and keeps the puzzle's digits.
 
     The puzzle may have lines before its rows (a complete prompt); the answer may have none. Raises
     ValueError if the puzzle is not one.
     """
-    given = from_text(puzzle_text)
+    given = from_text(puzzle_text, side)
     if given is None:
-        raise ValueError(f"not four rows of '.1234': {puzzle_text!r}")
-    solved = from_text(answer)
-    if solved is None or answer.count("\n") != 3:
+        raise ValueError(f"not {side} rows of '.' and 1 to {side}: {puzzle_text!r}")
+    solved = from_text(answer, side)
+    if solved is None or answer.count("\n") != side - 1:
         return False
     keeps = bool(((given == 0) | (given == solved)).all())
-    return keeps and bool((all_grids() == solved).all(1).any())
+    of_units = np.sort(solved[units(side)], axis=1)
+    return keeps and bool((of_units == np.arange(1, side + 1)).all())
