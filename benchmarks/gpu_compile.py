@@ -13,6 +13,7 @@ from typing import Any
 from sfumato.ops.triton import fill_cache
 from sfumato.ops.triton.ahead_of_time import jobs
 
+SECONDS = 600.0
 FORMATS = ("Q4_K", "Q5_0", "Q6_K", "Q8_0")
 """Of weights in planes, those of Q4_K_M and Q8_0 files."""
 
@@ -24,9 +25,8 @@ def compile_all(target: str, number: int | str, names: tuple[str, ...] = ()) -> 
     work: list[fill_cache.Item] = [
         (job, number) for job in jobs([target], names, every=True, formats=FORMATS)
     ]
-    cores = fill_cache.usable_cores()
-    failed = {}
-    for outcome in fill_cache.compile_all(work, cores, fill_cache.LIMITS):
+    cores, failed = fill_cache.usable_cores(), {}
+    for outcome in fill_cache.compile_all(work, SECONDS):
         if outcome.failure:
             failed[str(outcome.item[0])] = outcome.failure
     findings = {"compiled": len(work) - len(failed), "cores": cores, "failures": failed}

@@ -30,6 +30,7 @@ from sfumato.model.head import HeadStats
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.scores import TokenScores, token_scores
 from sfumato.model.segments import Suffix
+from sfumato.ops.gpu import widest_float
 from sfumato.refused import Refused
 
 PIECE = 256
@@ -193,8 +194,7 @@ def draw_next(
     device = hidden.device
     scoring = Scoring.of(canvases, network.head.vocab_size, device)
     temperature = to_device(torch.tensor([canvas.temperature() for canvas in canvases]), device)
-    uniforms = torch.cat([canvas.uniforms() for canvas in canvases])
-    uniforms = uniforms.float() if device.type == "mps" else uniforms
+    uniforms = torch.cat([canvas.uniforms() for canvas in canvases]).to(widest_float(device.type))
     drawn_with = temperature, to_device(uniforms, device)
     stats, extra = score(network.head, hidden, *drawn_with, scoring, canvases)
     cold = torch.tensor([canvas.config.temperature == 0 for canvas in canvases])

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sfumato.ops.gpu import widest_float
 from sfumato.ops.registry import operation
 
 _MULTIPLIERS = 0xCD9E8D57, 0xD2511F53  # of the counter's words 2 and 0
@@ -100,7 +101,7 @@ def step_noise(
 
 
 def _uniform(high: Tensor, low: Tensor) -> Tensor:
-    if high.device.type == "mps":
+    if widest_float(high.device.type) == torch.float32:
         return (high >> 8).float() / 2**24
     return ((high >> 5) * 2**26 + (low >> 6)).double() / 2**53
 

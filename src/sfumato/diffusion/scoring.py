@@ -39,6 +39,7 @@ from sfumato.model.devices import to_device
 from sfumato.model.head import AS_ROUNDED, PLAIN, Adjust, HeadStats, Skip, VocabularyHead
 from sfumato.model.scores import named_log_probs
 from sfumato.model.truncate import cutoffs
+from sfumato.ops.gpu import widest_float
 from sfumato.ops.online_softmax import TOP, Bans
 
 LATE_AT_MOST = 0.125
@@ -534,7 +535,7 @@ def _statistics(
     logs = over.log_softmax(dim=1)
     probs = logs.exp()
     entropy = -(probs * logs.masked_fill(probs == 0, 0)).sum(dim=1)
-    wide = torch.float32 if over.device.type == "mps" else torch.float64
+    wide = widest_float(over.device.type)
     sums = probs.to(wide).cumsum(dim=1)
     target = uniforms.to(wide)[:, None] * sums[:, -1:]
     # The first token whose sum lies beyond the target: one without probability is none.

@@ -44,6 +44,7 @@ from sfumato.model.transformer import Block, Rotary, Transformer, make_block, ro
 from sfumato.ops import gpu, packing
 from sfumato.ops.registry import PANELS, watched
 from sfumato.ops.side_copies import side_copies
+from sfumato.ops.triton.self_test import Sizes
 from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.files.tensorfile import FileSizes
@@ -308,10 +309,25 @@ def _prepared(
     while not (formats := frozenset(held.tensors[name].format for name in names)) <= tested:
         tested |= formats
         for device in filter(gpu.is_gpu, placement.devices):
-            ops.prepare(device, config.hidden_size, tested)
+            ops.prepare(device, _sizes(config), tested)
         # Where tests failed, tensors become others, whose kernels are tested in their turn.
         held = as_codes(checkpoint, placement.of)
     return held
+
+
+def _sizes(config: ModelConfig) -> Sizes:
+    """With what the operations of a network are tried."""
+    heads, hidden, inner = config.num_heads, config.hidden_size, config.intermediate_size
+    kinds = dict.fromkeys((heads, x.kv_heads, x.head_dim, x.sliding) for x in config.layers)
+    products = [(inner, hidden), (hidden, inner)] if inner else []
+    for _, kv_heads, d, _ in kinds:
+        products += [(heads * d, hidden), (kv_heads * d, hidden), (hidden, heads * d)]
+    products = list(dict.fromkeys(products))
+    sizes = Sizes(hidden, tuple(products), tuple(kinds), vocabulary=config.vocab_size)
+    if not config.num_experts:
+        return sizes
+    router = config.num_experts, config.experts_per_token
+    return replace(sizes, expert=config.expert_size, router=router)
 
 
 def output_name(names: Collection[str]) -> str:

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from sfumato import ops
+from sfumato.ops.gpu import widest_float
 from sfumato.ops.online_softmax import BLOCK, TOP, SoftmaxState
 from sfumato.weights.formats import QuantizedTensor
 
 
 def wide(x: Tensor) -> Tensor:
-    """Float64, or the widest float that the device has (Apple's GPUs stop at float32)."""
-    return x.float() if x.device.type == "mps" else x.double()
+    """In the widest float that the device has."""
+    return x.to(widest_float(x.device.type))
 
 
 def locate(mass: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sfumato.ops import registry
+from sfumato.ops.gpu import widest_float
 
 log = logging.getLogger(__name__)
 
@@ -115,9 +116,8 @@ def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def placed(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device; float64 as float32 where the device is an Apple GPU, which has none."""
-    narrow = device.type == "mps" and x.dtype == torch.float64
-    return x.to(device, torch.float32 if narrow else x.dtype)
+    """A tensor on a device; float64 as float32 where the device has none."""
+    return x.to(device, widest_float(device.type) if x.dtype == torch.float64 else x.dtype)
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from functools import cache
 
 import torch
 
@@ -38,6 +39,18 @@ def is_integrated(device: torch.device) -> bool:
 def total_memory(device: torch.device) -> int:
     """Bytes of a GPU's memory."""
     return torch.cuda.get_device_properties(device).total_memory
+
+
+@cache
+def widest_float(kind: str) -> torch.dtype:
+    """float64, or float32 where a kind of device has no such numbers, as Apple's GPUs and some of
+    Intel's: probed once."""
+    if kind not in ("cpu", "meta", KIND):
+        try:
+            torch.ones(2, dtype=torch.float64, device=kind).cumsum(0).cpu()
+        except (RuntimeError, TypeError, AssertionError):
+            return torch.float32
+    return torch.float64
 
 
 def peak_bytes() -> int | None:

@@ -10,7 +10,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from sfumato.ops.triton.ahead_of_time import Limits, _Child, run_bounded
+from sfumato.ops.triton.ahead_of_time import Child, Limits, run_bounded
 
 
 def behave(how: str) -> str:
@@ -65,5 +65,5 @@ def test_a_group_is_not_killed_once_another_may_have_its_number(
         process.start()
         if waits:
             process.join()
-        _Child(None, process, 0.0).kill()
+        Child(None, process, 0.0).kill()
         assert killed == ([] if waits else [process.pid])

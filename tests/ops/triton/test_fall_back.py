@@ -19,7 +19,7 @@ from sfumato.ops.registry import PLANES
 from sfumato.ops.triton import FORMATS_OF, OPERATIONS, self_test
 from sfumato.ops.triton.kernel import LaunchError
 from sfumato.ops.triton.planes import twin_name
-from sfumato.ops.triton.self_test import KernelTwin, random_weight
+from sfumato.ops.triton.self_test import KernelTwin, Trial
 from sfumato.weights.formats import KINDS, SCALED
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def kernels(way: str) -> Callable[[str], KernelTwin]:
             raise LaunchError("a kernel: too large")
         return "kernels"
 
-    return lambda name: KernelTwin(name, function, lambda *_: way != "refused", lambda device: None)
+    return lambda name: KernelTwin(name, function, lambda *_: way != "refused", lambda trial: None)
 
 
 def served(operation: str, form: str, *arguments: Any) -> object:
@@ -88,7 +88,7 @@ def test_each_operation(operation: str, way: str, monkeypatch: pytest.MonkeyPatc
 def test_each_operation_with_weights_of_a_format(
     operation: str, format: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weight = random_weight(CPU, format, 4, 64)
+    weight = Trial(CPU).weight(format, 4, 64)
     call = (SCALED if format in KINDS else PLANES, torch.ones(1), weight)
     fall_back(operation, twin_name(operation, format), call, way, monkeypatch)
 
@@ -107,7 +107,7 @@ def test_a_broken_kernel_falls_back_alone(
     twins = {"rms_norm": norms.TWINS["rms_norm"], "step_noise": step.TWINS["step_noise"]}
     with caplog.at_level(logging.WARNING, logger=self_test.__name__):
         for _ in range(2):
-            assert self_test.prepare(CPU, twins) == {"step_noise"}
+            assert self_test.prepare(Trial(CPU), twins, dict) == {"step_noise"}
     (record,) = caplog.records
     why = "the self-test of kernels failed (AssertionError: the relative error is 3.00e-01"
     assert f"rms_norm: torch serves on cpu, since {why}" in record.getMessage()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,10 @@ import torch
 from tests.support.kernels import interpreted, seen_as
 
 from sfumato import ops
+from sfumato.bench.subject import random_config
 from sfumato.diffusion.step import step
+from sfumato.model import loading
+from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.ops.registry import check_signature
 from sfumato.ops.triton import (
     OPERATIONS,
@@ -39,7 +43,7 @@ from sfumato.ops.triton.kernel import (
     load,
 )
 from sfumato.ops.triton.planes import LAYOUTS
-from sfumato.ops.triton.self_test import KernelTwin
+from sfumato.ops.triton.self_test import KernelTwin, Sizes, Trial
 from sfumato.ops.triton.tiles import CANDIDATES, Tile, candidates, table, tile_for
 from sfumato.weights.formats import KINDS
 
@@ -64,7 +68,7 @@ def test_every_kernel_has_tiles_for_every_architecture() -> None:
     for kernel in all_kernels():
         for target in table_of_tiles.TARGETS:
             uses = candidates(kernel, target)
-            e4m3 = target in ("sm_89", "sm_90", "sm_100", "sm_120")
+            e4m3 = table_of_tiles.TARGETS[target].e4m3
             has_none = kernel.endswith("_bytes") if e4m3 else kernel.endswith("_fp8")
             assert bool(uses) is not has_none and all(
                 0 < len(tiles) <= CANDIDATES for tiles in uses.values()
@@ -95,12 +99,42 @@ def test_every_operation_passes_its_self_test() -> None:
     assert set(twins()) == set(OPERATIONS)
     assert self_test.usable(CPU)
     for twin in twins().values():
-        twin.check(CPU)
+        twin.check(Trial(CPU))
 
 
-def test_devices_are_tested_with_more_sizes_than_an_interpreter() -> None:
-    assert self_test.sizes_for(CPU, [1], [2, 3]) == [1]
-    assert self_test.sizes_for(torch.device("cuda", 0), [1], [2, 3]) == [1, 2, 3]
+def test_what_is_compiled_is_tried_with_the_widths_that_serve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the device: those of the 26B-A4B by default, and else those of the model."""
+    real = DIFFUSION_GEMMA.config.from_hf(random_config("26b-a4b"), {})
+    sizes = loading._sizes(real)
+    assert sizes == Sizes()
+    assert {2816, 2112, 4096, 8192} <= {width for pair in sizes.products for width in pair}
+    assert (sizes.expert, sizes.vocabulary) == (704, 262_144)
+    none = {"num_experts": 0, "expert_size": 0, "experts_per_token": 0}
+    small = loading._sizes(replace(real, **none, hidden_size=512, intermediate_size=96))
+    widths = {width for pair in small.products for width in pair}
+    assert widths == {512, 96, 4096, 2048, 8192, 1024} and small.expert == 704
+    for interprets in (True, False):
+        monkeypatch.setattr(self_test, "interpreting", lambda: interprets)  # noqa: B023
+        trial = Trial(CPU, sizes)
+        assert trial.sizes == (self_test.SMALL if interprets else sizes)
+        assert trial.dtype == (torch.float32 if interprets else torch.bfloat16)
+        assert trial.random((2, 3))[0].dtype == trial.dtype
+
+
+def test_limits_are_those_of_torchs_own_error() -> None:
+    exact = torch.linspace(1, 2, 1000, dtype=torch.float64)
+    torchs = exact.bfloat16()
+    self_test.assert_near((exact * (1 + 2**-9)).bfloat16(), torchs, exact)
+    with pytest.raises(AssertionError, match="the relative error is 1"):
+        self_test.assert_near((exact * (1 + 2**-6)).bfloat16(), torchs, exact)
+    with pytest.raises(AssertionError, match="not finite"):
+        self_test.assert_near(torchs / 0, torchs, exact)
+    chosen = torch.arange(100)
+    self_test.assert_near(chosen.where(chosen > 0, 1), chosen, chosen)
+    with pytest.raises(AssertionError, match=r"other integers: 3\.0%"):
+        self_test.assert_near(chosen.where(chosen > 2, 7), chosen, chosen)
 
 
 @interpreted
@@ -115,34 +149,23 @@ def test_every_twin_has_the_signature_of_its_reference() -> None:
 def test_a_kernel_that_is_wrong_is_switched_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def wrong(device: torch.device) -> None:
-        self_test.assert_close(torch.ones(3), torch.zeros(3) + 2, 1e-3)
+    def wrong(trial: Trial) -> None:
+        self_test.assert_near(torch.ones(3), torch.ones(3) + 1, torch.ones(3) + 1)
 
     monkeypatch.setattr(self_test, "_passed", {})
     twin_list = [
         KernelTwin(name, max, bool, check)
-        for name, check in (("good", lambda device: None), ("bad", wrong), ("worse", wrong))
+        for name, check in (("good", lambda trial: None), ("bad", wrong), ("worse", wrong))
     ]
     assert not self_test.serves("good", CPU)
     with caplog.at_level(logging.WARNING, logger=self_test.__name__):
-        passed = self_test.prepare(CPU, {twin.operation: twin for twin in twin_list})
+        passed = self_test.prepare(Trial(CPU), {each.operation: each for each in twin_list}, dict)
     assert passed == {"good"} == self_test.prepared(CPU)
     assert self_test.serves("good", CPU) and not self_test.serves("bad", CPU)
     (record,) = caplog.records  # one line, since both fail for one reason
     assert record.getMessage().split(":")[0] == "bad, worse"
     assert record.getMessage().endswith("a row's bits then depend on the other rows")
-    assert self_test.prepare(CPU, {}) == {"good"}  # once a device
-
-
-def test_the_memory_of_self_tests_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    monkeypatch.setattr(self_test, "_passed", {})
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("given back"))
-    monkeypatch.setattr(self_test, "slower", lambda operation, device: False)
-    twin = KernelTwin("good", max, bool, lambda device: order.append("test"))
-    for device in (torch.device("cuda", 0), CPU):
-        assert self_test.prepare(device, {"good": twin}) == {"good"}
-    assert order == ["test", "given back", "test"]
+    assert self_test.prepare(Trial(CPU), {}, dict) == {"good"}  # once a device
 
 
 def test_one_line_says_that_torch_serves(
@@ -153,11 +176,11 @@ def test_one_line_says_that_torch_serves(
         monkeypatch.setattr(self_test, "installed", lambda: False)
         assert not prepare(gpu) and not prepare(CPU)
         monkeypatch.setattr(self_test, "installed", lambda: True)
-        monkeypatch.setattr(self_test, "architecture", lambda device: None)
+        monkeypatch.setattr(self_test, "architecture", lambda trial: None)
         assert not prepare(gpu)
         monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(("linear",))})
         monkeypatch.setattr("sfumato.ops.triton._refused", set())
-        twin = KernelTwin("linear", max, lambda x, weight, tile: False, lambda device: None)
+        twin = KernelTwin("linear", max, lambda x, weight, tile: False, lambda trial: None)
         monkeypatch.setattr("sfumato.ops.triton._twin", lambda operation: twin)
         with seen_as("cpu", "cuda"):
             for _ in range(2):
@@ -199,7 +222,7 @@ def test_torch_serves_once_a_kernel_does_not_run(
         launch(stub, (1,), own, CPU, out=x)
         return x
 
-    twin = KernelTwin("linear", failing, lambda x, weight, tile: True, lambda device: None)
+    twin = KernelTwin("linear", failing, lambda x, weight, tile: True, lambda trial: None)
     monkeypatch.setattr("sfumato.ops.triton._twin", lambda operation: twin)
     x = torch.eye(3)
     with seen_as("cpu", "cuda"), caplog.at_level(logging.WARNING, logger=self_test.__name__):
@@ -281,16 +304,18 @@ def test_tiles_of_an_unknown_kernel() -> None:
 
 
 @pytest.mark.skipif(not installed(), reason="Triton is not installed")
-def test_what_is_compiled_ahead_of_time_is_what_is_launched() -> None:
+def test_what_is_compiled_ahead_of_time_is_what_is_launched(tmp_path: Path) -> None:
     """To the key of Triton's cache, in which launches of the 26B-A4B on sm_90 then find all."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
         [sys.executable, "-m", "tests.support.launch_keys"],
-        env=environment, capture_output=True, text=True, timeout=300,
+        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     findings = json.loads(run.stdout)
     assert not findings["missing"], findings
+    assert findings["compiled"] == [1, [], 0], "what the cache lacks is compiled, and then found"
     assert set(findings["names"]) == {k for k in table()["kernels"] if candidates(k, "sm_90")}
 
 

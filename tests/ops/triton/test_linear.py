@@ -57,7 +57,8 @@ def test_the_registry_calls_it_once_it_is_prepared(monkeypatch: pytest.MonkeyPat
         ops.linear(x, weight)
         assert not launches
         twins = {"linear": TWINS["linear"]}
-        assert self_test.prepare(torch.device("cpu"), twins) == {"linear"}
+        trial = self_test.Trial(torch.device("cpu"))
+        assert self_test.prepare(trial, twins, dict) == {"linear"}
         launches.clear()
         ops.linear(x, weight)
     assert launches["linear"] == 1

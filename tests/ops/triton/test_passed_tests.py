@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import triton
 
 from sfumato.ops.triton import self_test
-from sfumato.ops.triton.self_test import KernelTwin
+from sfumato.ops.triton.self_test import SMALL, KernelTwin, Sizes, Trial
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -20,7 +21,6 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     folder = tmp_path / "made later" / "cache"
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A GPU")
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(self_test, "own_architecture", lambda device: 90)
     monkeypatch.setattr(self_test, "slower", lambda operation, device: False)
     return folder
@@ -29,18 +29,21 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 class Start:
     """A start of a process, with the operations whose tests it ran."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, wrong: str = "") -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, wrong: str = "", sizes: Sizes = SMALL
+    ) -> None:
         self.ran: list[str] = []
-        monkeypatch.setattr(self_test, "_passed", {})
-        self.twins = {
-            name: KernelTwin(name, max, bool, lambda device, name=name: self._check(name, wrong))
-            for name in ("linear", "route")
-        }
-        self.served = self_test.prepare(GPU, self.twins)
+        for name in ("_passed", "_failed", "_tried_with"):
+            monkeypatch.setattr(self_test, name, {})
+        names = "linear", "route"
+        known = {name: KernelTwin(name, max, bool, lambda trial: None) for name in names}
 
-    def _check(self, name: str, wrong: str) -> None:
-        self.ran.append(name)
-        assert name != wrong
+        def tries(names: Sequence[str]) -> dict[str, str]:
+            """In processes of their own."""
+            self.ran += names
+            return {name: "crashed: SIGSEGV" if name == wrong else "" for name in names}
+
+        self.served = self_test.prepare(Trial(GPU, sizes), known, tries)
 
 
 def test_a_second_start_tests_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,6 +55,8 @@ def test_a_second_start_tests_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_fails_is_tested_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Start(monkeypatch, wrong="route").served == {"linear"}
+    failed = "the self-test of kernels failed (crashed: SIGSEGV)"
+    assert self_test.failures(GPU) == {"route": failed}
     again = Start(monkeypatch)
     assert again.ran == ["route"] and again.served == {"linear", "route"}
     self_test.switch_off("linear", GPU, RuntimeError("out of shared memory"))
@@ -59,13 +64,17 @@ def test_what_fails_is_tested_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["triton", "driver", "device", "architecture", "variable", "source"]
+    "change", ["triton", "driver", "device", "architecture", "variable", "source", "model"]
 )
 def test_other_circumstances_are_tested(
     change: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     Start(monkeypatch)
-    if change == "triton":
+    sizes = SMALL
+    if change == "model":
+        monkeypatch.setattr(self_test, "interpreting", lambda: False)
+        sizes = Sizes()
+    elif change == "triton":
         monkeypatch.setattr(triton, "__version__", "9.9")
     elif change == "driver":
         monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 99, raising=False)
@@ -80,7 +89,7 @@ def test_other_circumstances_are_tested(
         folder.mkdir(parents=True)
         (folder / "experts.py").write_text("")
         monkeypatch.setattr(self_test, "__file__", str(folder / "self_test.py"))
-    assert Start(monkeypatch).ran == ["linear", "route"]
+    assert Start(monkeypatch, sizes=sizes).ran == ["linear", "route"]
 
 
 @pytest.mark.parametrize("text", [b"", b"[", b"7", b"[1]", b'["li', b"\xff" * 9, b"[" * 99_999])
@@ -102,5 +111,6 @@ def test_a_folder_that_takes_no_note_costs_a_test(
 
 def test_interpreted_kernels_leave_no_note(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_test, "_passed", {})
-    self_test.prepare(CPU, {"linear": KernelTwin("linear", max, bool, lambda device: None)})
+    twin = KernelTwin("linear", max, bool, lambda trial: None)
+    assert self_test.prepare(Trial(CPU), {"linear": twin}, dict) == {"linear"}
     assert not device.exists() and self_test.kept(CPU) == frozenset()

@@ -18,7 +18,7 @@ from sfumato.ops.triton.planes import (
     refusal,
     to_planes,
 )
-from sfumato.ops.triton.self_test import random_planes, whole_blocks
+from sfumato.ops.triton.self_test import Trial, random_planes, whole_blocks
 from sfumato.weights.formats import FORMATS, QuantizedTensor, quantize
 
 CPU = torch.device("cpu")
@@ -141,7 +141,7 @@ def test_products_with_planes_pass_their_self_tests(name: str) -> None:
     from sfumato.ops.triton import OPERATIONS, twins
 
     for plane_twin in (each for key, each in twins((name,)).items() if key not in OPERATIONS):
-        plane_twin.check(CPU)
+        plane_twin.check(Trial(CPU))
 
 
 @interpreted

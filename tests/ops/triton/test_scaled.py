@@ -47,7 +47,7 @@ def test_operations_pass_their_self_tests(kind: Kind) -> None:
     scaled_twins = {key: each for key, each in twins((kind,)).items() if key not in OPERATIONS}
     assert set(scaled_twins) == {f"linear {kind}", f"experts {kind}"}
     for each in scaled_twins.values():
-        each.check(CPU)
+        each.check(self_test.Trial(CPU))
 
 
 @pytest.fixture

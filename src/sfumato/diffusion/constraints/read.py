@@ -27,6 +27,7 @@ from sfumato.model.devices import DeviceResult, fetch_together, to_device
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.scores import VocabularyMass, label_mass, label_scores
 from sfumato.model.segments import Suffix
+from sfumato.ops.gpu import widest_float
 from sfumato.options.limits import AUTO_SAMPLES
 
 
@@ -99,7 +100,7 @@ def _step(
     [places, hidden]. hidden [all open places, hidden]."""
     uniforms = [row.key.uniform(row.sample, step, at) for row in rows for at in row.canvas.open]
     device = hidden.device
-    wide = torch.float32 if device.type == "mps" else torch.float64
+    wide = widest_float(device.type)
     temperature = torch.ones(len(uniforms), device=device)
     drawn_with = temperature, to_device(torch.tensor(uniforms, dtype=wide), device)
     plain = Scoring.plain(network.head.vocab_size)

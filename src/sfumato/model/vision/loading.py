@@ -25,6 +25,7 @@ from sfumato.model.vision.config import VisionConfig, vision_from_gguf, vision_f
 from sfumato.model.vision.tower import Encoding, VisionTower
 from sfumato.ops import gpu
 from sfumato.ops.cpu.library import watch
+from sfumato.ops.triton.self_test import Sizes
 from sfumato.weights.checkpoint import Checkpoint, mmproj_beside
 from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.files.gguf import read_gguf
@@ -123,7 +124,9 @@ def load_tower(
     weights round their inputs where a CPU's kernels serve ("int8", "bf16"; None: not at all)."""
     if gpu.is_gpu(device):  # the file may have formats that the model has not
         formats = frozenset(info.format for info in checkpoint.tensors.values())
-        ops.prepare(device, config.text_size, formats)
+        inner = config.num_heads * config.head_dim
+        pairs = (inner, config.hidden_size), (config.hidden_size, config.intermediate_size)
+        ops.prepare(device, Sizes(products=(*pairs, *(pair[::-1] for pair in pairs))), formats)
     tower = _skeleton(config)
     for name in shapes_of(config):
         path, _, leaf = name.rpartition(".")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -30,7 +30,7 @@ from sfumato.ops.triton import self_test
 from sfumato.ops.triton.kernel import LaunchError
 from sfumato.ops.triton.planes import LAYOUTS, PlaneTensor, twin_name
 from sfumato.ops.triton.planes import OPERATIONS as FORMATS_OF
-from sfumato.ops.triton.self_test import KernelTwin
+from sfumato.ops.triton.self_test import KernelTwin, Sizes, Trial
 from sfumato.ops.triton.tiles import slower
 from sfumato.weights.formats import KINDS, ScaledTensor
 
@@ -72,6 +72,7 @@ _NOTES = {
     ANY: "",
 }
 
+_SIZES = Sizes()
 _refused: set[tuple[str, torch.device]] = set()
 
 
@@ -98,13 +99,12 @@ def twins(formats: Iterable[str] = ()) -> dict[str, KernelTwin]:
 
 
 def prepare(
-    device: torch.device, hidden: int = 0, formats: frozenset[str] = frozenset()
+    device: torch.device, sizes: Sizes = _SIZES, formats: frozenset[str] = frozenset()
 ) -> frozenset[str]:
     """Tests the kernels on a device, once; the operations that they serve there from now on.
 
-    hidden: size of a hidden state of the model that will be loaded, whose kernels are compiled
-    first, where Triton's cache lacks them; 0: none.  formats: of its
-    quantized weights, for which the kernels are tested too.
+    sizes: of the model that will be loaded.  formats: of its quantized weights, for which the
+    kernels are tested too.
 
     Call it before the first step on a device, and outside of a graph's capture. Where kernels
     cannot run, torch serves all, and one log line says why.
@@ -116,13 +116,13 @@ def prepare(
         return frozenset()
     try:
         known = twins(formats)
+        tries = import_module(f"{__name__}.tries")
     except Exception as error:  # a build of Triton may fail in any way when it is imported
         why = f"{error}{self_test.LOSS}"
         log.warning("kernels: torch serves on %s, since Triton fails (%s)", device, why)
         return frozenset()
-    if self_test.undecided(device, known):
-        import_module(f"{__name__}.fill_cache").fill(device, hidden, formats=formats)
-    return self_test.prepare(device, known)
+    trial = Trial(device, sizes)
+    return self_test.prepare(trial, known, partial(tries.run, trial, formats))
 
 
 def serves_format(operation: str, format: str, device: torch.device) -> bool:

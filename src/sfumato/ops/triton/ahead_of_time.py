@@ -224,7 +224,7 @@ class Outcome(Generic[Item, Result]):
 
 
 @dataclass(frozen=True)
-class _Child:
+class Child:
     item: Any
     process: Any
     began: float
@@ -254,12 +254,30 @@ class _Child:
         with contextlib.suppress(EOFError):
             late = None, f"time-out: took more than {limits.seconds:g} s"
             answer = receiver.recv() if receiver.poll() else late
+        self.kill()
+        return answer or (None, self.crash())
+
+    def crash(self) -> str:
+        """How the process ended, which is over or is killed."""
         self.kill()  # a process that is ending keeps its exit code
-        if answer is None:
-            code = self.process.exitcode
-            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            answer = None, f"crashed: {how}"
-        return answer
+        code = self.process.exitcode
+        return f"crashed: {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
+
+
+def begin(item: Any, function: Callable[..., None], *arguments: Any) -> tuple[Connection, Child]:
+    """Calls a function in a process of its own, in a group of its own; what it sends to its first
+    argument, a connection, arrives at the other end."""
+    context: Any = get_context("fork" if "fork" in get_all_start_methods() else "spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_grouped, args=(function, sender, *arguments))
+    process.start()
+    sender.close()  # so that the end of the child ends the pipe
+    return receiver, Child(item, process, time.monotonic())
+
+
+def _grouped(function: Callable[..., None], *arguments: Any) -> None:
+    os.setpgid(0, 0)
+    function(*arguments)
 
 
 def run_bounded(
@@ -271,17 +289,13 @@ def run_bounded(
     what pickle takes. What the function raises is a failure. Kills what runs where the caller
     leaves the iteration.
     """
-    context: Any = get_context("fork" if "fork" in get_all_start_methods() else "spawn")
-    waiting, running = deque(items), dict[Connection, _Child]()
+    waiting, running = deque(items), dict[Connection, Child]()
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                receiver, sender = context.Pipe(duplex=False)
                 item = waiting.popleft()
-                process = context.Process(target=_call, args=(sender, function, item, limits))
-                process.start()
-                sender.close()  # so that the end of the child ends the pipe
-                running[receiver] = _Child(item, process, time.monotonic())
+                receiver, child = begin(item, _call, function, item, limits)
+                running[receiver] = child
             first = min(child.began for child in running.values()) + limits.seconds
             wait(list(running), max(0.0, first - time.monotonic()) + 0.01)
             yield from _ended(running, limits)
@@ -290,7 +304,7 @@ def run_bounded(
             child.kill()
 
 
-def _ended(running: dict[Connection, _Child], limits: Limits) -> Iterator[Outcome[Any, Any]]:
+def _ended(running: dict[Connection, Child], limits: Limits) -> Iterator[Outcome[Any, Any]]:
     """Takes out the children that have answered, have ended or have had their time."""
     for receiver, child in list(running.items()):
         seconds = time.monotonic() - child.began
@@ -303,8 +317,7 @@ def _ended(running: dict[Connection, _Child], limits: Limits) -> Iterator[Outcom
 
 
 def _call(sender: Connection, function: Callable[[Any], Any], item: Any, limits: Limits) -> None:
-    """In the child, in a group of its own."""
-    os.setpgid(0, 0)
+    """In the child."""
     if limits.nbytes is not None:
         import resource
 

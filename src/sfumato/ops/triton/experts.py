@@ -32,21 +32,10 @@ from torch import Tensor
 
 from sfumato.ops import reference
 from sfumato.ops.reference import Gating
-from sfumato.ops.triton.kernel import Kernel, launch, register
-from sfumato.ops.triton.operands import FEW, elementwise, matrix, multiplies, use_for
-from sfumato.ops.triton.planes import PlaneTensor, multiplies_codes
-from sfumato.ops.triton.self_test import (
-    KernelTwin,
-    assert_close,
-    compare,
-    error_bound,
-    exact,
-    random_like,
-    random_weight,
-    sizes_for,
-    twins_of,
-    whole_blocks,
-)
+from sfumato.ops.triton.kernel import Kernel, interpreting, launch, register
+from sfumato.ops.triton.operands import elementwise, matrix, multiplies, use_for
+from sfumato.ops.triton.planes import PlaneTensor
+from sfumato.ops.triton.self_test import KernelTwin, Trial, compare, twins_of, whole_blocks
 from sfumato.ops.triton.tiles import tile_for
 from sfumato.ops.triton.weights import (
     Operand,
@@ -60,7 +49,7 @@ from sfumato.ops.triton.weights import (
     weight_block,
     weight_product,
 )
-from sfumato.weights.formats import KINDS, ScaledTensor
+from sfumato.weights.formats import ScaledTensor
 
 Stored = Tensor | PlaneTensor | ScaledTensor
 
@@ -391,33 +380,26 @@ def _serves(
     return chosen.dtype == torch.int64 and multiplies(x, gate_up, down)
 
 
-_BETWEEN = 0.02
-"""What the relative error may be more, where gate's and up's products become codes: rounded to
-bfloat16 they are off by 2⁻⁹ at most, of a step between codes that is 2⁻³ of the number, so that one
-in 64 goes to the other code, and ⅛ · √(1/64) is 0.016."""
-
-
-def _check(format: str, device: torch.device) -> None:
-    """Few tokens, and many; an uneven choice: one expert has most tokens, one none, and sizes
-    divide by no tile. An interpreter has few columns of the down weight, which divide into no
-    blocks of 256."""
-    count, hidden, inner = 5, whole_blocks(format, 80), whole_blocks(format, 32)
+def _check(format: str, trial: Trial) -> None:
+    """Few tokens, and many; an uneven choice of a few experts: one has most tokens, one none. An
+    interpreter has few columns of the down weight, which divide into no blocks of 256."""
+    count, hidden, inner = (
+        5,
+        *(whole_blocks(format, width) for width in (trial.sizes.hidden, trial.sizes.expert)),
+    )
     of_down = format
-    if device.type == "cpu" and inner > 32:
+    if interpreting() and inner > 32:
         of_down, inner = "Q8_0", 32
-    for tokens in sizes_for(device, [20], [FEW + 90]):
-        x, scores = random_like(device, (tokens, hidden), (tokens, count))
+    gate_up = trial.weight(format, count, 2 * inner, hidden)
+    down = trial.weight(of_down, count, hidden, inner)
+    for tokens in trial.sizes.tokens:
+        x, scores = trial.random((tokens, hidden), (tokens, count))
         scores = scores.float()
         scores[:, 1] += 8
         scores[:, 3] -= 30
         shares, chosen = scores.softmax(-1).topk(2)
-        gate_up = random_weight(device, format, count, 2 * inner, hidden)
-        down = random_weight(device, of_down, count, hidden, inner)
-        wide = exact(gate_up, x.dtype), exact(down, x.dtype)
-        expected = reference.experts.reference(x.double(), chosen, shares, *wide)
-        as_codes = format in KINDS and multiplies_codes(KINDS[format], device)
-        bound = error_bound(x.dtype) + (_BETWEEN if as_codes else 0)
-        assert_close(experts(x, chosen, shares, gate_up, down), expected, bound)
+        given = x, chosen, shares
+        compare(experts, reference.experts.reference, given, [gate_up, down])
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -576,9 +558,10 @@ def _serves_route(
     return weight.is_contiguous() and elementwise(x, weight, scale, per_expert)
 
 
-def _check_route(device: torch.device) -> None:
-    given = random_like(device, (18, 72), (20, 72), (72,), (20,))
-    compare(route, reference.route.reference, (*given, 3, 1e-6), 1e-5)
+def _check_route(trial: Trial) -> None:
+    (count, active), hidden = trial.sizes.router, trial.sizes.hidden
+    given = trial.random((18, hidden), (count, hidden), (hidden,), (count,))
+    compare(route, reference.route.reference, (*given, active, 1e-6))
 
 
 TWINS = {

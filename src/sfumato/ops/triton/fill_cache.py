@@ -1,22 +1,16 @@
-"""Compiles into Triton's cache, before a start, the kernels of the 26B-A4B that the cache lacks.
+"""Compiles into Triton's cache the kernels of the 26B-A4B that the cache lacks, on all cores.
 
-A process of its own compiles them, each kernel in a child, on all cores: it has not touched the
-device, and so may be forked and bounded in memory.  What is not compiled when the time is up, or
-fails, is compiled where it first runs, as without this module.
+A launch then finds them, and compiles none. What fails here is compiled where it first runs.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,38 +47,22 @@ SECONDS = 60.0
 _MEMORY = 2 << 30  # bytes of the machine's memory for each child, several times what one takes
 
 
-def fill(
-    device: torch.device, hidden: int, seconds: float = SECONDS, formats: Collection[str] = ()
-) -> None:
-    """Compiles what a device's launches would not find in Triton's cache.
+def lacking(device: torch.device, hidden: int, formats: Collection[str] = ()) -> list[Item]:
+    """What a device's launches would not find in Triton's cache.
 
     hidden: size of a hidden state of the model; where it is another than that of which the kernels
-    know the sizes, nothing is compiled.  seconds: of all, at most; then the children are killed.
-    formats: of the model's quantized weights.  Raises nothing: a failure is one log line.
+    know the sizes, there is nothing.  formats: of the model's quantized weights.  Raises nothing: a
+    failure is one log line.
     """
     if device.type != "cuda" or interpreting() or architecture(device) is None:
-        return
+        return []
     try:
         if all_kernels()["listed_scores"].sizes["HIDDEN"] == hidden:
-            _fill([item for item in serving(device, formats) if not in_cache(item)], seconds)
-    except Exception as error:  # Triton's own functions, a system without memory for processes
+            return [item for item in serving(device, formats) if not in_cache(item)]
+    except Exception as error:  # Triton's own functions
         why = f"{type(error).__name__}: {error}"
         log.warning("kernels are compiled where they first run (%s)", why)
-
-
-def _fill(work: list[Item], seconds: float) -> None:
-    if not work:
-        return
-    cores = min(usable_cores(), len(work))
-    log.info("compiling %d kernels on %d cores, once", len(work), cores)
-    began = time.monotonic()
-    failure = compile_apart(work, cores, seconds)
-    elapsed = time.monotonic() - began
-    if failure:
-        text = "not all kernels were compiled in %.1f s; the others are where they first run (%s)"
-        log.warning(text, elapsed, failure)
-    else:
-        log.info("compiled %d kernels in %.1f s", len(work), elapsed)
+    return []
 
 
 def serving(device: torch.device, formats: Collection[str] = ()) -> list[Item]:
@@ -132,10 +110,15 @@ def usable_cores() -> int:
     return max(1, min(cores or 1, memory // _MEMORY))
 
 
-def compile_all(work: Iterable[Item], cores: int, limits: Limits) -> Iterator[Outcome[Item, bool]]:
-    """The outcome of each compilation, as they end. Forks: call it before the device is used."""
+def compile_all(work: Sequence[Item], seconds: float) -> Iterator[Outcome[Item, bool]]:
+    """The outcome of each compilation, as they end, until the time is up. Forks: call it before the
+    device is used."""
     all_kernels()  # before processes are forked, so that each has them
-    return run_bounded(compile_item, work, cores, limits)
+    end = time.monotonic() + seconds
+    for outcome in run_bounded(compile_item, work, usable_cores(), LIMITS):
+        yield outcome
+        if time.monotonic() > end:
+            return
 
 
 def compile_item(item: Item) -> bool:
@@ -151,53 +134,3 @@ def _parts(item: Item) -> tuple[Any, dict[str, Any], Target]:
     kernel = all_kernels()[job.kernel].as_variant(job.variant)
     tile = candidates(job.kernel, job.target)[job.use][job.candidate]
     return *source_of(kernel, tile, target), target
-
-
-def compile_apart(work: list[Item], cores: int, seconds: float) -> str:
-    """Compiles in a process of its own, which ends with all its children after `seconds`; why not
-    all is compiled, empty where all is."""
-    given = {"work": [(asdict(job), number) for job, number in work], "cores": cores}
-    paths = os.pathsep.join(filter(None, sys.path))
-    process = subprocess.Popen(
-        [sys.executable, "-m", __name__],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        env={**os.environ, "PYTHONPATH": paths},
-    )  # fmt: skip
-    try:
-        out, _ = process.communicate(json.dumps({**given, "seconds": seconds}), seconds)
-    except subprocess.TimeoutExpired:
-        return f"more than {seconds:g} s"
-    finally:
-        _end(process)
-    if process.returncode:
-        return f"the process ended with {process.returncode}"
-    failures: list[str] = json.loads(out)
-    return f"{len(failures)} failed, the first: {failures[0]}" if failures else ""
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Asks first, so that the process kills its children."""
-    process.terminate()
-    try:
-        process.communicate(timeout=5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-
-
-def main() -> None:
-    """Reads the work from standard input; prints, as JSON, what failed."""
-    for number in (signal.SIGTERM, signal.SIGALRM):
-        signal.signal(number, lambda number, frame: sys.exit(1))  # ends the children too
-    given: dict[str, Any] = json.loads(sys.stdin.read())
-    signal.setitimer(signal.ITIMER_REAL, given["seconds"])  # whatever becomes of the parent
-    work: list[Item] = [(Job(**each), number) for each, number in given["work"]]
-    failures = []
-    for outcome in compile_all(work, given["cores"], LIMITS):
-        if outcome.failure:
-            failures.append(f"{outcome.item[0]}: {outcome.failure}")
-    print(json.dumps(failures))
-
-
-if __name__ == "__main__":
-    main()

@@ -33,15 +33,7 @@ from sfumato.ops.triton.head_kernels import (
 from sfumato.ops.triton.kernel import Kernel, launch
 from sfumato.ops.triton.operands import elementwise, matrix, multiplies
 from sfumato.ops.triton.planes import PlaneTensor, takes
-from sfumato.ops.triton.self_test import (
-    assert_close,
-    error_bound,
-    random_like,
-    random_weight,
-    sizes_for,
-    twins_of,
-    whole_blocks,
-)
+from sfumato.ops.triton.self_test import Trial, assert_near, twins_of, whole_blocks
 from sfumato.ops.triton.tiles import tile_for
 from sfumato.ops.triton.weights import BF16, of_forms, operand, plane_rows
 from sfumato.ops.triton.workspaces import CHUNK, GROUP, head_chunk
@@ -407,23 +399,39 @@ def _serves_mass(
     return packed is None and multiplies(hidden, weight)
 
 
-def _check(format: str, device: torch.device) -> None:
-    """A vocabulary that ends within a block, and on a device one of two chunks."""
-    for vocab in sizes_for(device, [100 if format else 200], [CHUNK + 200]):
-        _check_vocabulary(*_hidden_and_weight(device, format, 3, vocab))
-
-
-def _hidden_and_weight(
-    device: torch.device, format: str, positions: int, vocab: int
-) -> tuple[Tensor, Tensor | PlaneTensor]:
-    (hidden,) = random_like(device, (positions, whole_blocks(format, 72)))
-    weight = random_weight(device, format, vocab, hidden.shape[1])
+def _head_of(format: str, trial: Trial, count: int) -> tuple[Tensor, Tensor | PlaneTensor]:
+    """Positions, whose scores have a deviation of 8 or 3, and the whole vocabulary: it ends within
+    a chunk."""
+    columns = whole_blocks(format, trial.sizes.hidden)
+    (hidden,) = trial.random((count, columns))
+    weight = trial.weight(format, trial.sizes.vocabulary, columns)
     assert not isinstance(weight, ScaledTensor)
     return hidden * (3 if format else 8), weight
 
 
-def _check_vocabulary(hidden: Tensor, weight: Tensor | PlaneTensor) -> None:
+def _scores(hidden: Tensor, weight: Tensor | PlaneTensor, dtype: torch.dtype) -> Tensor:
+    """The scores of all tokens, with a cap of 30, in float64 or as torch computes them in the dtype
+    of hidden: products of that dtype, all else in float32. A chunk at a time: float64 of the whole
+    weight would take 6 GB."""
+    parts = (weight[a : a + CHUNK] for a in range(0, weight.shape[0], CHUNK))
+    given = hidden.to(dtype)
+    products = [given @ part.to(hidden.dtype).to(dtype).T for part in parts]
+    wide = torch.promote_types(dtype, torch.float32)
+    return (torch.cat(products, 1).to(wide) / 30).tanh() * 30
+
+
+def _soft(share: Tensor, weight: Tensor | PlaneTensor, kept: torch.dtype) -> Tensor:
+    """The mean of the rows by their shares, times the root of their length, in the dtype of the
+    shares."""
+    total = share.new_zeros(len(share), weight.shape[1])
+    for a in range(0, weight.shape[0], CHUNK):
+        total += share[:, a : a + CHUNK] @ weight[a : a + CHUNK].to(kept).to(share.dtype)
+    return total * weight.shape[1] ** 0.5
+
+
+def _check(format: str, trial: Trial) -> None:
     """The right numbers by float64. The third position is done."""
+    hidden, weight = _head_of(format, trial, 3)
     dtype, device, vocab = hidden.dtype, hidden.device, weight.shape[0]
     temperature = torch.tensor([0.5, 1.0, 1.0], device=device)
     uniform = torch.tensor([0.4, 0.9, 0.9], dtype=torch.float64, device=device)
@@ -431,35 +439,34 @@ def _check_vocabulary(hidden: Tensor, weight: Tensor | PlaneTensor) -> None:
     every = vocabulary_head(hidden, weight, temperature, uniform, 30.0, None, done)
     assert not every.soft[2].any(), "what is done is not zero"
     out, hidden, temperature, uniform = every.part(0, 2), hidden[:2], temperature[:2], uniform[:2]
-    weight = weight.to(dtype)
-    scores = (hidden.double() @ weight.double().T / 30).tanh() * 30 / temperature[:, None]
-    share = scores.softmax(dim=1)
-    is_argmax = torch.equal(out.argmax, share.argmax(dim=1))
-    assert is_argmax, "another token is the most probable"
+    exact, plain = (
+        (_scores(hidden, weight, kind) / temperature[:, None]).softmax(dim=1)
+        for kind in (torch.float64, dtype)
+    )
+    assert torch.equal(out.argmax, exact.argmax(dim=1)), "another token is the most probable"
     drawn = out.drawn.clamp(0, vocab - 1)
-    ends = share.cumsum(dim=1)
-    low, high = ((ends - at * share).gather(1, drawn[:, None])[:, 0] for at in (1, 0))
+    ends = exact.cumsum(dim=1)
+    low, high = ((ends - at * exact).gather(1, drawn[:, None])[:, 0] for at in (1, 0))
     inside = (low - 1e-4 <= uniform) & (uniform <= high + 1e-4) & (drawn == out.drawn)
     assert bool(inside.all()), "a wrong draw"
-    assert_close(out.entropy, -(share * share.log()).sum(dim=1), 1e-3)
-    top = share.topk(TOP, dim=1)[0]
-    assert_close(out.top_probs, top, 1e-3)
-    assert_close(out.drawn_probs, share.gather(1, drawn[:, None])[:, 0], 1e-3)
-    soft = share @ weight.double() * weight.shape[1] ** 0.5
-    assert_close(out.soft, soft, 2 * error_bound(dtype))
+    for result, of in (
+        (out.entropy, lambda share: -torch.special.xlogy(share, share).sum(dim=1)),
+        (out.top_probs, lambda share: share.topk(TOP, dim=1)[0]),
+        (out.drawn_probs, lambda share: share.gather(1, drawn[:, None])[:, 0]),
+        (out.soft, lambda share: _soft(share, weight, dtype)),
+    ):
+        assert_near(result, of(plain).to(result.dtype), of(exact))
 
 
-def _check_mass(format: str, device: torch.device) -> None:
+def _check_mass(format: str, trial: Trial) -> None:
     """The right numbers by float64."""
-    for vocab in sizes_for(device, [200], [CHUNK + 200]):
-        hidden, weight = _hidden_and_weight(device, format, 2, vocab)
-        ids = torch.tensor([[3, 199], [64, 0]], device=device)
-        scores, peak, total, argmax = vocabulary_mass(hidden, weight, ids, 30.0, 0, None)
-        expected = (hidden.double() @ weight.to(hidden.dtype).double().T / 30).tanh() * 30
-        is_argmax = torch.equal(argmax, expected.argmax(dim=1))
-        assert is_argmax, "another token is the most probable"
-        assert_close(scores, expected.gather(1, ids), 1e-4)
-        assert_close(peak + total.log(), expected.logsumexp(dim=1), 1e-4)
+    hidden, weight = _head_of(format, trial, 2)
+    ids = torch.tensor([[3, 199], [64, 0]], device=trial.device)
+    scores, peak, total, argmax = vocabulary_mass(hidden, weight, ids, 30.0, 0, None)
+    exact, plain = (_scores(hidden, weight, kind) for kind in (torch.float64, hidden.dtype))
+    assert torch.equal(argmax, exact.argmax(dim=1)), "another token is the most probable"
+    assert_near(scores, plain.gather(1, ids), exact.gather(1, ids))
+    assert_near(peak + total.log(), plain.logsumexp(dim=1), exact.logsumexp(dim=1))
 
 
 def _serves_own(hidden: Tensor, weight: Tensor | PlaneTensor, ids: Tensor) -> bool:
@@ -467,14 +474,17 @@ def _serves_own(hidden: Tensor, weight: Tensor | PlaneTensor, ids: Tensor) -> bo
     return takes(weight) and elementwise(hidden, *floats)
 
 
-def _check_own(format: str, device: torch.device) -> None:
-    (hidden,) = random_like(device, (2, whole_blocks(format, 136)))
-    weight = random_weight(device, format, 50, hidden.shape[1])
-    assert not isinstance(weight, ScaledTensor)
-    ids = torch.arange(38, device=device).view(2, 19)
-    floats = weight.to(torch.float32)
-    expected = reference.own_scores.reference(hidden.float(), floats, ids)
-    assert_close(own_scores(hidden.float(), weight, ids), expected, 1e-5)
+def _check_own(format: str, trial: Trial) -> None:
+    """The last rows of the vocabulary."""
+    hidden, weight = _head_of(format, trial, 2)
+    ids = torch.arange(38, device=trial.device).view(2, 19)
+    last = ids + weight.shape[0] - 38
+    rows = weight.index_select(0, last.flatten())
+    torchs, exact = (
+        reference.own_scores.reference(hidden.to(wide), rows.to(wide), ids)
+        for wide in (torch.float32, torch.float64)
+    )
+    assert_near(own_scores(hidden.float(), weight, last), torchs, exact)
 
 
 TWINS = {

@@ -7,25 +7,15 @@ the rows of x become codes first, in a launch of their own, where the device mul
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from sfumato.ops import reference
 from sfumato.ops.triton.kernel import Kernel, launch
-from sfumato.ops.triton.operands import FEW, matrix, multiplies, use_for
+from sfumato.ops.triton.operands import matrix, multiplies, use_for
 from sfumato.ops.triton.planes import PlaneTensor
-from sfumato.ops.triton.self_test import (
-    assert_close,
-    error_bound,
-    exact,
-    random_like,
-    random_weight,
-    sizes_for,
-    twins_of,
-    whole_blocks,
-)
+from sfumato.ops.triton.self_test import Trial, compare, twins_of, whole_blocks
 from sfumato.ops.triton.tiles import tile_for
 from sfumato.ops.triton.weights import (
     as_descriptor,
@@ -138,15 +128,14 @@ def _serves(
     return multiplies(x, weight)
 
 
-def _check(format: str, device: torch.device) -> None:
-    """Sizes that divide by no tile, those of one whole tile, and many tokens; against what the
-    weight says in float64."""
-    small = [(5, 40, 96)] if format else [(5, 72, 88), (128, 64, 64)]
-    for tokens, outputs, inputs in sizes_for(device, small, [(FEW + 90, 200, 688)]):
-        (x,) = random_like(device, (tokens, whole_blocks(format, inputs)))
-        weight = random_weight(device, format, outputs, x.shape[1])
-        expected = reference.linear.reference(x.double(), exact(weight, x.dtype))
-        assert_close(linear(x, weight), expected, error_bound(x.dtype))
+def _check(format: str, trial: Trial) -> None:
+    """The widths of the model, which a pipeline reads in many steps and which end within a tile,
+    for few tokens and for many."""
+    for outputs, inputs in trial.sizes.products:
+        weight = trial.weight(format, outputs, whole_blocks(format, inputs))
+        for tokens in trial.sizes.tokens:
+            x = trial.random((tokens, weight.shape[1]))
+            compare(linear, reference.linear.reference, x, [weight])
 
 
 TWINS = twins_of("linear", linear, _serves, _check)

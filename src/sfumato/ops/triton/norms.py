@@ -19,7 +19,7 @@ from torch import Tensor
 from sfumato.ops import attention_reference, reference
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.operands import elementwise
-from sfumato.ops.triton.self_test import KernelTwin, compare, random_like
+from sfumato.ops.triton.self_test import KernelTwin, Trial, compare
 from sfumato.ops.triton.tiles import tile_for
 
 MOST_COLUMNS = 16384
@@ -261,21 +261,23 @@ def _serves_layer(x: Tensor, *others: Any) -> bool:
     return scalar.numel() in (1, x.numel() // x.shape[-1]) and _serves_rows(x, *others)
 
 
-def _check_norm(device: torch.device) -> None:
-    for shape in ((3, 72), (2, 5, 16)):
-        x, weight = random_like(device, shape, shape[-1:])
+def _check_norm(trial: Trial) -> None:
+    for shape in ((3, trial.sizes.hidden), (2, 5, 16)):
+        x, weight = trial.random(shape, shape[-1:])
         for scale in (weight, None):
             compare(rms_norm, reference.rms_norm.reference, (x, scale, 1e-6))
 
 
-def _check_after_attention(device: torch.device) -> None:
-    given = random_like(device, (2, 40), (2, 40), (40,), (40,), (40,))
+def _check_after_attention(trial: Trial) -> None:
+    row = (trial.sizes.hidden,)
+    given = trial.random((2, *row), (2, *row), row, row, row)
     compare(after_attention, reference.after_attention.reference, (*given, 1e-6))
 
 
-def _check_after_layer(device: torch.device) -> None:
+def _check_after_layer(trial: Trial) -> None:
+    row = (trial.sizes.hidden,)
     for scalars in ((1,), (2, 1)):
-        given = random_like(device, *[(2, 40)] * 3, *[(40,)] * 3, scalars)
+        given = trial.random(*[(2, *row)] * 3, *[row] * 3, scalars)
         compare(after_layer, reference.after_layer.reference, (*given, 1e-6))
 
 
@@ -449,11 +451,11 @@ def _serves_heads(
     return served and elementwise(q, k, *values, q_weight, k_weight, cos, sin)
 
 
-def _check_heads(device: torch.device) -> None:
-    given = random_like(
-        *(device, (3, 5, 24), (3, 2, 24), (3, 2, 24), (24,), (24,), (3, 12), (3, 12)),
-    )
-    compare(prepare_heads, reference.prepare_heads.reference, (*given, 1e-6))
+def _check_heads(trial: Trial) -> None:
+    for heads, kv_heads, d, _ in trial.sizes.attention:
+        q, *others = (3, heads, d), (3, kv_heads, d), (3, kv_heads, d), (d,), (d,)
+        given = trial.random(q, *others, (3, d // 2), (3, d // 2))
+        compare(prepare_heads, reference.prepare_heads.reference, (*given, 1e-6))
 
 
 @triton.jit(do_not_specialize=["slots", "first", "count", "length", "size"])
@@ -522,14 +524,15 @@ def _serves_write(stored: Tensor, new: Tensor, slots: Tensor, first: Tensor, cou
     return stored.is_contiguous() and new.numel() > 0 and elementwise(stored, new)
 
 
-def _check_write(device: torch.device) -> None:
+def _check_write(trial: Trial) -> None:
     """Rows that write nothing, a part, and more than a ring holds."""
-    stored, new = random_like(device, (4, 2, 3, 64), (3, 4, 2, 64))
-    numbers = torch.tensor([[0, 3, 1], [2, 5, 7], [0, 3, 4]]).to(device)
-    expected = stored.clone()
-    write_cache(stored, new, *numbers)
-    attention_reference.write_cache.reference(expected, new, *numbers)
-    assert torch.equal(stored, expected), "the cache differs"
+    numbers = torch.tensor([[0, 3, 1], [2, 5, 7], [0, 3, 4]]).to(trial.device)
+    for _, heads, d, _ in trial.sizes.attention:
+        stored, new = trial.random((4, heads, 3, d), (3, 4, heads, d))
+        expected = stored.clone()
+        write_cache(stored, new, *numbers)
+        attention_reference.write_cache.reference(expected, new, *numbers)
+        assert torch.equal(stored, expected), "the cache differs"
 
 
 _SERVED: dict[str, tuple[Any, ...]] = {

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sfumato.ops.registry import PLANES
-from sfumato.ops.triton.tiles import architecture
+from sfumato.ops.triton.tiles import TARGETS, architecture
 from sfumato.weights.formats import (
     FORMATS,
     KINDS,
@@ -39,8 +39,6 @@ and of one of 8-bit codes: as many products of two codes of -128 have a sum belo
 ALIGNMENT = 16
 """Bytes of which an address and the distance of two rows are multiples: for copies by descriptor
 and for loads of 16 bytes a thread."""
-_E4M3 = ("sm_89", "sm_90", "sm_100", "sm_120")
-"""Architectures whose matrix units take e4m3 as files have it. That of gfx942 has another bias."""
 _CHUNK = 1 << 24  # elements that are repacked at a time: bounds what that allocates beside
 
 
@@ -182,7 +180,8 @@ def takes(weight: Tensor | PlaneTensor | ScaledTensor) -> bool:
 
 def multiplies_codes(kind: Kind, device: torch.device) -> bool:
     """Whether a device multiplies codes by codes, rather than unpacked codes by floats."""
-    return kind == "INT8" or architecture(device) in _E4M3
+    name = architecture(device)
+    return kind == "INT8" or (name is not None and TARGETS[name].e4m3)
 
 
 def plane_bytes(format: str, shape: tuple[int, ...]) -> int:

@@ -1,14 +1,15 @@
 """Which operations the kernels of this package serve on a device: those that passed a test on it.
 
-`prepare` tests each operation once on a device, on small random tensors against its reference, and
-switches off, with one log line for each reason, what fails and what the table of tiles says is
-slower than torch.  Before `prepare`, no kernel serves: a test waits for the device, which a
-captured graph and a step must not.  Knows no operation by name.
+`prepare` has each operation tried once on a device, on random tensors of the model's own widths,
+against its reference, and switches off, with one log line for each reason, what fails and what the
+table of tiles says is slower than torch.  On a GPU a process of its own tries them (`tries`), since
+a wrong kernel may crash, hang or leave a device in an error.  Before `prepare`, no kernel serves: a
+test waits for the device, which a captured graph and a step must not.  Knows no operation by name.
 
 What has passed on a device is kept from start to start, in a note: a file in the folder of Triton's
 cache, which goes with it.  The note holds for one text of the kernels and of their references, one
-version of Triton, torch and the driver, and one kind of device; where any of these changes, the
-tests run again.  No note is an error: without one the tests run.
+version of Triton, torch and the driver, one kind of device and the widths of one model; where any
+of these changes, the tests run again.  No note is an error: without one the tests run.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,13 +38,77 @@ from sfumato.ops.triton.planes import (
     twin_name,
 )
 from sfumato.ops.triton.tiles import architecture, own_architecture, slower
-from sfumato.weights.formats import FORMATS, KINDS, QuantizedTensor, ScaledTensor, round_rows
+from sfumato.weights.formats import (
+    FORMATS,
+    KINDS,
+    QuantizedTensor,
+    ScaledTensor,
+    Stored,
+    round_rows,
+)
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 LOSS = "; a row's bits then depend on the other rows"
 """What an operation loses where torch's products serve it, which choose their sums by the shape."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The widths of a network with which its operations are tried; by default the 26B-A4B's.
+
+    products: outputs and inputs of the dense matrices.  attention: heads, heads of keys, the size
+    of a head, and whether there is a window.  router: experts, and those of a token.  few, many:
+    tokens for either use of a tile; none where one of them is tried alone.
+    """
+
+    hidden: int = 2816
+    products: tuple[tuple[int, int], ...] = (
+        *((2112, 2816), (2816, 2112)),
+        *((4096, 2816), (2048, 2816), (2816, 4096), (8192, 2816), (1024, 2816), (2816, 8192)),
+    )
+    attention: tuple[tuple[int, int, int, bool], ...] = ((16, 8, 256, True), (16, 2, 512, False))
+    expert: int = 704
+    router: tuple[int, int] = (128, 8)
+    vocabulary: int = 262_144
+    tokens: tuple[int, ...] = (5, 602)
+
+
+SMALL = Sizes(72, ((72, 88), (40, 96)), ((4, 2, 64, True),), 32, (20, 3), 200, (20,))
+"""What an interpreter tries: it would take minutes for more."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A device on which operations are tried, in the dtype that serves there, with these sizes:
+    where kernels are interpreted, float32 and small ones."""
+
+    device: torch.device
+    wanted: Sizes = Sizes()
+
+    @property
+    def sizes(self) -> Sizes:
+        return SMALL if interpreting() else self.wanted
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if interpreting() else torch.bfloat16
+
+    def random(self, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """Tensors of normal numbers, the same in every process; torch's own generator keeps its
+        state."""
+        return tuple(
+            torch.randn(shape, dtype=self.dtype, **_random(self.device, sum(shape) + at))
+            for at, shape in enumerate(shapes)
+        )
+
+    def weight(self, format: str, *shape: int) -> Tensor | PlaneTensor | ScaledTensor:
+        """A weight of a format, "" for floats, whose numbers are about columns^-½."""
+        if format in LAYOUTS:
+            return random_planes(self.device, format, *shape)
+        (floats,) = self.random(shape)
+        floats.mul_(shape[-1] ** -0.5)
+        return round_rows(floats, KINDS[format]) if format else floats
 
 
 @dataclass(frozen=True)
@@ -58,17 +123,17 @@ class KernelTwin:
     operation: str
     function: Callable[..., Any]
     serves: Callable[..., bool]
-    check: Callable[[torch.device], None]
+    check: Callable[[Trial], None]
 
 
 def twins_of(
     operation: str,
     function: Callable[..., Any],
     serves: Callable[..., bool],
-    check: Callable[[str, torch.device], None],
+    check: Callable[[str, Trial], None],
 ) -> dict[str, KernelTwin]:
     """An operation with weights of floats and of each format that its kernels take, by the name of
-    the twin. check: of the format, "" for floats, and the device."""
+    the twin. check: of the format, "" for floats, and the trial."""
     names = {format: twin_name(operation, format) for format in ("", *OPERATIONS[operation])}
     return {
         name: KernelTwin(name, function, serves, partial(check, format))
@@ -76,8 +141,12 @@ def twins_of(
     }
 
 
+Tries = Callable[[Sequence[str]], Mapping[str, str]]
+"""Tries operations: why each failed, empty where it passed."""
+
 _passed: dict[torch.device, frozenset[str]] = {}
 _failed: dict[torch.device, dict[str, str]] = {}  # why, by operation
+_tried_with: dict[torch.device, Sizes] = {}  # at first
 
 
 def serves(operation: str, device: torch.device) -> bool:
@@ -107,16 +176,25 @@ def switch_off(operation: str, device: torch.device, error: Exception) -> None:
         log.warning("%s: torch serves it on %s from now on (%s)", operation, device, why)
 
 
-def prepare(device: torch.device, twins: dict[str, KernelTwin]) -> frozenset[str]:
+def prepare(trial: Trial, twins: Mapping[str, KernelTwin], tries: Tries) -> frozenset[str]:
     """Tests the twins, by operation, on a device, each once; the operations that serve from now on.
 
-    What passed at an earlier start is not tested again: see `kept`. Compiles kernels and
-    waits for the device: call it before a graph is captured. Gives the memory of the tests back.
+    tries: what tests on a GPU; elsewhere this process does.  What passed at an earlier start is not
+    tested again: see `kept`.  Waits for the device: call it before a graph is captured.
     """
-    device = _indexed(device)
+    device = _indexed(trial.device)
     if new := undecided(device, twins):
+        _tried_with.setdefault(device, trial.sizes)
         before = kept(device)
-        reasons = {name: _why_not(twins[name], device, name not in before) for name in new}
+        left_out = "kernels are slower there, or left out"
+        reasons = {name: left_out if slower(name, device) else "" for name in new}
+        tested = [name for name in new if not reasons[name] and name not in before]
+        if device.type == "cuda":
+            outcomes = tries(tested) if tested else {}
+        else:
+            outcomes = {name: why_wrong(twins[name], trial) for name in tested}
+        for name, why in outcomes.items():
+            reasons[name] = why and f"the self-test of kernels failed ({why})"
         for reason in dict.fromkeys(filter(None, reasons.values())):
             names = ", ".join(name for name, each in reasons.items() if each == reason)
             log.warning("%s: torch serves on %s, since %s%s", names, device, reason, LOSS)
@@ -125,8 +203,6 @@ def prepare(device: torch.device, twins: dict[str, KernelTwin]) -> frozenset[str
         _passed[device] = _passed.get(device, frozenset()) | (reasons.keys() - failed.keys())
         if not _passed[device] <= before:
             _keep(device)
-        if device.type == "cuda":  # the tests' hundreds of megabytes, before the weights come
-            torch.cuda.empty_cache()
     return _passed[device]
 
 
@@ -176,16 +252,14 @@ def why_unusable(device: torch.device) -> str:
     return ""
 
 
-def _why_not(twin: KernelTwin, device: torch.device, tests: bool) -> str:
-    """Why torch serves an operation; empty where the kernels do. tests: whether it is tested."""
-    if slower(twin.operation, device):
-        return "kernels are slower there, or left out"
-    if not tests:
-        return ""
+def why_wrong(twin: KernelTwin, trial: Trial) -> str:
+    """Why an operation fails on a device; empty where it passes."""
     try:
-        twin.check(device)
+        twin.check(trial)
+        if trial.device.type == "cuda":
+            torch.cuda.synchronize(trial.device)  # or the next one would have its errors
     except Exception as error:  # Triton's compilers raise errors of many classes
-        return f"the self-test of kernels failed ({_line(error)})"
+        return _line(error)
     return ""
 
 
@@ -194,99 +268,101 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
-def assert_close(out: Tensor, expected: Tensor, bound: float) -> None:
-    """Raises AssertionError unless ‖out − expected‖ ≤ bound · ‖expected‖ and all is finite.
+MOST = 2.0
+"""The error that kernels may have, in units of that which torch has in the same dtype, against
+float64."""
+WRONG_INTEGERS = 0.02
+"""Share of the integers of a result that may differ: where two numbers are nearly equal, their
+order may differ."""
+
+
+def assert_near(out: Tensor, torchs: Tensor, exact: Tensor) -> None:
+    """Raises AssertionError unless a result is finite and its error against an exact one, in
+    float64, is at most MOST of torch's, and a quarter of a last place; of integers, which differ
+    in a few places at most.
 
     The norm of a whole tensor shows a wrong tile, and does not trip over single roundings.
     """
-    wide, right = out.double(), expected.double()
-    assert wide.isfinite().all(), "the result is not finite"
-    error = float((wide - right).norm() / right.norm())
-    assert error <= bound, f"the relative error is {error:.2e}, and {bound:.0e} is allowed"
+    if not exact.is_floating_point():
+        share = float((out != exact).double().mean())
+        assert share <= WRONG_INTEGERS, f"other integers: {share:.1%}"
+        return
+    assert out.isfinite().all(), "the result is not finite"
+    error, allowed = relative_error(out, exact), MOST * relative_error(torchs, exact)
+    allowed += max(torch.finfo(out.dtype).eps / 4, 4 * torch.finfo(torch.float32).eps)
+    assert error <= allowed, f"the relative error is {error:.2e}, and {allowed:.0e} is allowed"
+
+
+def relative_error(out: Tensor, exact: Tensor) -> float:
+    """‖out − exact‖ / ‖exact‖."""
+    wide, right = out.double(), exact.double()
+    return float((wide - right).norm() / right.norm().clamp(min=1e-300))
 
 
 def compare(
     function: Callable[..., Any],
     reference: Callable[..., Any],
     arguments: Sequence[Any],
-    bound: float | None = None,
+    weights: Sequence[Any] = (),
     part: Callable[[Tensor], Tensor] = lambda out: out,
 ) -> None:
-    """Raises AssertionError unless the results of a function are those of a reference, which gets
-    the arguments in float64: integers equal, floats within a bound, by default `error_bound` of
-    their dtype. part: what is compared of each result."""
+    """Raises AssertionError unless the results of a function are near those of a reference, which
+    gets the arguments in float64; torch's own error is that of the reference in their dtype.
+
+    weights: of the function, behind the arguments.  part: what is compared of each result.
+    """
     wide = mapped(tuple(arguments), lambda x: x.double() if x.is_floating_point() else x)
-    results = tensors_of(function(*arguments)), tensors_of(reference(*wide))
-    for out, right in zip(*results, strict=True):
-        if right.is_floating_point():
-            assert_close(part(out), part(right), bound or error_bound(out.dtype))
-        else:
-            assert torch.equal(part(out), part(right)), "other integers"
+    exact = reference(*wide, *(_exact(weight, arguments[0].dtype) for weight in weights))
+    torchs = reference(*arguments, *(_plain(weight, arguments[0].dtype) for weight in weights))
+    out = function(*arguments, *weights)
+    for results in zip(*map(tensors_of, (out, torchs, exact)), strict=True):
+        assert_near(*map(part, results))
 
 
-def random_like(device: torch.device, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Tensors of normal numbers, the same in every process; torch's own generator keeps its state.
-    They are in the dtype that matrix products multiply: bfloat16, or float32 where kernels are
-    interpreted."""
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    random = torch.Generator().manual_seed(len(shapes))
-    return tuple(torch.randn(shape, generator=random).to(device, dtype) for shape in shapes)
-
-
-def random_weight(
-    device: torch.device, format: str, *shape: int
-) -> Tensor | PlaneTensor | ScaledTensor:
-    """A weight of a format, "" for floats, whose numbers are about columns^-½."""
-    if format in LAYOUTS:
-        return random_planes(device, format, *shape)
-    (floats,) = random_like(device, shape)
-    floats = floats * shape[-1] ** -0.5
-    return round_rows(floats, KINDS[format]) if format else floats
-
-
-def exact(weight: Tensor | PlaneTensor | ScaledTensor, dtype: torch.dtype) -> Tensor | ScaledTensor:
+def _exact(weight: Tensor | Stored, dtype: torch.dtype) -> Tensor | Stored:
     """What a product with a weight is compared with: its numbers in float64, which a kernel rounds
     to `dtype`, or codes where the device multiplies such."""
     if isinstance(weight, ScaledTensor):
-        as_codes = multiplies_codes(weight.kind, weight.device)
-        return weight if as_codes else weight.dequantize(torch.float64)
+        return weight if _as_codes(weight) else weight.dequantize(torch.float64)
     return weight.to(dtype).double()
+
+
+def _plain(weight: Tensor | Stored, dtype: torch.dtype) -> Tensor | Stored:
+    """What torch multiplies."""
+    return weight if _as_codes(weight) else weight.to(dtype)
+
+
+def _as_codes(weight: Tensor | Stored) -> bool:
+    return isinstance(weight, ScaledTensor) and multiplies_codes(weight.kind, weight.device)
 
 
 def random_planes(device: torch.device, format: str, *shape: int) -> PlaneTensor:
     """A weight in planes of any codes, whose numbers are about columns^-½; the same in every
     process."""
     block, layout = FORMATS[format], LAYOUTS[format]
-    random = torch.Generator().manual_seed(shape[0])
+    made = _random(device, shape[0])
     width, size = block.row_width(shape[-1]), layout.unit * shape[-1] ** -0.5
-    data = torch.randint(256, (*shape[:-1], width), generator=random, dtype=torch.uint8)
+    data = torch.randint(256, (*shape[:-1], width), dtype=torch.uint8, **made)
     blocks = data.view(-1, block.block_bytes)
     if layout.floats:  # scales of groups from 0.5 to 1.9, and one for the matrix
         blocks[:, 4:8] = 0x30 + blocks[:, 4:8] % 16
-        blocks[:, :4] = torch.tensor([size]).view(torch.uint8)
+        blocks[:, :4] = torch.tensor([size]).view(torch.uint8).to(device)
     for at in layout.halves:
-        halves = (0.5 + torch.rand(len(blocks), 1, generator=random)) * size
+        halves = (0.5 + torch.rand(len(blocks), 1, **made)) * size
         halves = halves.to(torch.bfloat16 if layout.wide else torch.float16)
         blocks[:, at : at + 2] = halves.view(torch.uint8)
-    return to_planes(QuantizedTensor(data.to(device), block, shape))
+    return to_planes(QuantizedTensor(data, block, shape))
+
+
+def _random(device: torch.device, seed: int) -> dict[str, Any]:
+    """Where random numbers are made, and from what."""
+    return {"generator": torch.Generator(device).manual_seed(seed), "device": device}
 
 
 def whole_blocks(format: str, columns: int) -> int:
     """Columns, rounded up to whole blocks of a format, or to an aligned row of floats or codes."""
     size = FORMATS[format].block_size if format in LAYOUTS else ALIGNMENT
     return -(-columns // size) * size
-
-
-def sizes_for(device: torch.device, small: Sequence[T], more: Sequence[T]) -> list[T]:
-    """The sizes with which an operation is tested on a device: where kernels are compiled, also
-    those that need tiles for many tokens, wide heads, or several parts of a long sum.  An
-    interpreter would take minutes for them."""
-    return [*small, *([] if device.type == "cpu" else more)]
-
-
-def error_bound(dtype: torch.dtype) -> float:
-    """The relative error that one rounded result may have, a few roundings of its dtype."""
-    return 4 * torch.finfo(dtype).eps
 
 
 def _indexed(device: torch.device) -> torch.device:
@@ -356,5 +432,6 @@ def _circumstances(device: torch.device) -> list[str]:
     return [
         *(triton.__version__, torch.__version__, str(torch.version.cuda), str(torch.version.hip)),
         *(torch.cuda.get_device_name(device), str(own_architecture(device)), str(driver)),
+        repr(_tried_with.get(device)),
         json.dumps(variables, sort_keys=True, default=str),
     ]

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sfumato.ops.triton.kernel import Kernel, launch, load, register
-from sfumato.ops.triton.self_test import KernelTwin
+from sfumato.ops.triton.self_test import KernelTwin, Trial
 from sfumato.ops.triton.tiles import tile_for
 
 MOST_PLACES = 1024
@@ -404,9 +404,10 @@ def _serves(
     return rules.settings is not None and apart and alike and rows.tokens.shape[1] <= MOST_PLACES
 
 
-def _check(device: torch.device) -> None:
+def _check(trial: Trial) -> None:
     """Two rows of four positions: the last one of the first row is pinned, the second row is
     done."""
+    device, hidden = trial.device, trial.sizes.hidden
     record = torch.zeros(2, 16, dtype=torch.int64, device=device)
     flags = torch.zeros(2, 4, dtype=torch.bool, device=device)
     tokens, pinned, history = record[:, :4], record[:, 4:8], record[:, None, 8:12]
@@ -414,7 +415,7 @@ def _check(device: torch.device) -> None:
     columns = dict(zip(names, record[:, 12:16].unbind(1), strict=True))
     flag_names = ("cold", "self_conditioning", "converged", "done")
     columns |= dict(zip(flag_names, flags.unbind(1), strict=True))
-    soft = torch.zeros(2, 4, 24, device=device)
+    soft = torch.zeros(2, 4, hidden, dtype=trial.dtype, device=device)
     rows = SimpleNamespace(tokens=tokens, pinned=pinned, history=history, soft=soft, **columns)
     pinned.fill_(-1)
     pinned[0, 3] = 9
@@ -428,7 +429,7 @@ def _check(device: torch.device) -> None:
         "confidence": torch.ones(2, device=device),
     }
     ids = torch.arange(1, 9, device=device)
-    new = torch.ones(8, 24, device=device)
+    new = torch.ones(8, hidden, dtype=trial.dtype, device=device)
     top_ids, top_probs = ids[:, None], spread[:, None]
     stats = SimpleNamespace(
         argmax=ids, drawn=ids + 10, entropy=spread, top_ids=top_ids, top_probs=top_probs, soft=new
@@ -438,7 +439,7 @@ def _check(device: torch.device) -> None:
     # Before 0.3 come 0 (pinned), 0.1 and 0.2: their sum is over the bound.
     assert tokens.tolist() == [[21, 12, 13, 9], [0] * 4], "other tokens than those accepted"
     assert history[:, 0].tolist() == [[1, 2, 3, 9], [0] * 4], "another argmax canvas"
-    assert soft.sum(dim=(1, 2)).tolist() == [4 * 24, 0], "another soft embedding"
+    assert soft.double().sum(dim=(1, 2)).tolist() == [4 * hidden, 0], "another soft embedding"
     assert rows.step.tolist() == [1, 0] and rows.done.tolist() == [False, True], "other states"
     assert words[0].tolist()[:6] == [1, 0, 1, 2, 3, 9] and int(words[1, 1]) & 8, "other words"
 
@@ -457,14 +458,15 @@ def _serves_noise(
     return len(seeds) == 1 or len(apart) == 1  # of one row no next one is read
 
 
-def _check_noise(device: torch.device) -> None:
+def _check_noise(trial: Trial) -> None:
     """A row, and one that is done and has no next temperature."""
     first, second = [5, 7, 3, 1, 0, 2], [2**32 - 1, 2**31, 0, 0, 1, 1]
+    device, vocabulary = trial.device, trial.sizes.vocabulary
     record = torch.tensor([first, second], device=device)
     table = torch.tensor([[0.5, 1.0], [0.25, 1.0]], device=device)
     canvas, attempt, step, limits = record[:, 2:].unbind(1)
     temperature, uniforms, fresh = step_noise(
-        record[:, :2], canvas, attempt, step, limits, table, 3, 1000
+        record[:, :2], canvas, attempt, step, limits, table, 3, vocabulary
     )
     assert temperature.tolist() == [[0.5] * 3, [0.25] * 3], "another temperature"
     for row, numbers in enumerate((first, second)):
@@ -473,7 +475,7 @@ def _check_noise(device: torch.device) -> None:
             words = _philox(counter, (numbers[0], numbers[1]))
             uniform = ((words[0] >> 5) * 2**26 + (words[1] >> 6)) / 2**53
             assert float(uniforms[row, position]) == uniform, "another uniform"
-            assert int(fresh[row, position]) == words[2] * 1000 >> 32, "another token"
+            assert int(fresh[row, position]) == words[2] * vocabulary >> 32, "another token"
 
 
 def _philox(counter: tuple[int, ...], key: tuple[int, int]) -> tuple[int, ...]:

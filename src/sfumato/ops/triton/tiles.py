@@ -31,16 +31,18 @@ class Target:
     warp: int  # threads
     shared: int
     copies: bool  # has an engine that copies blocks to shared memory by tensor descriptors
+    e4m3: bool = False  # its matrix units take e4m3 as files have it; gfx942 has another bias
 
 
 TARGETS = {
     target.name: target
     for target in (
         Target("sm_80", "cuda", 80, 32, 166_912, False),
-        Target("sm_89", "cuda", 89, 32, 101_376, False),
-        Target("sm_90", "cuda", 90, 32, 232_448, True),
-        Target("sm_100", "cuda", 100, 32, 232_448, True),
-        Target("sm_120", "cuda", 120, 32, 101_376, True),
+        Target("sm_86", "cuda", 86, 32, 101_376, False),
+        Target("sm_89", "cuda", 89, 32, 101_376, False, True),
+        Target("sm_90", "cuda", 90, 32, 232_448, True, True),
+        Target("sm_100", "cuda", 100, 32, 232_448, True, True),
+        Target("sm_120", "cuda", 120, 32, 101_376, True, True),
         Target("gfx942", "hip", "gfx942", 64, 65_536, False),
         Target("gfx1151", "hip", "gfx1151", 32, 65_536, False),
     )
@@ -50,13 +52,15 @@ INTERPRETED = "sm_90"
 """Whose tiles serve where kernels are interpreted."""
 
 _SAME_TILES = {
-    "sm_86": "sm_89",
     "sm_87": "sm_80",
-    "sm_103": "sm_100",
+    **dict.fromkeys(("sm_103", "sm_110"), "sm_100"),
     "sm_121": "sm_120",
-    "gfx1150": "gfx1151",
+    **dict.fromkeys(("gfx90a", "gfx950"), "gfx942"),
+    **dict.fromkeys(("gfx1100", "gfx1101", "gfx1102", "gfx1103"), "gfx1151"),
+    **dict.fromkeys(("gfx1150", "gfx1152", "gfx1200", "gfx1201"), "gfx1151"),
 }
-"""Architectures with the shared memory and instructions of another."""
+"""Architectures with no less shared memory than another, and no fewer of the instructions that its
+kernels use; each operation is tried before it serves."""
 
 
 @cache

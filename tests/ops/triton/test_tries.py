@@ -1,0 +1,170 @@
+"""Operations are tried in processes that a wrong one may end, after what Triton's cache lacks has
+been compiled: with stand-ins for operations that crash, hang, fail or break the device."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from sfumato.ops.triton.kernel import installed
+from sfumato.ops.triton.self_test import KernelTwin, Sizes, Trial
+
+pytestmark = pytest.mark.skipif(not installed(), reason="Triton is not installed")
+if installed():
+    from sfumato.ops import triton
+    from sfumato.ops.triton import fill_cache, self_test, tries
+
+GPU = torch.device("cuda", 0)
+HIDDEN = 2816  # of the 26B-A4B
+NAMES = ("good", "crash", "raise", "hang", "break", "leave", "last")
+
+
+def behave(name: str) -> str:
+    """Why an operation is wrong, which in `broken` leaves the device in an error."""
+    if name == "crash":
+        faulthandler.disable()  # pytest's
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if name == "hang":
+        subprocess.run(["sleep", "60"], check=False)
+    if name == "leave":
+        os._exit(0)
+    if name in ("raise", "break"):
+        broken[name] = True
+        return f"RuntimeError: {name}"
+    return ""
+
+
+broken: dict[str, bool] = {}
+
+
+def responds() -> bool:
+    return "break" not in broken
+
+
+def test_a_new_child_goes_on_after_what_ends_one() -> None:
+    began = time.monotonic()
+    results = list(tries.in_turn(NAMES, behave, responds, 0.5))
+    assert results == [
+        *(("good", ""), ("crash", "crashed: SIGSEGV"), ("raise", "RuntimeError: raise")),
+        *(("hang", "took more than 0.5 s"), ("break", "RuntimeError: break")),
+        *(("leave", "crashed: exit code 0"), ("last", "")),
+    ]
+    assert time.monotonic() - began < 10 and not broken
+
+
+def test_what_a_process_wrote_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it fails, or takes too long and hears no request to end."""
+    monkeypatch.setattr(fill_cache, "lacking", lambda *given: [])
+    real, code = subprocess.Popen, ""
+    written = 'import sys; sys.stdin.read(); print(\'["a", ""]\\n["b", "wrong"]\', flush=True); '
+
+    def run(code: str) -> dict[str, str]:
+        def begin(command: list[str], **others: Any) -> Any:
+            return real([sys.executable, "-S", "-c", written + code], **others)
+
+        monkeypatch.setattr(tries.subprocess, "Popen", begin)
+        return tries.run(Trial(GPU), (), ["a", "b", "c"])
+
+    assert run('print(\'["c", ""]\')') == {"a": "", "b": "wrong", "c": ""}
+    ended = "its process ended with 3 no device"
+    code = "print('no device', file=sys.stderr); sys.exit(3)"
+    assert run(code) == {"a": "", "b": "wrong", "c": ended}
+    monkeypatch.setattr(tries, "ALL_SECONDS", 0.5)
+    code = "import signal, time; signal.signal(15, lambda *of: sys.exit(1)); time.sleep(60)"
+    assert run(code) == {"a": "", "b": "wrong", "c": "not tried in 0.5 s"}
+
+
+def test_the_process_tries_what_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A CPU in a device's place, with the widths that it is given."""
+
+    def check(trial: Trial) -> None:
+        assert trial.wanted.hidden == 96 and trial.device == torch.device("cpu")
+        assert trial.wanted.products == [[96, 64]], "as JSON has it"
+
+    twins = {"linear": KernelTwin("linear", max, bool, check)}
+    given = {"work": [], "device": "cpu", "names": ["linear"],
+             "sizes": {"hidden": 96, "products": [[96, 64]]}}  # fmt: skip
+    monkeypatch.setattr(tries, "twins", lambda formats: twins)
+    monkeypatch.setattr(sys.stdin, "read", lambda: json.dumps(given), raising=False)
+    with restored_signals():
+        tries.main()
+    assert capsys.readouterr().out == '["linear", ""]\n'
+
+
+class restored_signals:
+    """The signals of this process as they were."""
+
+    def __enter__(self) -> None:
+        self._before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGALRM)}
+        self._timer = signal.getitimer(signal.ITIMER_REAL)
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, *self._timer)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def test_a_start_tries_what_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the sizes of the model and the formats of its weights."""
+    starts: list[tuple[Trial, frozenset[str], list[str]]] = []
+
+    def run(trial: Trial, formats: frozenset[str], names: list[str]) -> dict[str, str]:
+        starts.append((trial, formats, names))
+        return {name: "crashed: SIGSEGV" if name == "route" else "" for name in names}
+
+    monkeypatch.setattr(tries, "run", run)
+    monkeypatch.setattr(self_test, "usable", lambda device: True)
+    monkeypatch.setattr(self_test, "slower", lambda operation, device: operation == "rms_norm")
+    for name in ("_passed", "_failed", "_tried_with"):
+        monkeypatch.setattr(self_test, name, {})
+    monkeypatch.setattr(self_test, "kept", lambda device: frozenset(("linear",)))
+    monkeypatch.setattr(self_test, "keep", lambda device, names: None)
+    sizes, formats = Sizes(hidden=512), frozenset(("Q8_0",))
+    served = triton.prepare(GPU, sizes, formats)
+    ((trial, formats_given, names),) = starts
+    assert (trial, formats_given) == (Trial(GPU, sizes), formats)
+    assert {"linear Q8_0", "route", "attend"} <= set(names)
+    assert not {"linear", "rms_norm"} & set(names), "it passed before, and torch is faster"
+    assert {"linear", "linear Q8_0"} <= served and not {"route", "rms_norm"} & served
+    assert triton.prepare(GPU, sizes, formats) == served and len(starts) == 1
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A device of sm_90 that is not there, whose kernels are not interpreted."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(fill_cache, "interpreting", lambda: False)
+    monkeypatch.setattr(fill_cache, "architecture", lambda device: "sm_90")
+    monkeypatch.setattr(fill_cache, "own_architecture", lambda device: 90)
+    first = lambda name, device, use: fill_cache.candidates(name, "sm_90")[use][0]  # noqa: E731
+    monkeypatch.setattr(fill_cache, "tile_for", first)
+
+
+def test_what_the_cache_lacks(
+    on_gpu: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fill_cache, "in_cache", lambda item: item[0].kernel != "linear")
+    work = fill_cache.lacking(GPU, HIDDEN)
+    assert len(work) == 16 and {job.kernel for job, _ in work} == {"linear"}
+    assert all(number == 90 and not job.candidate for job, number in work)
+    assert not fill_cache.lacking(GPU, 64), "a model whose sizes the kernels do not know"
+
+    def fails(item: fill_cache.Item) -> bool:
+        raise ImportError("no such function of Triton")
+
+    monkeypatch.setattr(fill_cache, "in_cache", fails)
+    assert not fill_cache.lacking(GPU, HIDDEN)
+    assert [each.message for each in caplog.records] == [
+        "kernels are compiled where they first run (ImportError: no such function of Triton)"
+    ]
