@@ -301,7 +301,7 @@ class Model:
         if not parts:
             return Prompt(ids, (), notes=notes)
         assert self.text.pictures is not None
-        placed = self.text.pictures.placed(ids, [self._patches(part, at) for at, part in parts])
+        placed = self.text.pictures.placed(ids, [self.patches(part, at) for at, part in parts])
         return replace(placed, notes=notes)
 
     @property
@@ -324,8 +324,9 @@ class Model:
         most = min(config.positions // config.pool, BUDGETS[-1])
         return Cut(config.patch, config.pool, min(config.soft_tokens, most), most)
 
-    def _patches(self, part: Mapping[str, Any], field: str) -> Patches:
-        """The picture of a part: its "patches", where a caller has read it already."""
+    def patches(self, part: Mapping[str, Any], field: str) -> Patches:
+        """The picture of a part of a message, which errors call `field`: its "patches", where a
+        caller has read it already."""
         if isinstance(given := part.get("patches"), Patches):
             return given
         source, limits = source_of(part, field), PictureLimits()
@@ -498,7 +499,7 @@ class Model:
                 where, tokens = str(part.get("field", f"state[{i}]")), self.text.pictures
                 if self.network.tower is None or tokens is None:
                     raise Refused(where, "this model reads no pictures", "load its mmproj file too")
-                pieces.append(tokens.shown(self._patches(part, f"state[{i}]")))
+                pieces.append(tokens.shown(self.patches(part, f"state[{i}]")))
             elif pieces and isinstance(last := pieces[-1], str):
                 pieces[-1] = last + part["text"]
             else:

@@ -101,7 +101,7 @@ def test_gradients_of_the_canvas_loss_flow_through_the_encoders_keys_and_values(
 
     def gradient():
         rows = rows_of(context, lengths, target)
-        losses = loss(network, rows, torch.Generator().manual_seed(0))
+        losses = loss(network, rows.prefixes(), torch.Generator().manual_seed(0))
         return torch.autograd.grad(losses["canvas"], network.embed_tokens.weight)[0][7]
 
     with_it = gradient()
@@ -120,7 +120,7 @@ def test_the_canvas_never_sees_itself_in_the_context(network):
     seen = []
     original = network.denoise
     network.denoise = lambda tokens, *rest: seen.append(tokens) or original(tokens, *rest)
-    loss(network, rows_of(context, lengths, target), torch.Generator().manual_seed(5))
+    loss(network, rows_of(context, lengths, target).prefixes(), torch.Generator().manual_seed(5))
     assert all((tokens != target).any() for tokens in seen)
 
 
@@ -137,7 +137,9 @@ def test_noise_replaces_tokens_with_each_rows_own_probability():
 def test_pads_do_not_change_the_losses(network):
     rows = rows_of(*batch([7, 4]))
     longer = rows._replace(context=rows.context.index_fill(1, torch.arange(7, 15), 9))
-    losses = [loss(network, each, torch.Generator().manual_seed(1)) for each in (rows, longer)]
+    losses = [
+        loss(network, each.prefixes(), torch.Generator().manual_seed(1)) for each in (rows, longer)
+    ]
     for short, padded in zip(*(each.values() for each in losses), strict=True):
         assert short.item() == pytest.approx(padded.item(), abs=1e-5)
 
@@ -158,6 +160,6 @@ def test_self_conditioning_is_used_in_about_half_of_the_passes(network, monkeypa
         objective.torch, "rand", lambda *shape, **kw: draw if shape == ((),) else real(*shape, **kw)
     )
     context, lengths, target = batch([4])
-    loss(network, rows_of(context, lengths, target))
+    loss(network, rows_of(context, lengths, target).prefixes())
     assert [soft is not None for soft in softs] == ([False, True] if conditioned else [False])
     assert all(soft is None or not soft.requires_grad for soft in softs)

@@ -199,6 +199,15 @@ COMMANDS = (
         module="verify",
         examples=("sfumato verify-model sdar-1.7b --quantize q8_0",),
     ),
+    Command(
+        "tune",
+        "tune a model on conversations: an adapter, or all weights",
+        module="tuning",
+        examples=(
+            "sfumato tune -m model.gguf --data chats.jsonl --out run",
+            "sfumato tune -m model.gguf --data chats.jsonl --out run --resume",
+        ),
+    ),
     Command("train", "train a model by a recipe", examples=("sfumato train --out folder",)),
     Command(
         "eval",

@@ -26,6 +26,9 @@ _TYPES: dict[str, tuple[str, tuple[type, ...], Callable[[Any], Source | str]]] =
     "image": ("of PIL.Image.Image", (Image.Image,), lambda image: image),
 }
 
+DETAILS = {"auto": None, "low": 70, "high": 560, "original": 1120}
+"""Soft tokens of a picture at most, by OpenAI's `detail`; None: the model's default."""
+
 _SCHEME = 32  # characters; no scheme that is known here is longer
 
 
@@ -83,6 +86,23 @@ def source_of(part: Mapping[str, Any], field: str) -> PictureSource:
         raise Refused(f"{field}.tokens", f"must be one of {', '.join(map(str, BUDGETS))}")
     where = field if "field" in part else f"{field}.{name}"
     return PictureSource(made(part[name]), where, tokens)
+
+
+def of_url(part: Mapping[str, Any], where: str) -> PictureSource:
+    """The source of OpenAI's parts `image_url` and `input_image`. Raises Refused."""
+    given: Any = part.get("image_url")
+    detail, at = part.get("detail"), f"{where}.detail"
+    if part.get("file_id") is not None:
+        raise Refused(
+            f"{where}.file_id", "no files are kept here", "send a data URL", "unsupported"
+        )
+    if isinstance(given, Mapping):
+        detail, at, given = given.get("detail"), f"{where}.image_url.detail", given.get("url")
+    if not isinstance(given, str):
+        raise Refused(f"{where}.image_url", "must be a URL")
+    if not isinstance(detail, str | None) or (detail or "auto") not in DETAILS:
+        raise Refused(at, f"must be one of {', '.join(DETAILS)}")
+    return PictureSource(given, f"{where}.image_url", DETAILS[detail or "auto"])
 
 
 def data_of(url: str, most: int, field: str) -> bytes:

@@ -20,6 +20,7 @@ from sfumato.options.limits import (
     STRENGTH,
 )
 from sfumato.options.settings import PACES, POOLINGS, SAMPLERS, setting
+from sfumato.options.tuning import TUNING
 from sfumato.values import (
     Choice,
     CountOf,
@@ -109,7 +110,7 @@ FORMATS = (
 DEVICES = "auto, cpu, gpu (the one there is), cuda, cuda:1, mps, xpu"
 SAMPLER_NAMES = ", ".join(SAMPLERS)
 
-SERVE, BENCH = ("serve",), ("bench",)
+SERVE, BENCH, TUNE = ("serve",), ("bench",), ("tune",)
 TALK = ("run", "chat")
 DECIDE, CALIBRATE = ("decide",), ("calibrate",)
 FILL, EDIT = ("fill",), ("edit",)
@@ -117,16 +118,18 @@ WRITE = (*TALK, *FILL, *EDIT)
 LOAD = (*WRITE, "serve", "mcp", "decide", "calibrate", "perplexity")
 LOAD_ONE = tuple(command for command in LOAD if command not in SERVE)
 WEIGHTS = (*LOAD, "verify-model")  # take the options of loading
+TUNED = (*WEIGHTS, *TUNE)
 EVERY = (
     *("run", "chat", "fill", "edit", "decide", "calibrate", "serve", "mcp", "demo", "inspect"),
     *("convert", "doctor", "pull", "list", "remove", "verify-model", "train", "eval", "bench"),
-    "perplexity",
+    *("perplexity", "tune"),
 )
 
 # The headings of --help.
 MODEL, REPLY, ENGINE, HTTP, AUDIT = "model", "generation", "engine", "HTTP", "audit"
 HARDWARE = "hardware and memory"
 READS = "how questions are read"
+LEARNING = "how it is tuned"
 SUBJECT, WORK, SAMPLING, REPORT = "what is measured", "work", "sampling", "report"
 GROUP_NOTES = {
     REPLY: "default: the checkpoint's",
@@ -190,11 +193,11 @@ GENERAL = (
     Option("stride", FROM_1, ("perplexity",),
            "tokens by which a window goes on, which it scores; default: half a window", None, "N"),
     # The model.
-    Option("model", PATH, (*LOAD_ONE, "eval"), FILE, None, "PATH", MODEL, short="m"),
+    Option("model", PATH, (*LOAD_ONE, "eval", *TUNE), FILE, None, "PATH", MODEL, short="m"),
     Option("model", Each(PATH), SERVE,
            f"{FILE}; NAME= before it is what clients call it; given several times: loaded one at a "
            "time, the first at the start", (), "[NAME=]PATH", MODEL, short="m"),
-    Option("mmproj", PATH, WEIGHTS, MMPROJ, None, "FILE", MODEL),
+    Option("mmproj", PATH, TUNED, MMPROJ, None, "FILE", MODEL),
     Option("quantize", Choice(ON_LOAD), ("inspect", "eval"), QUANTIZE_HELP),
     # Generation.
     Option("system", TEXT, WRITE, "system message", None, "TEXT", REPLY),
@@ -233,7 +236,7 @@ VISIBLE = (
     Option("force", FLAG, ("run",), "replace the file of --replay", False),
     Option("slow", FLAG, ("run", *FILL, *EDIT),
            "show the noise first, and hold the frame of each step for 0.4 s", False),
-    Option("verbose", FLAG, (*WEIGHTS, "demo", "doctor", "eval", "bench"),
+    Option("verbose", FLAG, (*TUNED, "demo", "doctor", "eval", "bench"),
            "print more messages on standard error", False, short="v"),
 )
 
@@ -358,6 +361,23 @@ MEASURING = (
 )
 
 
+TUNED_ON = (
+    # Name, kind, commands, help, default, metavar, group.
+    Option("data", PATH, TUNE,
+           "JSON Lines of conversations, or a folder of `datasets`; docs/tuning.md",
+           metavar="FILE", required=True),
+    Option("out", PATH, TUNE, "folder for the run", metavar="DIR", required=True),
+    Option("held-out", TEXT, TUNE,
+           "share of the conversations that is held out, 0 for none, or a file of others", "0.1",
+           "SHARE"),
+    Option("resume", FLAG, TUNE, "go on with the run that is in --out", False),
+    Option("force", FLAG, TUNE, "replace the run that is in --out", False),
+    *(Option(each.name.replace("_", "-"), each.kind, TUNE, each.help, each.default,
+             "" if each.kind == FLAG or isinstance(each.kind, Choice) else "N", LEARNING)
+      for each in TUNING),
+)
+
+
 SERVING = (
     # Name, kind, commands, help, default, metavar, group.
     # The engine.
@@ -432,10 +452,10 @@ SERVING = (
 
 ON_HARDWARE = (
     # Name, kind, commands, help, default, metavar, group. The last of --help.
-    Option("device", TEXT, WEIGHTS, DEVICES, "auto", "NAME", HARDWARE),
-    Option("dtype", Choice(DTYPES), WEIGHTS, ", ".join(DTYPES), "auto", "NAME", HARDWARE),
+    Option("device", TEXT, TUNED, DEVICES, "auto", "NAME", HARDWARE),
+    Option("dtype", Choice(DTYPES), TUNED, ", ".join(DTYPES), "auto", "NAME", HARDWARE),
     Option("activations", Choice(ACTIVATIONS), WEIGHTS, _FAST, "int8", "", HARDWARE),
-    Option("quantize", Choice(ON_LOAD), WEIGHTS, QUANTIZE_HELP, None, "", HARDWARE),
+    Option("quantize", Choice(ON_LOAD), TUNED, QUANTIZE_HELP, None, "", HARDWARE),
     Option("cache-type", Choice(CACHE_TYPES), (*WEIGHTS, "inspect", "eval"),
            "how keys and values are stored; default: as --dtype says", None, "", HARDWARE),
     Option("experts-on-cpu", Whole(0, MOST_LAYERS), WEIGHTS,
@@ -450,11 +470,11 @@ ON_HARDWARE = (
     Option("split", Listed(Whole(1, MOST_LAYERS)), WEIGHTS,
            "layers of each of several cards, --device and those after it; default: all on one",
            None, "N,N", HARDWARE),
-    Option("threads", THREADS, WEIGHTS, "CPU threads; default: cores", None, "N", HARDWARE),
+    Option("threads", THREADS, TUNED, "CPU threads; default: cores", None, "N", HARDWARE),
 )
 # fmt: on
 
-OPTIONS = (*GENERAL, *FILLING, *DECIDING, *MEASURING, *SERVING, *VISIBLE, *ON_HARDWARE)
+OPTIONS = (*GENERAL, *FILLING, *DECIDING, *TUNED_ON, *MEASURING, *SERVING, *VISIBLE, *ON_HARDWARE)
 
 
 def options_of(command: str) -> list[Option]:

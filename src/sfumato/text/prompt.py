@@ -7,7 +7,9 @@ Joins template.py and tokenizer.py; knows nothing of replies.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import takewhile
+from operator import eq
 from typing import Any
 
 from sfumato.refused import Refused
@@ -18,6 +20,7 @@ from sfumato.text.tokenizer import Tokenizer
 # Private-use characters: no letters, no white space, untouched by trimming and upper-casing.
 _PRIVATE = range(0xF0000, 0xFFFFE)
 _PRIVATE_USE = re.compile("[\U000f0000-\U000ffffd]")
+_MARK = "mark"  # longer than what markers start with
 LONG = 1 << 16  # characters of a text whose length is checked before the prompt is rendered
 
 
@@ -54,29 +57,113 @@ def prompt_ids(
     """
     check_long_texts([messages, tools], check)
     checked = check_messages(messages, markers=template.markers, pictures=pictures)
-    schemas = check_tools(tools)
-    special = {tokenizer.token_text(i): i for i in tokenizer.special_ids}
-    starts = {text[0] for text in special}
-    placeholders = _placeholders(starts, starts | _private([checked, schemas]))
-    originals = {new: old for old, new in placeholders.items()}
-    text = template.render_checked(
-        _replaced(checked, placeholders),
-        thinking=thinking,
-        tools=_replaced(schemas, placeholders),
-        add_generation_prompt=add_generation_prompt,
-    )
+    writing = _Writing(template, tokenizer, [checked, check_tools(tools)])
+    text = writing.text(checked, tools, thinking, add_generation_prompt)
     check(text)
-    # Longest first: of two markers that start alike, the tokenizer too takes the longer.
-    markers = "|".join(map(re.escape, sorted(special, key=len, reverse=True)))
-    ids: list[int] = []
-    for piece in re.split(f"({markers})", text) if markers else [text]:
-        if piece in special:
-            ids.append(special[piece])
-        elif piece:
-            ids += tokenizer.encode(_replaced(piece, originals), special=False)
-    if tokenizer.bos_id is None:
-        return ids
-    return [tokenizer.bos_id, *(i for i in ids if i != tokenizer.bos_id)]
+    return writing.ids(text)
+
+
+class _Writing:
+    """Renders messages with characters in the place of those that markers start with, and encodes
+    what was rendered; see `prompt_ids`."""
+
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, shown: Any) -> None:
+        """shown: all that is going to be rendered, whose private characters are not free."""
+        self.template, self.tokenizer = template, tokenizer
+        self.special = {tokenizer.token_text(i): i for i in tokenizer.special_ids}
+        starts = {text[0] for text in self.special}
+        table = _placeholders({*starts, _MARK}, starts | _private(shown))
+        self.mark = table.pop(_MARK)
+        """A character that no text has."""
+        self.placeholders = table
+
+    def text(
+        self,
+        checked: list[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        thinking: bool,
+        add_generation_prompt: bool,
+    ) -> str:
+        """The prompt of what `check_messages` returned."""
+        return self.template.render_checked(
+            _replaced(checked, self.placeholders),
+            thinking=thinking,
+            tools=_replaced(check_tools(tools), self.placeholders),
+            add_generation_prompt=add_generation_prompt,
+        )
+
+    def pieces(self, text: str) -> list[str]:
+        """Plain texts, maybe empty ones, and the markers between them."""
+        # Longest first: of two markers that start alike, the tokenizer too takes the longer.
+        markers = "|".join(map(re.escape, sorted(self.special, key=len, reverse=True)))
+        return re.split(f"({markers})", text) if markers else [text]
+
+    def shared(self, one: str, other: str) -> int:
+        """How many characters both texts begin with, where no marker is cut."""
+        count = 0
+        for mine, yours in zip(self.pieces(one), self.pieces(other), strict=False):
+            if mine != yours:
+                is_plain = mine not in self.special and yours not in self.special
+                same = takewhile(bool, map(eq, mine, yours))
+                return count + sum(same) * is_plain
+            count += len(mine)
+        return count
+
+    def ids(self, text: str, begins: bool = True) -> list[int]:
+        """The ids of a rendered text, with bos exactly once if it begins a prompt, or else none."""
+        originals = {new: old for old, new in self.placeholders.items()}
+        ids: list[int] = []
+        for piece in self.pieces(text):
+            if piece in self.special:
+                ids.append(self.special[piece])
+            elif piece:
+                ids += self.tokenizer.encode(_replaced(piece, originals), special=False)
+        bos = self.tokenizer.bos_id
+        if bos is None:
+            return ids
+        return [bos] * begins + [i for i in ids if i != bos]
+
+
+def exchange_ids(
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    prompt: Sequence[Mapping[str, Any]],
+    reply: Sequence[Mapping[str, Any]],
+    end_ids: Collection[int],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    pictures: PictureParts | None = None,
+) -> tuple[list[int], list[int]]:
+    """The ids of a prompt, as `prompt_ids` gives them without thinking, and those of the reply, up
+    to the token that ends it. reply: the assistant's message behind the prompt, and those of tools
+    behind it; pictures: see `check_messages`, of the prompt.
+
+    What the template writes for the reply is decided by rendering: the conversation without the
+    reply and a generation prompt at its end, and the one with the reply, whose text a mark begins
+    that no text has, are the same up to where the reply begins. So the header of the model's turn
+    and the empty thought of a generation prompt are the prompt's, and the end of a turn, or the
+    token that opens a tool's answer, is the reply's.
+
+    Raises as `prompt_ids` does, and TemplateError where the template shows the reply elsewhere.
+    """
+    before = check_messages(prompt, markers=template.markers, pictures=pictures)
+    complete = check_messages([*prompt, *reply], markers=template.markers, pictures=[])
+    writing = _Writing(template, tokenizer, [complete, check_tools(tools)])
+    if content := complete[len(before)].get("content"):
+        complete[len(before)]["content"] = writing.mark + content.lstrip()
+    opened = writing.text(before, tools, False, True)
+    shown = writing.text(complete, tools, False, False)
+    at = writing.shared(opened, shown)
+    text, beyond = shown[at:], writing.ids(opened[at:], begins=False)
+    ids = writing.ids(text.replace(writing.mark, ""), begins=False)
+    ends = [place for place, token in enumerate(ids) if token in end_ids]
+    begins = not content or text.startswith((writing.mark, *writing.special))
+    if not begins or not ends or any(token not in tokenizer.special_ids for token in beyond[:1]):
+        raise TemplateError(
+            f"{template.origin}: does not show a reply behind its own generation prompt, up to a "
+            "token that ends it, so that no reply can be learnt; get the template again"
+        )
+    return writing.ids(opened), ids[: ends[0] + 1]
 
 
 def rewritten(

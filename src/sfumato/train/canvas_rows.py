@@ -16,7 +16,7 @@ import torch
 
 from sfumato.train.vocabulary import END_OF_TURN, EOS, PAD, TOKENS
 
-KINDS = ("sudoku", "questions", "fill", "json", "predicted")
+KINDS = ("sudoku", "questions", "fill", "json", "predicted", "chat")
 COPYING = ("fill", "json")
 """Kinds whose texts repeat words of their prompts."""
 WORD = re.compile(r"[A-Za-z0-9]+")
@@ -32,10 +32,14 @@ class CanvasRow(NamedTuple):
     open: list[bool] | None = None  # positions that are not pinned; None: all
     start: list[int] | None = None  # what it begins as where that is no noise; None: the target
     prompt: int | None = None  # how much of the prefix is no part of the text; None: all
+    behind: list[int] | None = None  # of the context, behind the prefix; None: the target's text
 
     @property
     def text(self) -> list[int]:
-        """The target without its filler, an end token included."""
+        """What the context has behind the prefix: the target without its filler, an end token
+        included."""
+        if self.behind is not None:
+            return self.behind
         end = self.target.index(END_OF_TURN) + 1 if END_OF_TURN in self.target else None
         return self.target[:end]
 
@@ -61,6 +65,19 @@ class CanvasBatch(NamedTuple):
     open: torch.Tensor
     kinds: torch.Tensor
     copies: torch.Tensor
+
+    def prefixes(self) -> CanvasBatch:
+        """The same without the texts of the canvases in the contexts: all tokens there are of
+        prompts."""
+        width = int(self.lengths.max())
+        real = torch.arange(width) < self.lengths[:, None]
+        prompts, none = real[:, 1:], torch.zeros(len(real), width - 1, dtype=torch.bool)
+        context = self.context[:, :width].where(real, PAD)
+        return self._replace(context=context, replies=none, prompts=prompts)
+
+    def to(self, device: torch.device) -> CanvasBatch:
+        """The same on a device."""
+        return CanvasBatch(*(each.to(device) for each in self))
 
 
 class Reads(NamedTuple):

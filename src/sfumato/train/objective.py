@@ -10,21 +10,30 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Literal
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from sfumato import ops
 from sfumato.model.adapters import Adapted
+from sfumato.model.head import VocabularyHead
 from sfumato.model.transformer import Transformer, rotary_key
 from sfumato.model.vision.tower import VisionTower, rotary_of
 from sfumato.train.canvas_rows import KINDS, CanvasBatch, Reads
 from sfumato.train.pictures import PictureBatch
-from sfumato.train.vocabulary import EOS, MASK, PAD, UNK
+from sfumato.train.vocabulary import EOS, MASK, UNK
 
 LEAST_NOISE = 0.001
+CONDITIONED = 0.5
+"""The probability of a first pass, whose soft embedding the pass that counts reads."""
+MOST_SCORES = 2**25
+"""Scores of the vocabulary that exist at once: those of more positions are computed in chunks, and
+once more for their gradients."""
 ENCODER_WEIGHT = 0.1
 """Weight of the encoder's next-token loss, against 1 for the canvas. The embedded model's prompts
 are mostly random digits, which cannot be predicted; a full weight would spend the network on
@@ -68,14 +77,17 @@ class TwoPhases(ABC):
         masks: dict[bool, Tensor],
         watched: tuple[int, int],
         canvas_mask: Tensor | None = None,
+        adapted: Sequence[Adapted] = (),
+        dtype: torch.dtype | None = None,
     ) -> None:
         """lengths int64 [batch]: where the canvases begin; masks, by whether the window slides, of
         what is kept, and canvas_mask of the canvases (None: all is seen): added, [batch, length];
-        watched: the layer and the head whose queries, keys and mask `looking` has."""
+        watched: the layer and the head whose queries, keys and mask `looking` has; adapted: see
+        `Attend`; dtype: of activations (None: that of the network's norms)."""
         self.config, self.lengths, self.encoding = network.config, lengths, True
         self.denoise_masks, self.canvas_mask, self.watched = masks, canvas_mask, watched
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
-        self.adapted: tuple[Adapted, ...] = ()
+        self.adapted, self.dtype = tuple(adapted), dtype or network.norm.weight.dtype
         self.looking: tuple[Tensor, Tensor, Tensor] | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -111,13 +123,15 @@ class PrefixAttention(TwoPhases):
         filled: Tensor | None = None,
         pictured: Tensor | None = None,
         block: int | None = None,
+        adapted: Sequence[Adapted] = (),
+        dtype: torch.dtype | None = None,
     ) -> None:
         """lengths int64 [batch]: how much of each row's context, padded to `width`, its canvas
         sees; filled bool [batch, length]: which positions of the canvases there are (None: all);
-        pictured bool [batch, width]: which tokens of the context are soft tokens of the row's one
-        picture, and see each other in sliding layers (None: none); block: tokens that see each
-        other in both directions, counted back from where the canvas begins (None: a token sees
-        those up to itself)."""
+        pictured int64 [batch, width]: which tokens of the context are soft tokens of a picture, by
+        its number from 1 (0: no picture), and see each other in sliding layers (None: none);
+        block: tokens that see each other in both directions, counted back from where the canvas
+        begins (None: a token sees those up to itself)."""
         places = torch.arange(width, device=lengths.device)
         at = places.expand(len(lengths), -1)
         if block is not None:
@@ -128,7 +142,8 @@ class PrefixAttention(TwoPhases):
         sliding = causal & near
         if pictured is not None:
             both = (places - places[:, None]).abs() < window
-            sliding = sliding | (pictured[:, None] & pictured[:, :, None] & both)
+            same = (pictured[:, None] == pictured[:, :, None]) & (pictured > 0)[:, None]
+            sliding = sliding | (same & both)
         # Pads come after every real token, so causality alone hides them from those.
         # Additive masks: attention would otherwise convert bools once per layer and pass.
         self.encode_masks = {False: additive(causal), True: additive(sliding)}
@@ -136,7 +151,8 @@ class PrefixAttention(TwoPhases):
         last = real & (places > lengths[:, None] - window)
         masks = {False: additive(real), True: additive(last)}
         of_canvas = None if filled is None else additive(filled)
-        super().__init__(network, lengths, masks, (COPYING_LAYER, COPYING_HEAD), of_canvas)
+        watched = COPYING_LAYER, COPYING_HEAD
+        super().__init__(network, lengths, masks, watched, of_canvas, adapted, dtype)
 
     def _encode(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sliding: bool) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -173,57 +189,124 @@ def logits(network: Transformer, hidden: Tensor) -> Tensor:
     return (raw / cap).tanh() * cap if cap else raw
 
 
+def cross_entropies(network: Transformer, hidden: Tensor, wanted: Tensor) -> Tensor:
+    """Cross-entropy in nats of each wanted token, float32 [n], from hidden [n, hidden] and wanted
+    int64 [n]. Of the scores, MOST_SCORES exist at once, in the backward pass too."""
+
+    def of_chunk(hidden: Tensor, wanted: Tensor) -> Tensor:
+        return F.cross_entropy(logits(network, hidden), wanted, reduction="none")
+
+    size = max(1, MOST_SCORES // network.config.vocab_size)
+    if len(hidden) <= size:
+        return of_chunk(hidden, wanted)
+    chunks = zip(hidden.split(size), wanted.split(size), strict=True)
+    again = partial(checkpoint, of_chunk, use_reentrant=False, preserve_rng_state=False)
+    return torch.cat([again(*chunk) for chunk in chunks])
+
+
 def noised(target: Tensor, vocab_size: int, generator: torch.Generator | None) -> Tensor:
     """target int64 [batch, length] with each token replaced, with its row's probability
-    t ~ U(LEAST_NOISE, 1), by a uniform draw of the vocabulary."""
+    t ~ U(LEAST_NOISE, 1), by a uniform draw of the vocabulary. The draws are a CPU's, so that they
+    are the same for every device."""
     t = torch.rand(len(target), 1, generator=generator) * (1 - LEAST_NOISE) + LEAST_NOISE
     hit = torch.rand(target.shape, generator=generator) < t
-    return torch.where(hit, torch.randint(0, vocab_size, target.shape, generator=generator), target)
+    other = torch.randint(0, vocab_size, target.shape, generator=generator)
+    return torch.where(hit.to(target.device), other.to(target.device), target)
+
+
+class Pictures(NamedTuple):
+    """Soft tokens in the contexts of a batch."""
+
+    where: Tensor  # int64 [n]: their places in the flattened context
+    values: Tensor  # [n, hidden]
+    numbers: Tensor  # int64 [B, S]: of the picture in its row, from 1; 0 where there is none
 
 
 def loss(
-    network: Transformer, batch: CanvasBatch, generator: torch.Generator | None = None
+    network: Transformer,
+    batch: CanvasBatch,
+    generator: torch.Generator | None = None,
+    *,
+    each_row: bool = False,
+    prompts: bool = True,
+    adapted: Sequence[Adapted] = (),
+    dtype: torch.dtype | None = None,
+    pictures: Pictures | None = None,
 ) -> dict[str, Tensor]:
-    """Cross-entropies in nats of whole canvases: "canvas", and "encoder" of the encoder's next
-    tokens, those of the canvas left out.
+    """Cross-entropies in nats: "canvas", the mean over all positions of the canvases, and
+    "encoder", the mean over the encoder's next tokens.
 
     With probability one half a first pass without gradient gives the soft embedding for the pass
-    that counts.  No 1/t weight.
+    that counts.  No 1/t weight.  The objective is that of Google's fine-tuning (google-deepmind/
+    gemma, diffusion/hackable_diffusion_adapter/hd/sft_model.py).
+    each_row: whether each row draws if it reads a soft embedding, or the batch once; prompts:
+    whether the encoder's loss is of prompts and texts, or of texts alone; adapted: see `Attend`;
+    dtype: see `TwoPhases`.
     """
-    target, lengths, width = batch.target, batch.lengths, int(batch.lengths.max())
-    real = torch.arange(width) < lengths[:, None]
-    context = batch.context[:, :width].where(real, PAD)
-    attend = PrefixAttention(network, lengths, width)
-    encoded = _encoded(network, context, attend)
-    canvas = noised(target, network.config.vocab_size, generator)
-    soft = None
-    if torch.rand((), generator=generator) < 0.5:
-        with torch.no_grad():
-            soft = _soft(_scores(network, canvas, None, attend), network)
-    scores = _scores(network, canvas, soft, attend)
+    width = batch.context.shape[1]
+    numbers = None if pictures is None else pictures.numbers
+    attend = PrefixAttention(
+        network, batch.lengths, width, pictured=numbers, adapted=adapted, dtype=dtype
+    )
+    soft = None if pictures is None else (pictures.where, pictures.values)
+    encoded = _encoded(network, batch.context, attend, soft)
+    hidden = _of_noise(network, batch.target, attend, generator, each_row)
+    which = batch.replies | batch.prompts if prompts else batch.replies
     return {
-        "canvas": F.cross_entropy(scores.flatten(0, 1), target.flatten()),
-        "encoder": _next_token_loss(network, encoded, context, real[:, 1:]),
+        "canvas": cross_entropies(network, hidden, batch.target.flatten()).mean(),
+        "encoder": _next_token_loss(network, encoded, batch.context, which),
     }
 
 
+def _of_noise(
+    network: Transformer,
+    target: Tensor,
+    attend: PrefixAttention,
+    generator: torch.Generator | None,
+    each_row: bool = False,
+) -> Tensor:
+    """The hidden states [all positions, hidden] of noised canvases, maybe after a first pass; see
+    `loss`."""
+    canvas, soft = noised(target, network.config.vocab_size, generator), None
+    chosen = torch.rand((len(target), 1, 1) if each_row else (), generator=generator) < CONDITIONED
+    if chosen.any() and network.self_conditioning is not None:
+        with torch.no_grad():
+            first = _denoised(network, canvas, None, attend)
+            size = max(1, MOST_SCORES // network.config.vocab_size)
+            parts = [
+                _soft(logits(network, x), network, x.dtype) for x in first.flatten(0, 1).split(size)
+            ]
+            soft = torch.cat(parts).view_as(first)
+            if each_row:
+                soft = soft * chosen.to(soft)
+    return _denoised(network, canvas, soft, attend).flatten(0, 1)
+
+
 def mask_loss(
-    network: Transformer, batch: CanvasBatch, generator: torch.Generator
+    network: Transformer,
+    batch: CanvasBatch,
+    generator: torch.Generator | None = None,
+    *,
+    adapted: Sequence[Adapted] = (),
+    dtype: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
     """Cross-entropy in nats of the tokens that masks hide, "canvas": the mean over rows of the mean
-    over each row's masks.  A row hides each token with a probability t ~ U(0, 1), and one at least:
-    in expectation this is the bound of masked diffusion, whose weight is 1/t (Sahoo et al. 2024,
-    arXiv:2406.07524)."""
-    target, lengths, width = batch.target, batch.lengths, int(batch.lengths.max())
-    real = torch.arange(width) < lengths[:, None]
-    context = batch.context[:, :width].where(real, PAD)
-    attend = PrefixAttention(network, lengths, width, block=network.config.canvas_length)
-    _encoded(network, context, attend)
+    over each row's masks.  A row hides each open token with a probability t ~ U(0, 1), and one at
+    least: in expectation this is the bound of masked diffusion, whose weight is 1/t (Sahoo et al.
+    2024, arXiv:2406.07524)."""
+    target, config = batch.target, network.config
+    width, block = int(batch.lengths.max()), config.canvas_length
+    attend = PrefixAttention(
+        network, batch.lengths, width, block=block, adapted=adapted, dtype=dtype
+    )
+    _encoded(network, batch.context[:, :width], attend)
     draws = torch.rand(target.shape, generator=generator)
     share = torch.rand(len(target), 1, generator=generator)
-    hidden = draws <= share.maximum(draws.min(1, keepdim=True).values)
-    scores = _scores(network, target.masked_fill(hidden, MASK), None, attend)
-    each = F.cross_entropy(scores.flatten(0, 1), target.flatten(), reduction="none")
+    draws = draws.to(target.device).masked_fill(~batch.open, 2.0)
+    hidden = draws <= share.to(target.device).maximum(draws.min(1, keepdim=True).values)
+    assert config.mask_id is not None
+    states = _denoised(network, target.masked_fill(hidden, config.mask_id), None, attend)
+    each = cross_entropies(network, states.flatten(0, 1), target.flatten())
     of_row = (each.view(target.shape) * hidden).sum(1) / hidden.sum(1)
     return {"canvas": of_row.mean()}
 
@@ -257,7 +340,7 @@ def canvas_losses(
                 if steps:
                     scores /= TEMPERATURE
                     canvas = _stepped(scores, batch, generator)
-                soft = _soft(scores, network) * batch.open[:, :, None]
+                soft = _soft(scores, network, attend.dtype) * batch.open[:, :, None]
     scores = _scores(network, canvas, soft, attend)
     each = F.cross_entropy(scores.flatten(0, 1), batch.target.flatten(), reduction="none")
     of_row = (each.view(batch.open.shape) * batch.open).sum(1) / batch.open.sum(1)
@@ -287,17 +370,12 @@ def picture_losses(
     context, target = batch.context[:rows], batch.target[:rows]
     at = batch.places[:rows, None] + torch.arange(soft.shape[1])
     where = (at + context.shape[1] * torch.arange(rows)[:, None]).flatten()
-    pictured = torch.zeros(context.numel(), dtype=torch.bool)
-    pictured[where] = True
+    pictured = torch.zeros(context.numel(), dtype=torch.int64)
+    pictured[where] = 1
     pictured = pictured.view_as(context)
     attend = PrefixAttention(network, batch.lengths[:rows], context.shape[1], None, pictured)
     _encoded(network, context, attend, (where, soft.flatten(0, 1)))
-    canvas, before = noised(target, network.config.vocab_size, generator), None
-    if torch.rand((), generator=generator) < 0.5:
-        with torch.no_grad():
-            before = _soft(_scores(network, canvas, None, attend), network)
-    scores = _scores(network, canvas, before, attend)
-    each = F.cross_entropy(scores.flatten(0, 1), target.flatten(), reduction="none")
+    each = cross_entropies(network, _of_noise(network, target, attend, generator), target.flatten())
     return {"canvas": each.mean(), "answer": each[target.flatten() != EOS].mean()}
 
 
@@ -328,8 +406,8 @@ def _encoded(
     soft: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """The encode phase's hidden states [batch, width, hidden]; soft: see `Transformer.encode`."""
-    positions = torch.arange(context.shape[1]).expand_as(context)
-    return network.encode(context, positions, attend, network.norm.weight.dtype, soft)
+    positions = torch.arange(context.shape[1], device=context.device).expand_as(context)
+    return network.encode(context, positions, attend, attend.dtype, soft)
 
 
 def _denoised(
@@ -340,8 +418,9 @@ def _denoised(
 ) -> Tensor:
     """The denoise phase's hidden states [batch, length, hidden]."""
     attend.encoding = False
-    positions = attend.lengths[:, None] + torch.arange(canvas.shape[1])
-    return network.denoise(canvas, soft, positions, attend, network.norm.weight.dtype)
+    places = torch.arange(canvas.shape[1], device=canvas.device)
+    positions = attend.lengths[:, None] + places
+    return network.denoise(canvas, soft, positions, attend, attend.dtype)
 
 
 def _scores(
@@ -351,10 +430,10 @@ def _scores(
     return logits(network, _denoised(network, canvas, soft, attend))
 
 
-def _soft(scores: Tensor, network: Transformer) -> Tensor:
-    """The soft embedding [batch, length, hidden] of scores [batch, length, vocab]."""
-    weight = network.embed_tokens.weight
-    return scores.softmax(dim=-1).to(weight.dtype) @ weight * weight.shape[1] ** 0.5
+def _soft(scores: Tensor, network: Transformer, dtype: torch.dtype) -> Tensor:
+    """The soft embedding [..., hidden] of scores [..., vocab]."""
+    head = VocabularyHead(network.embed_tokens.weight, network.config.logit_softcap)
+    return head.soft_embedding(scores, dtype)
 
 
 def _next_token_loss(
@@ -363,8 +442,7 @@ def _next_token_loss(
     """The mean over those tokens of the context, of which `which` [batch, width - 1] says what
     comes next; 0 if there are none."""
     hidden, wanted = encoded[:, :-1][which], context[:, 1:][which]
-    of_tokens = F.cross_entropy(logits(network, hidden), wanted, reduction="sum")
-    return of_tokens / max(1, len(wanted))
+    return cross_entropies(network, hidden, wanted).sum() / max(1, len(wanted))
 
 
 def _stepped(scores: Tensor, batch: CanvasBatch, generator: torch.Generator) -> Tensor:

@@ -49,7 +49,17 @@ from sfumato.train.objective import (
     soft_tokens,
 )
 from sfumato.train.pictures import PictureBatch, PictureRow
-from sfumato.train.trainer import PRINTED, Gradients, Progress, Trainer, Watch, adamw, muon
+from sfumato.train.trainer import (
+    PRINTED,
+    Gradients,
+    Progress,
+    Trainer,
+    Watch,
+    adamw,
+    fallen,
+    muon,
+    warm_up,
+)
 from sfumato.train.vocabulary import (
     BOS,
     END_OF_TURN,
@@ -66,7 +76,6 @@ from sfumato.train.vocabulary import (
 from sfumato.weights.files.tensorfile import TensorStream
 
 TALK_STEPS, DECIDE_STEPS, FILL_STEPS = 8_700, 5_550, 13_578
-WARM_UP = 100
 PARTS = 2
 """Parts of each step of the later stages; numbers of rows are those of a part."""
 QUESTIONS = 4
@@ -174,15 +183,6 @@ def initialised(config: ModelConfig, generator: torch.Generator) -> Transformer:
     return network
 
 
-def _warm_up(step: int) -> float:
-    return min(1.0, (step + 1) / WARM_UP)
-
-
-def _fallen(angle: float) -> float:
-    """A cosine from 1 at angle 0 down to 2 % at angle π."""
-    return 0.02 + 0.98 * (0.5 * (1 + math.cos(angle)))
-
-
 def talk_rate(step: int, steps: int) -> float:
     """Linear warm-up, then one cosine: restarting it at full rate costs accuracy. The last steps
     are another one, from a tenth of the rate."""
@@ -190,7 +190,7 @@ def talk_rate(step: int, steps: int) -> float:
     peak, done, total = (
         (TALK_RATE, step, main) if step < main else (LAST_RATE, step - main, max(1, steps - main))
     )
-    return peak * _warm_up(done) * _fallen(math.pi * done / total)
+    return peak * warm_up(done) * fallen(math.pi * done / total)
 
 
 def mixture(step: int, steps: int) -> Mixture:
@@ -210,7 +210,7 @@ def train_talk(steps: int = TALK_STEPS, seed: int = 0, watch: Watch = PRINTED) -
 
     def work(part: int) -> Iterator[Gradients]:
         for batch in data:
-            losses = loss(network, batch, generator)
+            losses = loss(network, batch.prefixes(), generator)
             yield trainer.gradients(losses, {"canvas": 1.0, "encoder": ENCODER_WEIGHT})
 
     trainer.run(steps, lambda step: talk_rate(step, steps), work)
@@ -258,7 +258,7 @@ class Phase(NamedTuple):
     def learning_rate(self, step: int) -> float:
         """With a linear warm-up of the stage's first steps."""
         done = (step - self.start) / (self.end - self.start)
-        return self.peak * _warm_up(step) * _fallen(math.pi * done)
+        return self.peak * warm_up(step) * fallen(math.pi * done)
 
 
 LOOKS = ("words", "looks", "labels", "evidence", "subjects")
@@ -327,7 +327,7 @@ def train_decide(
         ) -> Iterator[Gradients]:
             for reads, chats, noise in decide_rows(seed, phase, first, part):
                 losses = read_losses(network, reads, phase.labels)
-                losses |= loss(network, chats, noise)
+                losses |= loss(network, chats.prefixes(), noise)
                 yield trainer.gradients(losses, weights, ("slot", "options", "canvas"))
 
         trainer.run(phase.until, phase.learning_rate, work)
@@ -351,7 +351,7 @@ def fill_rate(step: int, steps: int) -> float:
     """A linear warm-up, level, and in the last steps a line down to 2 %: what is learnt last, the
     letters of long words, needs many steps at the full rate."""
     left = min(1.0, (steps - step) / (FALL_SHARE * steps))
-    return FILL_RATE * _warm_up(step) * (0.02 + 0.98 * left)
+    return FILL_RATE * warm_up(step) * (0.02 + 0.98 * left)
 
 
 def train_fill(
@@ -427,7 +427,7 @@ def _pictures(
 
 def cosine_rate(peak: float, step: int, steps: int) -> float:
     """A linear warm-up, and a cosine."""
-    return peak * _warm_up(step) * _fallen(math.pi * step / steps)
+    return peak * warm_up(step) * fallen(math.pi * step / steps)
 
 
 def train_digits(network: Transformer, steps: int, seed: int, watch: Watch) -> Tensor:
@@ -449,7 +449,7 @@ def train_digits(network: Transformer, steps: int, seed: int, watch: Watch) -> T
             losses = picture_losses(network, soft, batch, noise)
             yield trainer.gradients(losses, dict.fromkeys(losses, 1.0))
 
-    trainer.run(steps, lambda step: DIGITS_RATE * _warm_up(step) * (1 - step / steps), work)
+    trainer.run(steps, lambda step: DIGITS_RATE * warm_up(step) * (1 - step / steps), work)
     return vectors[0].detach()
 
 

@@ -2,15 +2,18 @@
 
 The parts of a step have a process each, on weights in shared memory: in threads of one process they
 wait for each other's turn in the interpreter, since most of a step's operations are small.  Knows
-no data and no objective.
+no data and no objective; what a client draws for a step has to follow from the step's number, if
+`state_dict` is to be all that a run goes on with.
 """
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -35,6 +38,8 @@ Gradients = tuple[tuple[Tensor, ...], dict[str, float]]
 """The gradient of every parameter that is learned, and the losses by name."""
 Work = Callable[[int], Iterator[Gradients]]
 """What a part, by its number, computes in its steps, one after another."""
+After = Callable[[dict[str, float]], bool]
+"""Called after each step with its losses; False ends the run."""
 Progress = Callable[[int, int], None]  # called with the steps done, and all of them
 
 
@@ -47,6 +52,17 @@ class Watch(NamedTuple):
 
 
 PRINTED = Watch()
+WARM_UP = 100
+
+
+def warm_up(step: int, steps: int = WARM_UP) -> float:
+    """A line up to 1 in so many steps."""
+    return min(1.0, (step + 1) / steps)
+
+
+def fallen(angle: float, least: float = 0.02) -> float:
+    """A cosine from 1 at angle 0 down to `least` at angle π."""
+    return least + (1 - least) * (0.5 * (1 + math.cos(angle)))
 
 
 def adamw(network: nn.Module) -> list[torch.optim.Optimizer]:
@@ -83,12 +99,14 @@ class Trainer:
         watch: Watch,
         parts: int = 0,
         average: float | None = None,
+        accumulate: int = 1,
     ) -> None:
         """name: for reports; parts: of each step, computed with `fast_ops` (0: this process
         computes the steps, with plain operations); average: the share of the mean of the weights
-        that a step leaves as it is (None: no mean is kept)."""
+        that a step leaves as it is (None: no mean is kept); accumulate: how many gradients, one
+        after another, a step is the mean of, where there are no parts."""
         self.name, self.network, self.optimisers = name, network, optimisers
-        self.steps, self.watch, self.parts = steps, watch, parts
+        self.steps, self.watch, self.parts, self.accumulate = steps, watch, parts, accumulate
         self.learned = [p for p in network.parameters() if p.requires_grad]
         self.done, self.start, self.smooth = 0, time.perf_counter(), dict[str, float]()
         self.mean = None
@@ -103,9 +121,10 @@ class Trainer:
     ) -> Gradients:
         """The gradients of the sum of the weighted losses. shown: the losses of a report (None:
         all)."""
-        total = torch.zeros(())
-        for name, weight in weights.items():
-            total = total + weight * losses[name]
+        total = sum(
+            (weight * losses[name] for name, weight in weights.items()),
+            torch.zeros((), device=self.learned[0].device),
+        )
         # Without a soft embedding, what reads it has no gradient: one process then leaves it as it
         # is, for several the gradient is zero.
         of_parameters = torch.autograd.grad(
@@ -113,25 +132,39 @@ class Trainer:
         )
         return of_parameters, {name: losses[name].item() for name in shown or losses}
 
-    def step(self, results: Sequence[Gradients], rate: float) -> dict[str, float]:
-        """One step at this learning rate, on the mean of the parts' gradients; returns the mean of
-        each loss over the parts that have it."""
-        for parameter, *each in zip(self.learned, *(grads for grads, _ in results), strict=True):
-            parameter.grad = None if each[0] is None else sum(each[1:], each[0]) / len(each)
+    def step(self, results: Iterable[Gradients], rate: float) -> dict[str, float]:
+        """One step at this learning rate, on the mean of these gradients; returns the mean of each
+        loss over those that have it."""
+        values: dict[str, list[float]] = {}
+        count = 0
+        for gradients, losses in results:
+            count += 1
+            for parameter, own in zip(self.learned, gradients, strict=True):
+                if own is not None:
+                    parameter.grad = own if parameter.grad is None else parameter.grad + own
+            for name, value in losses.items():
+                values.setdefault(name, []).append(value)
+        for parameter in self.learned:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad / count
         torch.nn.utils.clip_grad_norm_(self.learned, CLIP)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = rate
             optimiser.step()
+            optimiser.zero_grad()
         self.done += 1
         if self.mean is not None:
             self.mean.update_parameters(self.network)
-        values: dict[str, list[float]] = {}
-        for name, value in (item for _, losses in results for item in losses.items()):
-            values.setdefault(name, []).append(value)
         return {name: sum(each) / len(each) for name, each in values.items()}
 
-    def run(self, until: int, rate: Callable[[int], float], work: Work) -> None:
+    def run(
+        self,
+        until: int,
+        rate: Callable[[int], float],
+        work: Work,
+        after: After = lambda losses: True,
+    ) -> None:
         """Takes steps until so many are done, each at the rate of its number."""
         with self._results(work) as results:
             while self.done < until:
@@ -142,6 +175,34 @@ class Trainer:
                 self.watch.progress(self.done, self.steps)
                 if self.done % self.watch.every == 0:
                     self._report()
+                if not after(losses):
+                    return
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a run goes on with, tensors and plain values: what is learned, the optimisers,
+        the number of steps done, and what reports show."""
+        return {
+            "done": self.done,
+            "smooth": dict(self.smooth),
+            "learned": [parameter.detach() for parameter in self.learned],
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+            "mean": None if self.mean is None else self.mean.state_dict(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there. Raises ValueError for the state of another network."""
+        for parameter, value in zip(self.learned, state["learned"], strict=True):
+            if parameter.shape != value.shape:
+                raise ValueError(
+                    f"has a tensor of {tuple(value.shape)} for {tuple(parameter.shape)}"
+                )
+            parameter.copy_(value)
+        for optimiser, own in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(own)
+        if self.mean is not None:
+            self.mean.load_state_dict(state["mean"])
+        self.done, self.smooth = state["done"], dict(state["smooth"])
 
     def finish(self) -> None:
         """Gives the network the mean of its weights over the steps."""
@@ -149,11 +210,11 @@ class Trainer:
         self.network.load_state_dict(self.mean.module.state_dict())
 
     @contextmanager
-    def _results(self, work: Work) -> Iterator[Callable[[], list[Gradients]]]:
+    def _results(self, work: Work) -> Iterator[Callable[[], Iterable[Gradients]]]:
         """What computes the next gradients of all parts."""
         if not self.parts:
             steps = work(0)
-            yield lambda: [next(steps)]
+            yield lambda: islice(steps, self.accumulate)
             return
         with fast_ops(), part_processes(self.learned, work, self.parts) as results:
             yield results

@@ -11,14 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sfumato.media.part import PictureSource
+from sfumato.media.part import of_url as of_url
 from sfumato.media.patches import Patches
 from sfumato.refused import Refused
 from sfumato.server.http.pictures import Unread
 from sfumato.server.schemas import Body
 from sfumato.server.service import Service
-
-DETAILS = {"auto": None, "low": 70, "high": 560, "original": 1120}
-"""Soft tokens of a picture at most, by OpenAI's `detail`; None: the model's default."""
 
 MixedPrompt = str | list[int | str | PictureSource]
 """One prompt: a text, or token ids, texts and pictures in their order."""
@@ -27,23 +25,6 @@ MixedPrompt = str | list[int | str | PictureSource]
 def message_part(source: PictureSource) -> dict[str, Any]:
     """The part of a message that is this picture."""
     return {"type": "image", "source": source}
-
-
-def of_url(part: Mapping[str, Any], where: str) -> PictureSource:
-    """The source of OpenAI's parts `image_url` and `input_image`. Raises Refused."""
-    given: Any = part.get("image_url")
-    detail, at = part.get("detail"), f"{where}.detail"
-    if part.get("file_id") is not None:
-        raise Refused(
-            f"{where}.file_id", "no files are kept here", "send a data URL", "unsupported"
-        )
-    if isinstance(given, Mapping):
-        detail, at, given = given.get("detail"), f"{where}.image_url.detail", given.get("url")
-    if not isinstance(given, str):
-        raise Refused(f"{where}.image_url", "must be a URL")
-    if not isinstance(detail, str | None) or (detail or "auto") not in DETAILS:
-        raise Refused(at, f"must be one of {', '.join(DETAILS)}")
-    return PictureSource(given, f"{where}.image_url", DETAILS[detail or "auto"])
 
 
 def of_base64(given: Any, where: str) -> PictureSource:

@@ -1,0 +1,168 @@
+"""The folder of a tuning run: its settings, checkpoints, curves and answers.
+
+A checkpoint has its name only when it is complete, and the newest few are kept; so a run that is
+killed at any moment goes on from the last one.  Knows no network: states are tensors and plain
+values.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sfumato.refused import Refused
+from sfumato.weights.errors import CheckpointError
+from sfumato.weights.files.atomic_write import atomic_path
+from sfumato.weights.files.jsonfile import read_object
+
+SETTINGS, CURVES, PLOT, SAMPLES = "tuning.json", "curves.jsonl", "curves.svg", "samples.jsonl"
+CHECKPOINTS, ADAPTER, MODEL = "checkpoints", "adapter", "model"
+_OURS = {SETTINGS, CURVES, PLOT, SAMPLES, CHECKPOINTS, ADAPTER, MODEL}
+_CHECKPOINT = re.compile(r"step-(\d{9})\.pt")
+_COLOURS = ("#1b6ca8", "#c0392b", "#2e7d32", "#8e44ad", "#b9770e")
+_WIDTH, _HEIGHT, _LEFT, _TOP = 640, 320, 56, 24
+
+
+class RunFolder:
+    """The folder of one run."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], keep: int = 3) -> None:
+        """settings: plain values that all numbers of the run depend on; keep: checkpoints."""
+        self.path, self.settings, self.keep = path, settings, keep
+
+    def begin(self, resume: bool, force: bool) -> dict[str, Any] | None:
+        """Makes the folder; returns the state to go on from, None for a new run. Raises Refused for
+        a folder of another run or of something else, CheckpointError for what cannot be read, and
+        OSError."""
+        entries = {each.name for each in self.path.iterdir()} if self.path.is_dir() else set()
+        if self.path.exists() and (not self.path.is_dir() or entries - _OURS):
+            raise Refused("out", f"{self.path} holds what is no part of a run", "name another")
+        if entries and not (resume or force):
+            raise Refused(
+                "out",
+                f"{self.path} has a run",
+                "go on with it by --resume, replace it by --force, or name another folder",
+            )
+        if resume and entries:
+            return self._resumed()
+        for name in entries:
+            each = self.path / name
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        (self.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        self._write(SETTINGS, json.dumps(self.settings, indent=2) + "\n")
+        return None
+
+    def _resumed(self) -> dict[str, Any] | None:
+        before = read_object(self.path / SETTINGS)
+        for name, value in self.settings.items():
+            if before.get(name) != value:
+                raise Refused(
+                    name,
+                    f"the run in {self.path} has {json.dumps(before.get(name))}, and not "
+                    f"{json.dumps(value)}",
+                    "go on with what it has, or begin another run",
+                )
+        if not (kept := self.checkpoints()):
+            return None
+        path = kept[-1]
+        try:
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # a damaged archive fails in any way
+            why = str(error).split("\n")[0][:200]
+            raise CheckpointError(
+                f"{path}: is damaged ({why}); remove it to go on from the one before it"
+            ) from error
+        for name in (CURVES, SAMPLES):  # a killed run may have gone on after its checkpoint
+            lines = [line for line in self.lines(name) if line["step"] <= state["done"]]
+            self._write(name, "".join(json.dumps(line) + "\n" for line in lines))
+        return state
+
+    def checkpoints(self) -> list[Path]:
+        """The checkpoints that there are, from the oldest."""
+        folder = self.path / CHECKPOINTS
+        return sorted(each for each in folder.glob("step-*.pt") if _CHECKPOINT.fullmatch(each.name))
+
+    def save(self, state: Mapping[str, Any], step: int) -> None:
+        """Writes a checkpoint, whole or not at all, and removes those that are too many. Raises
+        ValueError or OSError where the disk is full; then the last one is as it was."""
+        size = sum(each.nbytes for each in _tensors(state))
+        path = self.path / CHECKPOINTS / f"step-{step:09}.pt"
+        with atomic_path(path, size, force=True) as part, part.open("wb") as file:
+            torch.save(state, file)
+        for old in self.checkpoints()[: -self.keep]:
+            old.unlink(missing_ok=True)
+
+    def add(self, name: str, line: Mapping[str, Any]) -> None:
+        """Appends a line to the curves or to the answers."""
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """The lines of the curves or the answers; one that a killed run left half is none."""
+        path, lines = self.path / name, list[dict[str, Any]]()
+        for text in path.read_text("utf-8").splitlines() if path.is_file() else ():
+            try:
+                lines.append(json.loads(text))
+            except ValueError:
+                break
+        return lines
+
+    def plot(self) -> None:
+        """Draws the losses of the curves."""
+        curves: dict[str, list[tuple[float, float]]] = {}
+        for line in self.lines(CURVES):
+            for name, value in line["losses"].items():
+                curves.setdefault(name, []).append((line["step"], value))
+        self._write(PLOT, svg(curves))
+
+    def _write(self, name: str, text: str) -> None:
+        with atomic_path(self.path / name, len(text), force=True) as part:
+            part.write_text(text, encoding="utf-8")
+
+
+def _tensors(value: Any) -> Iterable[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (tensor for each in value.values() for tensor in _tensors(each))
+    elif isinstance(value, list | tuple):
+        yield from (tensor for each in value for tensor in _tensors(each))
+
+
+def svg(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """Lines of (step, loss), by name, as a picture."""
+    points = [point for each in curves.values() for point in each]
+    last = max((step for step, _ in points), default=1) or 1
+    top = max((loss for _, loss in points), default=1) or 1
+    right, bottom = _WIDTH - 16, _HEIGHT - 32
+
+    def place(step: float, loss: float) -> str:
+        x = _LEFT + (right - _LEFT) * step / last
+        return f"{x:.1f},{bottom - (bottom - _TOP) * loss / top:.1f}"
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
+        f'<path d="M{_LEFT},{_TOP}V{bottom}H{right}" fill="none" stroke="#555"/>',
+        f'<text x="{_LEFT - 6}" y="{_TOP + 4}" text-anchor="end">{top:.3g}</text>',
+        f'<text x="{_LEFT - 6}" y="{bottom}" text-anchor="end">0</text>',
+        f'<text x="{right}" y="{bottom + 18}" text-anchor="end">step {last:,.0f}</text>',
+        f'<text x="{_LEFT}" y="{_TOP - 8}">loss, nats a token</text>',
+    ]
+    for number, (name, curve) in enumerate(curves.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        line = " ".join(place(*point) for point in curve)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}"/>')
+        y = _TOP + 16 * number
+        parts.append(
+            f'<text x="{right}" y="{y}" text-anchor="end" fill="{colour}">{escape(name)}</text>'
+        )
+    return "\n".join([*parts, "</svg>", ""])

@@ -1,0 +1,460 @@
+"""Tunes a loaded model on conversations: an adapter, or all weights.
+
+`tune` is `sfumato tune` in Python.  What a step draws follows from the seed and its number, so that
+a run that goes on from a checkpoint has the numbers of one that was never interrupted, on the same
+machine.  Knows no command line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cache, partial
+from pathlib import Path
+from shutil import copyfile
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sfumato.api import Model
+from sfumato.convert import write_tokenizer
+from sfumato.convert.files import config_files, save_folder
+from sfumato.convert.tower import hf_tower_tensors
+from sfumato.diffusion.canvas import Canvas
+from sfumato.model.adapter_files import AdapterFile, adaptable, write_peft
+from sfumato.model.adapters import NONE, Adapted, Adapter, LowRank
+from sfumato.model.families import open_checkpoint
+from sfumato.model.model_config import ModelConfig
+from sfumato.model.vision.config import vision_to_hf
+from sfumato.model.vision.loading import find_tower
+from sfumato.options.tuning import TUNING
+from sfumato.refused import Refused
+from sfumato.tasks.alone import alone, finish
+from sfumato.tasks.reply import ReplyTask
+from sfumato.tasks.works import Prompt
+from sfumato.train.canvas_rows import collate
+from sfumato.train.chats import Canvases, Exchange, exchanges, read_chats, split
+from sfumato.train.objective import Pictures, loss, mask_loss
+from sfumato.train.run_folder import ADAPTER, CURVES, MODEL, SAMPLES, RunFolder
+from sfumato.train.trainer import Gradients, Trainer, Watch, fallen, warm_up
+from sfumato.weights.checkpoint import Checkpoint
+from sfumato.weights.files.tensorfile import TensorStream
+
+NUMBER = 1
+"""The number under which the adapter is attached while it is tuned."""
+MOST_HELD_OUT = 256
+"""Held-out rows that an evaluation reads."""
+MOST_ANSWER = 512  # tokens of an answer to a held-out prompt
+BETAS = (0.95, 0.99)  # of Google's fine-tuning
+LAST_WARM_UP = 0.1  # share of the steps along which the rate may rise
+_POOL = 16  # batches whose rows are sorted by length together
+
+Progress = Callable[[int, int, str], None]
+"""Called with the steps done, all of them, and a text for people."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a model is tuned; `options.tuning.TUNING` says what each means and which values it takes.
+    Raises Refused, naming the field."""
+
+    full: bool = False
+    targets: tuple[str, ...] = ("attention", "mlp", "self-conditioning")
+    rank: int = 16
+    alpha: float = 32.0
+    context: int = 1024
+    long: str = "refuse"
+    replies_only: bool = False
+    epochs: float = 3.0
+    steps: int | None = None
+    batch: int = 8
+    at_once: int = 1
+    rate: float = 1.5e-4
+    last_rate: float = 1.5e-5
+    warm_up: int = 100
+    weight_decay: float = 1e-4
+    recompute: bool = False
+    eval_every: int | None = None
+    patience: int = 5
+    samples: int = 2
+    save_every: int | None = None
+    keep: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for each in TUNING:
+            value = getattr(self, each.name)
+            if value is None and each.default is None:
+                continue
+            try:
+                each.kind.accept(list(value) if isinstance(value, tuple) else value)
+            except ValueError as error:
+                raise Refused(each.name, str(error)) from None
+        if self.batch % self.at_once:
+            raise Refused("at_once", f"{self.at_once} does not divide the batch of {self.batch}")
+        if self.last_rate > self.rate:
+            raise Refused("last_rate", f"{self.last_rate:g} is over the rate of {self.rate:g}")
+
+
+class Tuned(NamedTuple):
+    """What a run came to."""
+
+    out: Path  # of the adapter's folder, or of the checkpoint
+    steps: int  # done
+    loss: float  # of the last step's canvases, in nats a token
+    held_out: float | None  # the lowest, in nats a token
+    ended: str  # "steps", "patience" or "stopped"
+
+
+def tune(
+    model: Model,
+    data: str | Path,
+    out: str | Path,
+    tuning: Tuning = Tuning(),
+    *,
+    held_out: float | str | Path = 0.1,
+    resume: bool = False,
+    force: bool = False,
+    progress: Progress = lambda done, total, more: None,
+    report: Callable[[str], None] = lambda line: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Tuned:
+    """Tunes a model on the conversations of a file of JSON Lines, or of a folder of `datasets`.
+
+    model: of `sfumato.load`, with float or quantized weights, on one device; it has the adapter, or
+    the weights, afterwards. out: a folder, which gets `adapter/` (PEFT's files) or, of a full
+    tuning, `model/` (a checkpoint), and beside it checkpoints, `curves.jsonl`, `curves.svg`,
+    `samples.jsonl` and `tuning.json`. held_out: a share of the conversations, 0 for none, or a file
+    of others. resume: goes on with the run that is in `out`; force: replaces it. stopped: called
+    after each step; True ends the run with a checkpoint.
+
+    With held-out rows, what is written is that of the evaluation with the lowest loss.
+
+    Raises Refused, naming the file, line and field or the choice, for what cannot be tuned;
+    CheckpointError for a damaged state; ValueError or OSError where the disk is full: the last
+    checkpoint is whole then.
+    """
+    return _Run(model, Path(data), Path(out), tuning, held_out, progress, report, stopped).run(
+        resume, force
+    )
+
+
+def new_adapter(
+    config: ModelConfig, tuning: Tuning, device: torch.device, generator: torch.Generator
+) -> dict[str, LowRank]:
+    """An adapter that changes nothing yet: `down` uniform as PEFT draws it, in ± 1 / sqrt(inputs),
+    `up` zeros, both float32 parameters. Raises Refused where there is nothing of that kind."""
+    changes = dict[str, LowRank]()
+    for path, (*lead, outputs, inputs) in adaptable(config).items():
+        part = path.split(".")[-2].replace("self_attn", "attention").replace("_", "-")
+        if part not in tuning.targets:
+            continue
+        bound = inputs**-0.5
+        down = torch.empty(*lead, tuning.rank, inputs).uniform_(-bound, bound, generator=generator)
+        up = torch.zeros(*lead, outputs, tuning.rank)
+        down, up = (nn.Parameter(each.to(device)) for each in (down, up))
+        changes[path] = LowRank(down, up, tuning.alpha / tuning.rank)
+    if not changes:
+        raise Refused("targets", f"this network has no {' and no '.join(tuning.targets)}")
+    return changes
+
+
+class Rows:
+    """The rows of a data file in the order of training, by the number of their batch."""
+
+    def __init__(self, rows: Sequence[Exchange], canvases: Canvases, size: int, seed: int) -> None:
+        self.rows, self.canvases, self.size, self.seed = rows, canvases, size, seed
+        self._order = cache(self._permuted)
+
+    def _permuted(self, epoch: int) -> list[int]:
+        order: list[int] = (
+            np.random.default_rng((self.seed, 2, epoch)).permutation(len(self.rows)).tolist()
+        )
+        return order
+
+    def batch(self, number: int) -> list[Exchange]:
+        """Rows of similar lengths; each row comes once before any comes again, but for the order
+        within a pool of batches."""
+        pool, place = divmod(number, _POOL)
+        places = range(pool * _POOL * self.size, (pool + 1) * _POOL * self.size)
+        drawn = (divmod(at, len(self.rows)) for at in places)
+        rows = [self.rows[self._order(epoch)[at]] for epoch, at in drawn]
+        rows.sort(key=lambda row: len(row.prompt) + len(row.reply))
+        order = np.random.default_rng((self.seed, 3, pool)).permutation(_POOL)
+        first = int(order[place]) * self.size
+        return rows[first : first + self.size]
+
+
+class _Run:
+    def __init__(
+        self,
+        model: Model,
+        data: Path,
+        out: Path,
+        tuning: Tuning,
+        held_out: float | str | Path,
+        progress: Progress,
+        report: Callable[[str], None],
+        stopped: Callable[[], bool],
+    ) -> None:
+        self.model, self.network, self.tuning = model, model.network, tuning
+        self.progress, self.report, self.stopped = progress, report, stopped
+        if self.network.is_mixed:
+            raise Refused("model", "has layers on several devices", "tune it on one device")
+        self.canvases = Canvases.of(model, tuning.context, tuning.long)
+        learnt, held = _split(read_chats(data), held_out, tuning.seed)
+        self.held = exchanges(held, self.canvases)[:MOST_HELD_OUT]
+        rows = exchanges(learnt, self.canvases)
+        if not rows:
+            raise Refused(str(data), "has no row that fits", "raise --context")
+        self.rows = Rows(rows, self.canvases, tuning.at_once, tuning.seed)
+        count = math.ceil(tuning.epochs * len(rows) / tuning.batch)
+        self.steps = tuning.steps or max(1, count)
+        self.folder = RunFolder(out, self._settings(data, held_out), tuning.keep)
+        self.adapter = None if tuning.full else self._adapter()
+        self.trainer = self._trainer()
+        self.best: dict[str, Any] = {"loss": None, "learned": None}
+        self.waited, self.tokens, self.seconds, self.last = 0, 0, 0.0, math.nan
+        self.saved, self.ended = -1, "steps"
+
+    def _settings(self, data: Path, held_out: float | str | Path) -> dict[str, Any]:
+        """What all numbers of the run depend on."""
+        kept = {"keep", "samples"}
+        chosen = {name: value for name, value in asdict(self.tuning).items() if name not in kept}
+        known = {
+            "model": self.model.identity.weights,
+            "data": str(data),
+            "held_out": held_out if isinstance(held_out, float) else str(held_out),
+            "rows": len(self.rows.rows),
+            "held_out_rows": len(self.held),
+            "tokens": sum(len(row.prompt) + len(row.reply) for row in self.rows.rows),
+        }
+        return known | chosen | {"targets": list(self.tuning.targets), "steps": self.steps}
+
+    def _adapter(self) -> Adapter:
+        generator = torch.Generator().manual_seed(self.tuning.seed)
+        transformer, device = self.network.transformer, self.network.device
+        transformer.requires_grad_(False)
+        adapter = new_adapter(self.network.config, self.tuning, device, generator)
+        transformer.attach(NUMBER, adapter)
+        return adapter
+
+    def _trainer(self) -> Trainer:
+        transformer, tuning = self.network.transformer, self.tuning
+        if self.adapter is None:
+            if {p.dtype for p in transformer.parameters()} != {torch.float32}:
+                raise Refused("full", "a full tuning needs float32 weights", "use --dtype float32")
+            learned: nn.Module = transformer.requires_grad_(True)
+        else:
+            halves = [half for each in self.adapter.values() for half in (each.down, each.up)]
+            learned = nn.ParameterList(halves)
+        matrices = [p for p in learned.parameters() if p.ndim > 1]
+        vectors = [p for p in learned.parameters() if p.ndim == 1]
+        groups = [
+            {"params": matrices, "weight_decay": tuning.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        optimisers = [torch.optim.AdamW([each for each in groups if each["params"]], betas=BETAS)]
+        watch = Watch(lambda line: None, lambda done, total: None)
+        many = tuning.batch // tuning.at_once
+        return Trainer("tune", learned, optimisers, self.steps, watch, accumulate=many)
+
+    def run(self, resume: bool, force: bool) -> Tuned:
+        """See `tune`."""
+        state = self.folder.begin(resume, force)
+        if state is not None:
+            self.trainer.load_state_dict(state)
+            self.best, self.waited = state["best"], state["waited"]
+            self.tokens, self.seconds, self.saved = state["tokens"], state["seconds"], state["done"]
+        self.began = time.perf_counter()
+        if self.trainer.done < self.steps and not self._is_over():
+            self.trainer.run(self.steps, self._rate, self._work, self._after)
+        self._save()
+        self.folder.plot()
+        name = MODEL if self.adapter is None else ADAPTER
+        return Tuned(
+            self.folder.path / name, self.trainer.done, self.last, self.best["loss"], self.ended
+        )
+
+    def _rate(self, step: int) -> float:
+        tuning = self.tuning
+        rises = min(tuning.warm_up, max(1, round(LAST_WARM_UP * self.steps)))
+        curve = fallen(math.pi * step / self.steps, tuning.last_rate / tuning.rate)
+        return tuning.rate * warm_up(step, rises) * curve
+
+    def _work(self, part: int) -> Iterator[Gradients]:
+        many = self.trainer.accumulate
+        for number in itertools.count(self.trainer.done * many):
+            losses = self._losses(self.rows.batch(number), (4, number))
+            yield self.trainer.gradients(losses, dict.fromkeys(losses, 1.0))
+
+    def _losses(self, rows: Sequence[Exchange], key: tuple[int, ...]) -> dict[str, Tensor]:
+        """The objective of a canvas of each row; the draws follow from the key."""
+        rng = np.random.default_rng((self.tuning.seed, *key))
+        noise = torch.Generator().manual_seed(int(rng.integers(2**62)))
+        drawn = [int(rng.integers(self.canvases.count(row))) for row in rows]
+        made = [self.canvases.row(row, at) for row, at in zip(rows, drawn, strict=True)]
+        batch, network = collate(made).to(self.network.device), self.network
+        self.tokens += sum(len(row.prefix) + len(row.text) + len(row.target) for row in made)
+        adapted = () if self.adapter is None else (Adapted(NUMBER),)
+        if self.model.family.canvas.noise == "mask":
+            how = partial(mask_loss, adapted=adapted, dtype=network.dtype)
+        else:
+            pictures = self._pictures(rows, batch.context.shape)
+            how = partial(
+                loss,
+                each_row=True,
+                prompts=not self.tuning.replies_only,
+                adapted=adapted,
+                dtype=network.dtype,
+                pictures=pictures,
+            )
+        return how(network.transformer, batch, noise)
+
+    def _pictures(self, rows: Sequence[Exchange], shape: torch.Size) -> Pictures | None:
+        """The soft tokens of the rows' pictures, computed by the tower, which stays as it is."""
+        numbers, where, values = torch.zeros(shape, dtype=torch.int64), list[int](), list[Tensor]()
+        for i, row in enumerate(rows):
+            for number, picture in enumerate(row.pictures, 1):
+                numbers[i, picture.start : picture.end] = number
+                where += range(i * shape[1] + picture.start, i * shape[1] + picture.end)
+                pixels = torch.from_numpy(picture.patches.values())
+                values.append(self.network.soft_tokens(pixels, picture.patches.columns))
+        if not values:
+            return None
+        device = self.network.device
+        return Pictures(torch.tensor(where).to(device), torch.cat(values), numbers.to(device))
+
+    def _after(self, losses: dict[str, float]) -> bool:
+        """What follows a step; False where it was the last one."""
+        done, tuning = self.trainer.done, self.tuning
+        self.last = losses["canvas"]
+        if not all(map(math.isfinite, losses.values())):
+            raise Refused(
+                "rate", f"the loss of step {done} is no number", "lower --rate, and --resume"
+            )
+        spent = self.seconds + time.perf_counter() - self.began
+        line = {"step": done, "rate": self._rate(done - 1), "tokens": self.tokens, "seconds": spent}
+        self.folder.add(CURVES, line | {"losses": losses})
+        speed = self.tokens / max(spent, 1e-9)
+        shown = self.trainer.smooth["canvas"]
+        self.progress(done, self.steps, f"loss {shown:.4f}, {speed:,.0f} tokens/s")
+        is_last = done == self.steps
+        if self.held and (is_last or done % (tuning.eval_every or -(-self.steps // 10)) == 0):
+            self._evaluate()
+        if self._is_over():
+            self.ended = "patience"
+        elif self.stopped():
+            self.ended = "stopped"
+        elif done % (tuning.save_every or -(-self.steps // 20)) == 0:
+            self._save()
+        return self.ended == "steps"
+
+    def _is_over(self) -> bool:
+        return 0 < self.tuning.patience <= self.waited
+
+    @torch.no_grad()
+    def _evaluate(self) -> None:
+        """The losses of held-out rows, with the same noise at each evaluation, and answers."""
+        tokens, size = self.tokens, self.tuning.at_once
+        sums: dict[str, float] = {}
+        for number, first in enumerate(range(0, len(self.held), size)):
+            rows = self.held[first : first + size]
+            for name, loss_of in self._losses(rows, (5, number)).items():
+                sums[name] = sums.get(name, 0.0) + loss_of.item() * len(rows) / len(self.held)
+        self.tokens = tokens
+        done, value = self.trainer.done, sums["canvas"]
+        self.folder.add(
+            CURVES, {"step": done, "losses": {f"held-out {name}": x for name, x in sums.items()}}
+        )
+        if self.best["loss"] is None or value < self.best["loss"]:
+            learned = [each.detach().clone() for each in self.trainer.learned]
+            self.best, self.waited = {"loss": value, "learned": learned}, 0
+        else:
+            self.waited += 1
+        self.report(f"step {done}: held-out loss {value:.4f}, lowest {self.best['loss']:.4f}")
+        for row in self.held[: self.tuning.samples]:
+            self._answer(row)
+        self.folder.plot()
+
+    def _answer(self, row: Exchange) -> None:
+        """Answers a held-out prompt with what has been learnt so far."""
+        most = min(MOST_ANSWER, len(row.reply) + self.canvases.length)
+        model, make = self.model, partial(Canvas.of, network=self.network)
+        prompt = Prompt(list(row.prompt), (), row.pictures)
+        plan, transcript = model.plan_reply(prompt.ids, most, self.tuning.seed)
+        number = NONE if self.adapter is None else NUMBER
+        task = ReplyTask(plan, prompt, make, text=transcript)
+        reply = finish(alone(self.network, task, adapter=number))
+        expected = self.model.tokenizer.decode(row.reply)
+        line = {"step": self.trainer.done, "row": row.where, "reply": reply.text}
+        self.folder.add(SAMPLES, line | {"expected": expected})
+        self.report(f"  {row.where}: {reply.text[:200]!r}, and {expected[:200]!r} was said")
+
+    def _save(self) -> None:
+        """Writes a checkpoint, and what has been learnt."""
+        if self.saved == self.trainer.done:
+            return
+        spent = self.seconds + time.perf_counter() - self.began
+        own = {"best": self.best, "waited": self.waited, "tokens": self.tokens, "seconds": spent}
+        self.folder.save(self.trainer.state_dict() | own, self.trainer.done)
+        self.saved = self.trainer.done
+        learned = self.best["learned"] or [each.detach() for each in self.trainer.learned]
+        if self.adapter is None:
+            names = [name for name, _ in self.network.transformer.named_parameters()]
+            save_model(self.model, dict(zip(names, learned, strict=True)), self.folder.path / MODEL)
+            return
+        halves = iter(learned)
+        changes = {
+            path: LowRank(next(halves), next(halves), each.scale)
+            for path, each in self.adapter.items()
+        }
+        file = AdapterFile(changes, self.tuning.rank, self.tuning.alpha, str(self.model.path.name))
+        path = self.folder.path / ADAPTER
+        write_peft(path, file, self.model.family, self.network.config, force=True)
+
+
+def _split(chats: Sequence[Any], held_out: float | str | Path, seed: int) -> tuple[Any, Any]:
+    """The conversations to learn, and those that are held out."""
+    if isinstance(held_out, str | Path):
+        return chats, read_chats(Path(held_out))
+    if not 0 <= held_out < 1:
+        raise Refused("held_out", f"{held_out:g} is no share from 0 to under 1, and no file")
+    return split(chats, held_out, seed) if held_out else (chats, [])
+
+
+def save_model(model: Model, weights: dict[str, Tensor], path: Path) -> None:
+    """Writes a checkpoint in bfloat16 with these weights, by their names in the network, and all
+    else as the model's own checkpoint has it, in place of an earlier one. Raises ValueError or
+    OSError."""
+    source, family, config = open_checkpoint(model.path), model.family, model.config
+    name_of = family.tensor_names.transformers_name
+    tensors = [TensorStream.of(name_of(n), value, "BF16") for n, value in weights.items()]
+    files = config_files(family, config, model.sampler_defaults, model.end_ids)
+    if tower := find_tower(source, config.hidden_size):
+        tensors += hf_tower_tensors(*tower, "BF16")
+        files["config.json"]["vision_config"] = vision_to_hf(tower[0])
+        for name in ("image_token_id", "boi_token_id", "eoi_token_id"):
+            if name in (given := source.metadata.get("config") or {}):
+                files["config.json"][name] = given[name]
+    else:
+        placeholders = family.config.hf_placeholders(config)
+        tensors += [TensorStream.of(n, value, "BF16") for n, value in placeholders.items()]
+    save_folder(path, files, tensors, partial(_write_text_side, source), force=True)
+
+
+def _write_text_side(source: Checkpoint, folder: Path) -> None:
+    if source.kind == "gguf":
+        write_tokenizer(source.metadata, folder)
+        return
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (source.folder / name).is_file():
+            copyfile(source.folder / name, folder / name)
+
+
+assert {each.name for each in fields(Tuning)} == {each.name for each in TUNING}
