@@ -123,12 +123,16 @@ def written(page: Any) -> None:
     page.set_input_files("#attach input[multiple]", [file])
 
 
+# In the page: a reply may be whole before a look from outside.
+STOP_AT_A_STEP = """new MutationObserver(() => {
+  const stats = document.querySelector('.live .stats');
+  if (stats?.innerText.includes('step')) document.querySelector('#stop').click();
+}).observe(document.body, { subtree: true, childList: true, characterData: true })"""
+
+
 def stopped(page: Any) -> None:
-    page.fill("#prompt", "How do you work?")
-    page.press("#prompt", "Enter")
-    page.locator(".live .stats", has_text="step").wait_for()
-    page.keyboard.press("Escape")
-    page.wait_for_selector(".reply:last-child:not(.live)")
+    page.evaluate(STOP_AT_A_STEP)
+    ask(page, "How do you work?")
 
 
 def settings(page: Any) -> None:
