@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from sfumato.catalog import EMBEDDED
+from sfumato.catalog import EMBEDDED, PACKAGED
 from sfumato.cli import chat
 from sfumato.cli.chat import completions, help_text
+from sfumato.cli.generation import TOYS
 
 
 def user(text: str) -> dict[str, str]:
@@ -160,8 +161,11 @@ def typing(cli: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_terminal_is_greeted_with_the_model_and_help(
     use: Any, typing: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use("yes")
+    model = use("yes")
     assert typing().out.startswith("sfumato-embedded · /help lists the commands\n\n")
+    assert TOYS.keys() == PACKAGED.keys()
+    for model.path in PACKAGED.values():
+        assert ("canvases of masks" in typing().out) == (model.packaged == "embedded-masks")
     monkeypatch.setenv("SFUMATO_MODEL", "models/small.gguf")
     assert typing().out.startswith("small.gguf · /help")
     monkeypatch.setenv("SFUMATO_MODEL", "hf:owner/name")

@@ -74,8 +74,9 @@ class Chat:
     def greeting(self) -> str:
         """The model's name, and the command that lists the others."""
         name = getattr(self.args, "asked_for", catalog.shown_name(self.args.model))
-        toy = [f"{generation.TOY} {READS}"] if generation.is_embedded(self.model) else []
-        return "\n".join(map(wrapped, [f"{name} · /help lists the commands", *toy]))
+        toy = generation.toy(self.model)
+        known = [f"{toy} {READS}"] if toy else []
+        return "\n".join(map(wrapped, [f"{name} · /help lists the commands", *known]))
 
     def take(self, text: str) -> None:
         """Run a command or answer a message; an error is reported, and the chat goes on."""

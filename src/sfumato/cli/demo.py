@@ -107,7 +107,7 @@ def main(args: argparse.Namespace) -> int:
     puzzle, first = sudoku.to_text(cells), _request(sudoku.prompt(cells), args.seed)
     engine = generation.engine(model, first)
     console = Console(highlight=False)
-    _say(generation.TOY)
+    _say(generation.TOYS["embedded"])
     _say("A hard Sudoku that was kept out of training:")
     console.print(*puzzle_board(puzzle), sep="\n")
     print()

@@ -56,10 +56,13 @@ Message = dict[str, Any]
 PAUSE_S = 0.4  # that a frame of a slow display stays
 _ADVICE = "lower --max-tokens, or free some memory"
 LARGE = 100e6  # bytes; a smaller checkpoint is loaded at once
-TOY = (
-    "The embedded model is a toy: it solves 4x4 Sudoku, answers a fixed set of simple questions, "
-    "and writes small JSON objects (docs/embedded-model.md). -m loads a real one (sfumato list)."
-)
+_KNOWS = "it solves 4x4 Sudoku, answers a fixed set of simple questions"
+_MORE = "(docs/embedded-model.md). -m loads a real one (sfumato list)."
+TOYS = {
+    "embedded": f"The embedded model is a toy: {_KNOWS}, and writes small JSON objects {_MORE}",
+    "embedded-masks": f"This model is a toy: {_KNOWS}, and fills canvases of masks {_MORE}",
+}
+"""What each model in the package can do."""
 
 NO_THOUGHT = "the embedded model has not learnt to think, and answers at once"
 
@@ -154,8 +157,8 @@ def once(
 ) -> Answer:
     """One reply, on an engine of its own. Raises as `engine` and `answer` do."""
     own = engine(model, request)
-    if is_embedded(model) and not args.json and sys.stderr.isatty():
-        print(terminal.wrapped(TOY, file=sys.stderr) + "\n", file=sys.stderr)
+    if (known := toy(model)) and not args.json and sys.stderr.isatty():
+        print(terminal.wrapped(known, file=sys.stderr) + "\n", file=sys.stderr)
     return answer(own, request, display(args, model, args.slow), seen)
 
 
@@ -268,6 +271,11 @@ def counted() -> Iterator[Presses]:
     presses = Presses()
     with terminal.handling([signal.SIGINT], presses, signal.default_int_handler):
         yield presses
+
+
+def toy(model: Model) -> str | None:
+    """What a model in the package can do; None: it is another."""
+    return TOYS[model.packaged] if model.packaged else None
 
 
 def is_embedded(model: Model) -> bool:

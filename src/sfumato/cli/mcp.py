@@ -63,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
     layout = EngineConfig(SLOTS, context, queue=64)
     engine = own_engine(model, layout, "free some memory, or take a smaller model").start()
     try:
-        server(engine, generation.TOY if generation.is_embedded(model) else None).run()
+        server(engine, generation.toy(model)).run()
     finally:
         engine.close()
     return 0
