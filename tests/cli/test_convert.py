@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.random_adapter import random_adapter
 
 import sfumato.convert
 from sfumato.catalog import EMBEDDED
-from sfumato.model.families import open_checkpoint
+from sfumato.model.adapter_files import write_peft
+from sfumato.model.families import DIFFUSION_GEMMA, open_checkpoint
+from sfumato.model.loading import config_of
 from sfumato.model.quantization import TARGETS
 from sfumato.options.table import FORMATS
 
@@ -90,3 +93,29 @@ def test_force(cli: Any, tmp_path: Path) -> None:
     (tmp_path / "x.gguf").touch()
     assert cli("convert", str(EMBEDDED), str(tmp_path / "x.gguf"), "--force").code == 0
     assert open_checkpoint(tmp_path / "x.gguf").tensors
+
+
+def test_merge_and_the_other_kind_of_adapter(cli: Any, tmp_path: Path) -> None:
+    checkpoint, adapter = open_checkpoint(EMBEDDED), tmp_path / "adapter"
+    config = config_of(checkpoint)
+    write_peft(adapter, random_adapter(config), DIFFUSION_GEMMA, config)
+    done = cli("convert", str(adapter), str(tmp_path / "adapter.gguf"), "-m", "embedded")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == f"{tmp_path / 'adapter.gguf'}: 51 changes of rank 3\n"
+    done = cli("convert", str(tmp_path / "adapter.gguf"), str(tmp_path / "again"))
+    assert (done.code, done.err) == (0, "")
+    out = str(tmp_path / "merged.gguf")
+    done = cli("merge", "embedded", str(tmp_path / "again"), "-o", out, "--to", "q4_k")
+    assert done.code == 0
+    assert done.out.startswith(f"{out}: q4_k, ")
+    assert "rounds the changed weights by" in done.err
+    for argv, message in (
+        (("merge", "embedded", str(adapter), "-o", out), "merged.gguf: exists already"),
+        (("merge", "embedded", str(adapter)), "error: --out is required"),
+        (("merge", "embedded", str(EMBEDDED), "-o", "x"), "is no adapter; give a folder with"),
+        (("convert", str(adapter), "x", "--to", "f16"), "--to: an adapter keeps its numbers"),
+        (("convert", str(EMBEDDED), "x", "-m", str(EMBEDDED)), "is no adapter; give a folder"),
+    ):
+        done = cli(*argv)
+        assert (done.code, done.out) == (2, "")
+        assert message in done.err

@@ -109,6 +109,8 @@ def test_every_option_can_come_from_a_variable_and_from_a_file(parse: Any) -> No
         "inspect": {"": ["p"]},
         "remove": {"": ["n"]},
         "convert": {"": ["a", "b"]},
+        "merge": {"": ["a", "b"], "out": ["-o", "x"]},
+        "tune": {"data": ["--data", "x"], "out": ["--out", "x"]},
         "decide": {"questions": ["-q", "q.toml"]},
         "calibrate": {"questions": ["-q", "q.toml"], "labelled": ["--labelled", "t.csv"]},
     }

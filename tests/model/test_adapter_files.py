@@ -26,6 +26,7 @@ from tests.support.oracle import (
     relative,
     tiny_config,
 )
+from tests.support.random_adapter import added, random_adapter, tensor_name
 from torch import Tensor
 from transformers import DiffusionGemmaForBlockDiffusion
 
@@ -34,7 +35,6 @@ from sfumato.model.adapter_files import (
     WEIGHTS,
     AdapterFile,
     _joined,
-    adaptable,
     read_adapter,
     write_gguf_adapter,
     write_peft,
@@ -43,7 +43,7 @@ from sfumato.model.adapters import LowRank
 from sfumato.model.families import DIFFUSION_GEMMA, SDAR_MOE, Family, open_checkpoint
 from sfumato.model.families.diffusion_gemma.config import config_from_hf
 from sfumato.model.loading import config_of
-from sfumato.model.model_config import Design, ModelConfig
+from sfumato.model.model_config import Design
 from sfumato.model.network import Network
 from sfumato.weights.files.gguf import write_gguf
 from sfumato.weights.files.tensorfile import TensorStream
@@ -62,31 +62,10 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def random_adapter(config: ModelConfig, rank: int = 3, alpha: float = 6.0, **kinds) -> AdapterFile:
-    """Changes of every weight that an adapter can have; `experts=False`: without those of experts
-    and routers."""
-    generator, changes = torch.Generator().manual_seed(7), {}
-    for path, (*stack, out, width) in adaptable(config).items():
-        if not kinds.get("experts", True) and ("experts" in path or "router" in path):
-            continue
-        own = rank + 1 if path.endswith("layers.1.self_attn.q_proj") else rank
-        down, up = (
-            torch.randn(*stack, *shape, generator=generator) * 0.1
-            for shape in ((own, width), (out, own))
-        )
-        changes[path] = LowRank(down, up, (0.5 if "k_proj" in path else 1.0) * alpha / own)
-    return AdapterFile(changes, rank, alpha, "tiny")
-
-
 def same(one: AdapterFile, other: AdapterFile) -> bool:
     """Whether they add the same to the same weights."""
     return one.changes.keys() == other.changes.keys() and all(
-        torch.allclose(
-            change.up @ change.down * change.scale,
-            other.changes[path].up @ other.changes[path].down * other.changes[path].scale,
-            rtol=1e-5,
-            atol=1e-7,
-        )
+        torch.allclose(added(change), added(other.changes[path]), rtol=1e-5, atol=1e-7)
         for path, change in one.changes.items()
     )
 
@@ -95,9 +74,8 @@ def merged(network: Network, adapter: AdapterFile) -> Network:
     """The network with the adapter in its weights, which are those of its oracle."""
     with torch.no_grad():
         for path, change in adapter.changes.items():
-            name = path if change.up.ndim == 3 else f"{path}.weight"
-            weight = network.transformer.get_parameter(name)
-            weight.add_(change.up @ change.down * change.scale)
+            weight = network.transformer.get_parameter(tensor_name(path, change))
+            weight.add_(added(change))
     return network
 
 
@@ -168,10 +146,10 @@ def test_a_network_of_qwen3_has_one_stack_and_experts_in_parts(tmp_path: Path) -
     assert same(adapter, read_adapter(tmp_path / "peft", SDAR_MOE, config))
     merged = PeftModel.from_pretrained(model, tmp_path / "peft").merge_and_unload().state_dict()
     for path, change in adapter.changes.items():
-        name = path if change.up.ndim == 3 else f"{path}.weight"
+        name = tensor_name(path, change)
         before = checkpoint.read(name)
         after = merged[SDAR_MOE.tensor_names.transformers_name(name)]
-        assert torch.allclose(after, before + change.up @ change.down * change.scale, atol=1e-5)
+        assert torch.allclose(after, before + added(change), atol=1e-5)
 
 
 @pytest.mark.parametrize("family", [DIFFUSION_GEMMA, SDAR_MOE], ids=lambda family: family.name)
@@ -199,8 +177,8 @@ def test_ranges_of_rows_with_other_halves_become_one_change() -> None:
     downs, ups = torch.randn(2, 5, 3, 8), torch.randn(2, 5, 4, 3)
     parts = [LowRank(down, up, 0.5) for down, up in zip(downs, ups, strict=True)]
     joined = _joined(parts)
-    wanted = torch.cat([part.up @ part.down * part.scale for part in parts], -2)
-    torch.testing.assert_close(joined.up @ joined.down * joined.scale, wanted)
+    wanted = torch.cat([added(part) for part in parts], -2)
+    torch.testing.assert_close(added(joined), wanted)
 
 
 Edit = Callable[[dict[str, Any], dict[str, Tensor]], object]

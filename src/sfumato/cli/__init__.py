@@ -86,7 +86,7 @@ def resolve_models(args: argparse.Namespace) -> None:
     # SFUMATO_MODEL is for other runs.
     if getattr(args, "url", None) or getattr(args, "random_weights", None):
         return
-    for key in ("model", "mmproj", "path", "source"):
+    for key in ("model", "mmproj", "path", "source", "base"):
         given = getattr(args, key, None)
         if not isinstance(given, str) or os.path.exists(given):
             continue

@@ -157,13 +157,26 @@ COMMANDS = (
     ),
     Command(
         "convert",
-        "turn a checkpoint into GGUF or safetensors, or quantize it",
+        "turn a checkpoint or an adapter into GGUF or safetensors, or quantize it",
         (
-            Argument("source", _CHECKPOINT),
+            Argument("source", f"{_CHECKPOINT}; or an adapter, with -m"),
             Argument("out", "a file that ends in .gguf, or else a folder of safetensors"),
         ),
         module="checkpoint",
-        examples=("sfumato convert folder model.gguf --to q4_k_m",),
+        examples=(
+            "sfumato convert folder model.gguf --to q4_k_m",
+            "sfumato convert adapter adapter.gguf -m model.gguf",
+        ),
+    ),
+    Command(
+        "merge",
+        "add an adapter to the weights of its base",
+        (
+            Argument("base", _CHECKPOINT),
+            Argument("adapter", "a folder of PEFT, or a GGUF file"),
+        ),
+        module="checkpoint",
+        examples=("sfumato merge model.gguf adapter -o merged.gguf",),
     ),
     Command(
         "doctor",

@@ -1,5 +1,5 @@
-"""`sfumato inspect` and `sfumato convert`: what is in a checkpoint and what running it would take,
-and the same checkpoint in another format.
+"""`sfumato inspect`, `convert` and `merge`: what is in a checkpoint and what running it would take,
+the same checkpoint in another format, and one with an adapter in its weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 from sfumato import ops
 from sfumato.catalog import EMBEDDED
 from sfumato.cli.terminal import print_message, print_report, progress, size, table
-from sfumato.convert import convert
+from sfumato.convert import Converted, convert
+from sfumato.convert.merge import convert_adapter, holds_adapter, merge
 from sfumato.engine.memory.estimate import ModelFootprint, Tower
 from sfumato.media.patches import BUDGETS
 from sfumato.model.cache import slot_bytes
@@ -27,6 +28,7 @@ from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantization import quantized_on_load
 from sfumato.model.vision.config import VisionConfig
 from sfumato.model.vision.loading import find_tower, holds_tower, open_mmproj
+from sfumato.refused import Refused
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.errors import CheckpointError
 
@@ -35,7 +37,8 @@ CONTEXTS = (4096, 32768, 131072, 262144)
 
 def main(args: argparse.Namespace) -> int:
     """Run the one that the options name. Raises ValueError or OSError for bad input."""
-    return _convert(args) if args.command == "convert" else _inspect(args)
+    commands = {"convert": _convert, "merge": _merge, "inspect": _inspect}
+    return commands[args.command](args)
 
 
 def _inspect(args: argparse.Namespace) -> int:
@@ -219,8 +222,25 @@ def report(summary: dict[str, Any]) -> list[str]:
 
 
 def _convert(args: argparse.Namespace) -> int:
+    if args.model or holds_adapter(args.source):
+        if args.to:
+            raise Refused("to", "an adapter keeps its numbers as they are", "leave it out")
+        adapter = convert_adapter(args.source, args.out, args.model or EMBEDDED, args.force)
+        print(f"{args.out}: {len(adapter.changes)} changes of rank {adapter.rank}")
+        return 0
     with progress("converting", in_bytes=True) as show:
         done = convert(args.source, args.out, args.to, force=args.force, progress=show)
+    return _say(done)
+
+
+def _merge(args: argparse.Namespace) -> int:
+    with progress("merging", in_bytes=True) as show:
+        given = args.base, args.adapter, args.out, args.to
+        done = merge(*given, force=args.force, progress=show)
+    return _say(done)
+
+
+def _say(done: Converted) -> int:
     for note in done.notes:
         print_message("note", note)
     counted = Counter(tensor.format for tensor in done.tensors).most_common()

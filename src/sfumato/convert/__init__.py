@@ -53,11 +53,11 @@ from sfumato.text.tokenizer import (
     from_gguf,
     from_json,
 )
-from sfumato.weights.checkpoint import Checkpoint, is_mmproj
+from sfumato.weights.checkpoint import Checkpoint, Kind, is_mmproj
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.files.atomic_write import check_writable
 from sfumato.weights.files.jsonfile import read_object
-from sfumato.weights.files.tensorfile import TensorStream
+from sfumato.weights.files.tensorfile import TensorInfo, TensorStream, require_readable
 from sfumato.weights.formats import of_files
 from sfumato.weights.joined import JoinedTensor
 
@@ -107,34 +107,66 @@ def convert(
     out = Path(out)
     if is_mmproj(out.name):
         return _convert_tower(source, out, to or "bf16", force, progress)
-    kind = "gguf" if out.suffix.lower() == ".gguf" else "safetensors"
+    kind = _kind_of(out)
     if to != NEAREST:
-        _recipe(out, kind, to)  # before anything is opened
+        recipe_of(out, to)  # before anything is opened
     check_writable(out, force, check_checkpoint_folder)
     checkpoint = open_checkpoint(source)
-    to, recipe = _recipe(out, kind, to, checkpoint)
+    to, recipe = recipe_of(out, to, checkpoint)
     if kind == checkpoint.kind == "safetensors":
         raise ValueError(f"{out}: both are safetensors; give a name that ends in .gguf")
-    config = config_of(checkpoint)
-    shapes = expected_shapes(config)
+    shapes = expected_shapes(config_of(checkpoint))
     checkpoint.check_tensors(shapes)
     chosen = _kept(checkpoint, shapes) if to == NEAREST else formats(shapes, recipe)
+    return write_checkpoint(checkpoint, out, to, recipe, chosen, force, progress)
+
+
+def write_checkpoint(
+    checkpoint: Checkpoint,
+    out: Path,
+    to: str,
+    recipe: QuantRecipe,
+    chosen: Mapping[str, str],
+    force: bool,
+    progress: Progress | None,
+) -> Converted:
+    """Writes a checkpoint whose tensors have been checked: a GGUF file, with the formats of
+    `chosen` (canonical name → format), or a folder, in the recipe's. Raises as `convert`."""
+    config, metadata = config_of(checkpoint), checkpoint.metadata
     notes = _notes(checkpoint, chosen)
-    if kind == "gguf":
+    if _kind_of(out) == "gguf":
+        if checkpoint.vision:
+            notes.append(
+                f"the {len(checkpoint.vision)} tensors of the vision tower are left out; "
+                f"`sfumato convert {checkpoint.path} mmproj-NAME.gguf` writes them"
+            )
         tensors = gguf_tensors(checkpoint, chosen, config)
         metadata = _gguf_metadata(checkpoint, config, recipe)
         save_gguf(out, metadata, tensors, force, progress)
+        has_tokenizer = "tokenizer.ggml.tokens" in metadata
     else:
-        metadata = checkpoint.metadata
+        shapes = {name: checkpoint.tensors[name].shape for name in chosen}
         tensors = hf_tensors(checkpoint, shapes, recipe.base)
-        files = _hf_files(checkpoint, config, HF_TARGETS[to])
-        if tower := find_tower(checkpoint, config.hidden_size):
-            tensors += hf_tower_tensors(*tower, recipe.base)
-            files["config.json"]["vision_config"] = vision_to_hf(tower[0])
-            notes.append(f"the vision tower of {tower[1].path.name} is written too")
-        tokenizer = partial(write_tokenizer, metadata)
-        save_folder(out, files, tensors, tokenizer, force, progress)
-    if "tokenizer.ggml.tokens" not in metadata:
+        dtype = HF_TARGETS[recipe.base.lower()]
+        if checkpoint.kind == "safetensors":
+            files, write_text = (
+                _own_files(checkpoint, dtype),
+                partial(_copy_text, checkpoint.folder),
+            )
+            tensors += [_as_it_is(checkpoint, info) for info in checkpoint.vision.values()]
+            has_tokenizer = (checkpoint.folder / "tokenizer.json").is_file()
+        else:
+            files, write_text = (
+                _hf_files(checkpoint, config, dtype),
+                partial(write_tokenizer, metadata),
+            )
+            if tower := find_tower(checkpoint, config.hidden_size):
+                tensors += hf_tower_tensors(*tower, recipe.base)
+                files["config.json"]["vision_config"] = vision_to_hf(tower[0])
+                notes.append(f"the vision tower of {tower[1].path.name} is written too")
+            has_tokenizer = "tokenizer.ggml.tokens" in metadata
+        save_folder(out, files, tensors, write_text, force, progress)
+    if not has_tokenizer:
         notes.append(f"{checkpoint.path} has no tokenizer, so the new checkpoint has none")
     return Converted(out, to, tuple(tensors), tuple(notes))
 
@@ -153,11 +185,16 @@ def _convert_tower(
     return Converted(out, to, tuple(tensors), ())
 
 
-def _recipe(
-    out: Path, kind: str, to: str | None, source: Checkpoint | None = None
+def _kind_of(out: Path) -> Kind:
+    return "gguf" if out.suffix.lower() == ".gguf" else "safetensors"
+
+
+def recipe_of(
+    out: Path, to: str | None, source: Checkpoint | None = None
 ) -> tuple[str, QuantRecipe]:
-    """The target's name and recipe, if files of the kind can be of it; that of `NEAREST` is the one
-    of most of the source's narrow tensors."""
+    """The target's name and recipe, if what `out` names can be of it; that of `NEAREST` is the one
+    of most of the source's narrow tensors. Raises ValueError."""
+    kind = _kind_of(out)
     if out.suffix.lower() == ".safetensors":
         raise ValueError(f"{out}: name a folder for safetensors, or a file that ends in .gguf")
     narrow = _narrow(source) if source is not None and kind == "gguf" else {}
@@ -196,11 +233,6 @@ def _narrow(checkpoint: Checkpoint) -> dict[str, str]:
 
 def _notes(checkpoint: Checkpoint, chosen: Mapping[str, str]) -> list[str]:
     notes = []
-    if checkpoint.vision:
-        notes.append(
-            f"the {len(checkpoint.vision)} tensors of the vision tower are left out; "
-            f"`sfumato convert {checkpoint.path} mmproj-NAME.gguf` writes them"
-        )
     now = {name: checkpoint.tensors[name].format for name in chosen}
     coded = {
         now[name]
@@ -240,6 +272,32 @@ def _hf_files(checkpoint: Checkpoint, config: ModelConfig, dtype: str) -> dict[s
     ends = [tokens.index(text) for text in family.markers.end_tokens if text in tokens]
     end_ids = list(dict.fromkeys((*config.eos_ids, *ends)))
     return config_files(family, config, checkpoint_defaults(checkpoint), end_ids, dtype)
+
+
+_TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def _own_files(checkpoint: Checkpoint, dtype: str) -> dict[str, Any]:
+    """The JSON files of a folder of safetensors, for its tensors as plain floats of a dtype."""
+    stale = ("quantization_config", "compression_config", "torch_dtype")
+    config = {key: v for key, v in checkpoint.metadata["config"].items() if key not in stale}
+    files = {"config.json": config | {"dtype": dtype}}
+    if generation := checkpoint.metadata["generation_config"]:
+        files["generation_config.json"] = generation
+    return files
+
+
+def _copy_text(source: Path, folder: Path) -> None:
+    for name in _TEXT_FILES:
+        if (source / name).is_file():
+            (folder / name).write_bytes((source / name).read_bytes())
+
+
+def _as_it_is(checkpoint: Checkpoint, info: TensorInfo) -> TensorStream:
+    """A tensor of a vision tower."""
+    require_readable(info)
+    file = checkpoint.files[info.file]
+    return TensorStream(info.name, info.shape, info.format, lambda: iter((file.data(info.name),)))
 
 
 def gguf_tensors(

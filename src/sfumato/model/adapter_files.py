@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -309,11 +310,12 @@ def _read_peft(folder: Path, family: Family, config: ModelConfig) -> AdapterFile
     usual, alpha = read.integer("r"), read.number("lora_alpha", below=MOST_ALPHA)
     root = math.sqrt if read.flag("use_rslora", False) else float
     rank_of, alpha_of = _pattern(read, "rank_pattern"), _pattern(read, "alpha_pattern")
+    check_target = _target_check(read)
     file, places = read_safetensors(folder / WEIGHTS), _peft_places(family, config)
     pairs: dict[_Place, LowRank] = {}
     for name, halves in _pairs(file, _PEFT_HALF).items():
         place = _place_of(name, halves, places, family)
-        _check_target(read, place)
+        check_target(place)
         if place in pairs:
             raise _fault(halves[0], "changes the same weight as another tensor; remove one of them")
         *stack, out, width = place.shape
@@ -397,28 +399,34 @@ def _ends(target: str) -> Iterator[str]:
         yield target
 
 
-def _check_target(read: FieldReader, place: _Place) -> None:
-    """Raises ConfigError for a change that PEFT would not load. Patterns are not run: those of a
-    hostile file may take forever."""
+def _target_check(read: FieldReader) -> Callable[[_Place], None]:
+    """What raises ConfigError for a change that PEFT would not load. Patterns are not run: those of
+    a hostile file may take forever."""
 
-    def listed(field: str) -> frozenset[str]:
-        value = read.values.get(field)
-        values = value if isinstance(value, list) else []
-        return frozenset(each for each in values if isinstance(each, str))
+    def listed(key: str, kind: type) -> frozenset[Any]:
+        value = read.values.get(key)
+        values = value if isinstance(value, list) else [value]
+        return frozenset(each for each in values if type(each) is kind)
 
-    names = {*_ends(place.target), *_ends(place.name)}
-    targets = listed("target_modules") | listed("target_parameters")
-    is_named = isinstance(read.values.get("target_modules"), str) or not names.isdisjoint(targets)
-    if not is_named or not names.isdisjoint(listed("exclude_modules")):
-        field = "exclude_modules" if is_named else "target_modules"
-        raise ConfigError(f"{read.where}: {field}: leaves out {place.target}, which {WEIGHTS} has")
-    layers = read.values.get("layers_to_transform")
-    numbers = layers if isinstance(layers, list) else [layers]
-    layer = _LAYER.match(place.path)
-    if layers is not None and not (layer and int(layer[1]) in numbers):
-        raise ConfigError(
-            f"{read.where}: layers_to_transform: leaves out {place.target}, which {WEIGHTS} has"
-        )
+    modules, excluded = listed("target_modules", str), listed("exclude_modules", str)
+    targets = modules | listed("target_parameters", str)
+    is_pattern = isinstance(read.values.get("target_modules"), str)
+    layers = listed("layers_to_transform", int)
+    has_layers = read.values.get("layers_to_transform") is not None
+
+    def check(place: _Place) -> None:
+        names, layer = {*_ends(place.target), *_ends(place.name)}, _LAYER.match(place.path)
+        for key, leaves_out in (
+            ("target_modules", not is_pattern and names.isdisjoint(targets)),
+            ("exclude_modules", not names.isdisjoint(excluded)),
+            ("layers_to_transform", has_layers and not (layer and int(layer[1]) in layers)),
+        ):
+            if leaves_out:
+                raise ConfigError(
+                    f"{read.where}: {key}: leaves out {place.target}, which {WEIGHTS} has"
+                )
+
+    return check
 
 
 def _place_of(

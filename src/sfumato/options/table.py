@@ -121,8 +121,8 @@ WEIGHTS = (*LOAD, "verify-model")  # take the options of loading
 TUNED = (*WEIGHTS, *TUNE)
 EVERY = (
     *("run", "chat", "fill", "edit", "decide", "calibrate", "serve", "mcp", "demo", "inspect"),
-    *("convert", "doctor", "pull", "list", "remove", "verify-model", "train", "eval", "bench"),
-    *("perplexity", "tune"),
+    *("convert", "merge", "doctor", "pull", "list", "remove", "verify-model"),
+    *("train", "eval", "bench", "perplexity", "tune"),
 )
 
 # The headings of --help.
@@ -182,9 +182,16 @@ GENERAL = (
     Option("threads", THREADS, ("train",), "CPU threads; default: all", metavar="N"),
     Option("force", FLAG, ("train",), "replace a checkpoint that is at --out", False),
     Option("count", FROM_1, ("eval",), "tasks of each set at most", 200, "N"),
-    # convert and pull
+    # convert, merge and pull
     Option("to", Choice((*FORMATS, "nearest")), ("convert",), _TO, metavar="FORMAT"),
-    Option("force", FLAG, ("convert",), "replace an existing file or folder", False),
+    Option("model", PATH, ("convert",),
+           "of an adapter: the model that it is for; default: embedded", None, "PATH", short="m"),
+    Option("to", Choice(FORMATS), ("merge",),
+           f"{', '.join(FORMATS)}; default: each tensor as it is in the base, for a folder as most "
+           "are (of bf16, f16, f32)", metavar="FORMAT"),
+    Option("out", PATH, ("merge",), "a file that ends in .gguf, or else a folder of safetensors",
+           metavar="OUT", short="o", required=True),
+    Option("force", FLAG, ("convert", "merge"), "replace an existing file or folder", False),
     Option("force", FLAG, ("remove",), "remove without a question", False),
     Option("force", FLAG, ("pull",), "download even where disk or memory is short", False),
     # perplexity

@@ -23,9 +23,9 @@ from sfumato.weights.files.gguf import check_parts, part_files, part_names, read
 from sfumato.weights.files.jsonfile import read_object
 from sfumato.weights.files.narrow import Scheme, read_scheme
 from sfumato.weights.files.safetensors import INDEX, check_header_sizes, read_safetensors
-from sfumato.weights.files.tensorfile import TensorFile, TensorInfo, recoded, require_readable
+from sfumato.weights.files.tensorfile import TensorFile, TensorInfo, require_readable
 from sfumato.weights.formats import Weight
-from sfumato.weights.joined import JoinedTensor, group_pieces, join, stacked
+from sfumato.weights.joined import group_pieces, join, stacked
 from sfumato.weights.names import TensorNames, TensorPlace
 
 _PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
@@ -238,22 +238,14 @@ class Checkpoint:
     def recoded(self, name: str, format: str) -> Iterator[Tensor]:
         """The tensor's bytes in another format, uint8, in pieces. Raises ValueError for values that
         the format cannot hold."""
-        info = self.tensors[name]
-        if isinstance(info, JoinedTensor):
-            return info.recoded(self.files, format)
-        return recoded(self.read(name), format)
+        return self.tensors[name].recoded(self.files, format)
 
     def recoded_part(
         self, name: str, format: str, number: int, part: int, parts: int
     ) -> Iterator[Tensor]:
         """One of `parts` equal ranges of the rows of a matrix of a stack [n, rows, columns], as
         `recoded`."""
-        info = self.tensors[name]
-        if isinstance(info, JoinedTensor) and len(info.pieces) == info.shape[0] * parts:
-            return info.piece(number * parts + part).recoded(self.files, format)
-        matrix = self.read(name)[number]
-        rows = matrix.shape[0] // parts
-        return recoded(matrix[part * rows : (part + 1) * rows], format)
+        return self.tensors[name].recoded_part(self.files, format, number, part, parts)
 
     def is_view(self, name: str) -> bool:
         """Whether `read` gives a view of the mapped file, without memory of the process."""

@@ -366,6 +366,13 @@ class JoinedTensor(TensorInfo):
         for part in self._parts(files, FORMATS[format]):
             yield from recoded(part, format)
 
+    def recoded_part(
+        self, files: Files, format: str, number: int, part: int, parts: int
+    ) -> Iterator[Tensor]:
+        if len(self.pieces) != self.shape[0] * parts:
+            return super().recoded_part(files, format, number, part, parts)
+        return self.piece(number * parts + part).recoded(files, format)
+
     def _parts(self, files: Files, format: Format) -> Iterator[Weight]:
         """Ranges of the rows in a format; plain matrices as they are."""
         for piece in self.pieces:

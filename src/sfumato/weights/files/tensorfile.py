@@ -58,6 +58,20 @@ class TensorInfo:
         """The tensor; a view of its mapped file. Raises CheckpointError for what cannot be used."""
         return files[self.file].read(self.name)
 
+    def recoded(self, files: Files, format: str) -> Iterator[Tensor]:
+        """The tensor's bytes in another format, uint8, in pieces. Raises ValueError for values that
+        the format cannot hold."""
+        return recoded(self.read(files), format)
+
+    def recoded_part(
+        self, files: Files, format: str, number: int, part: int, parts: int
+    ) -> Iterator[Tensor]:
+        """One of `parts` equal ranges of the rows of a matrix of a stack [n, rows, columns], as
+        `recoded`."""
+        matrix = self.read(files)[number]
+        rows = matrix.shape[0] // parts
+        return recoded(matrix[part * rows : (part + 1) * rows], format)
+
     def unchanged(self) -> TensorInfo | None:
         """The same tensor with the codes and scales of its file, where `read` makes others of them
         and can leave that."""
