@@ -10,7 +10,6 @@ from torch import Tensor
 
 from sfumato.model.adapters import Adapter, LowRank
 from sfumato.model.network import Network
-from sfumato.model.transformer import Linear
 from sfumato.refused import Refused
 
 PATHS = (
@@ -19,6 +18,10 @@ PATHS = (
     "layers.1.self_attn.k_proj",
     "layers.2.self_attn.o_proj",
     "layers.2.mlp.up_proj",
+    "layers.0.experts.gate_up_proj",
+    "layers.1.experts.gate_up_proj",
+    "layers.1.experts.down_proj",
+    "layers.1.router.proj",
     "self_conditioning.down_proj",
 )
 PROMPTS = [torch.arange(3, 12), torch.arange(20, 25), torch.arange(40, 47)]
@@ -32,14 +35,16 @@ def fresh() -> Network:
 def adapter_for(network: Network, seed: int, rank: int = 3) -> Adapter:
     generator, changes = torch.Generator().manual_seed(seed), {}
     for path in PATHS:
-        module = network.transformer.get_submodule(path)
-        assert isinstance(module, Linear)
-        out, inputs = module.weight.shape
-        down, up = (
-            torch.randn(shape, generator=generator) * 0.1 for shape in ((rank, inputs), (out, rank))
-        )
+        *count, out, inputs = weight_of(network, path).shape
+        shapes = (*count, rank, inputs), (*count, out, rank)
+        down, up = (torch.randn(shape, generator=generator) * 0.1 for shape in shapes)
         changes[path] = LowRank(down, up, 2.0)
     return changes
+
+
+def weight_of(network: Network, path: str) -> Tensor:
+    name = path if ".experts." in path else f"{path}.weight"
+    return network.transformer.get_parameter(name)
 
 
 def answers(network: Network, numbers: list[int]) -> list[Tensor]:
@@ -75,9 +80,7 @@ def test_an_adapter_changes_what_its_sum_with_the_weights_would() -> None:
     network.transformer.attach(1, adapter)
     with torch.no_grad():
         for path, change in adapter.items():
-            merged.transformer.get_parameter(f"{path}.weight").add_(
-                change.up @ change.down * change.scale
-            )
+            weight_of(merged, path).add_(change.change())
     for ours, theirs in zip(answers(network, [1, 1]), answers(merged, [0, 0]), strict=True):
         assert relative(ours, theirs) < 1e-5
 
@@ -93,6 +96,10 @@ def test_what_does_not_fit_is_refused_by_the_module_and_nothing_changes() -> Non
         ("layers.0.input_layernorm", adapter[PATHS[0]]),
         (PATHS[3], LowRank(torch.zeros(2, width + 1), torch.zeros(width, 2), 1.0)),
         (PATHS[3], LowRank(torch.zeros(2, width), torch.zeros(width, 3), 1.0)),
+        ("layers.0.experts", adapter[PATHS[5]]),
+        ("layers.0.experts.up_proj", adapter[PATHS[5]]),
+        (PATHS[5], adapter[PATHS[0]]),
+        (PATHS[5], LowRank(torch.zeros(7, 3, width), torch.zeros(7, width, 3), 1.0)),
     ):
         with pytest.raises(Refused, match=path.replace(".", r"\.")):
             network.transformer.attach(1, adapter | {path: change})

@@ -53,30 +53,6 @@ def test_packed_weights_are_multiplied_by_the_library(calls: list[str]) -> None:
 
 
 @compiled
-def test_gradients_come_from_the_reference(calls: list[str]) -> None:
-    packed, _ = weights("Q8_0", "int8", 40, 64)
-    x = normal(2, 5, 64).requires_grad_()
-    out = ops.linear(x, packed)
-    assert torch.equal(out, x @ packed.dequantize().T)
-    out.sum().backward()
-    assert x.grad is not None and torch.allclose(x.grad[0], packed.dequantize().sum(0), atol=1e-4)
-    gate_up, _ = weights("Q8_0", "int8", 4, 64, 64)
-    down, _ = weights("Q8_0", "int8", 4, 64, 32)
-    rows, chosen, shares = expert_inputs()
-    shares.requires_grad_()
-    out = ops.experts(rows, chosen, shares, gate_up, down)
-    plain = reference.experts.reference(
-        rows, chosen, shares, gate_up.dequantize(), down.dequantize()
-    )
-    assert torch.equal(out, plain) and out.requires_grad
-    assert calls == []
-    with torch.no_grad():
-        ops.linear(x, packed)
-        ops.experts(rows, chosen, shares, gate_up, down)
-    assert calls == ["linear", "experts"]
-
-
-@compiled
 def test_experts_of_which_one_is_packed(calls: list[str]) -> None:
     gate_up, _ = weights("Q8_0", "int8", 4, 64, 64)
     down = normal(3, 4, 64, 32)

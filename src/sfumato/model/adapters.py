@@ -9,7 +9,7 @@ reads and writes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,19 +31,24 @@ class Adapted(NamedTuple):
 
 @dataclass(frozen=True)
 class LowRank:
-    """What an adapter adds to a weight [out, in]: `up @ down · scale` (LoRA: Hu et al. 2021,
-    arXiv:2106.09685)."""
+    """What an adapter adds to a weight [out, in], or to each of those of experts, stacked:
+    `up @ down · scale` (LoRA: Hu et al. 2021, arXiv:2106.09685)."""
 
-    down: Tensor  # [rank, in]
-    up: Tensor  # [out, rank]
+    down: Tensor  # [rank, in], or [experts, rank, in]
+    up: Tensor  # [out, rank], or [experts, out, rank]
     scale: float
 
-    def added(self, y: Tensor, x: Tensor, tokens: Tensor | None) -> Tensor:
-        """y [..., out], the product of x [..., in] with the weight, with the change of the tokens
-        bool [tokens, 1] (None: of all), in the dtype of y."""
-        low = ops.linear(x.to(self.down.dtype), self.down)
-        changed = y + (ops.linear(low, self.up) * self.scale).to(y.dtype)
-        return changed if tokens is None else torch.where(tokens, changed, y)
+    def added(
+        self, y: Tensor, x: Tensor, product: Callable[[Tensor, Tensor], Tensor] = ops.linear
+    ) -> Tensor:
+        """y [..., out], the product of x [..., in] with the weight, with the change, in the dtype
+        of y; product: of rows with a matrix, or of the rows of experts with theirs."""
+        low = product(x.to(self.down.dtype), self.down)
+        return y + (product(low, self.up) * self.scale).to(y.dtype)
+
+    def change(self) -> Tensor:
+        """The change itself: float32 [out, in], or [experts, out, in]."""
+        return self.up.float() @ self.down.float() * self.scale
 
     def to(self, device: torch.device, dtype: torch.dtype) -> LowRank:
         return LowRank(self.down.to(device, dtype), self.up.to(device, dtype), self.scale)
@@ -52,6 +57,11 @@ class LowRank:
 Adapter = Mapping[str, LowRank]
 """The changes of an adapter, by the canonical paths of the modules that have the weights, such as
 "layers.0.self_attn.q_proj"."""
+
+
+def chosen_by(tokens: Tensor | None, changed: Tensor, other: Tensor) -> Tensor:
+    """What is changed for the tokens bool [tokens, 1] (None: for all), both [..., tokens, any]."""
+    return changed if tokens is None else torch.where(tokens, changed, other)
 
 
 def narrowed(adapted: Sequence[Adapted], only: Tensor | None) -> tuple[Adapted, ...]:

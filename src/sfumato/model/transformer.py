@@ -16,13 +16,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from sfumato import ops
-from sfumato.model.adapters import NONE, Adapted, Adapter, LowRank, moved, narrowed
+from sfumato.model.adapters import NONE, Adapted, Adapter, LowRank, chosen_by, moved, narrowed
 from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.segments import PackedRows
 from sfumato.model.streamed_layers import StreamedLayers
@@ -41,7 +42,7 @@ class Linear(nn.Module):
         y = ops.linear(x, self.weight)
         for number, tokens in adapted:
             if (change := self.changes.get(number)) is not None:
-                y = change.added(y, x, tokens)
+                y = chosen_by(tokens, change.added(y, x), y)
         return y
 
 
@@ -222,10 +223,17 @@ class Router(nn.Module):
         self.active, self.eps = config.experts_per_token, config.rms_norm_eps
         self.shares_of_one = config.design.shares_of_one
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, adapted: Sequence[Adapted] = ()) -> tuple[Tensor, Tensor]:
         """x [tokens, hidden] → chosen int64 and shares float32, both [tokens, active]."""
-        weights = self.proj.weight, self.scale, self.per_expert_scale
-        return ops.route(x, *weights, self.active, self.eps, self.shares_of_one)
+        others = self.scale, self.per_expert_scale, self.active, self.eps, self.shares_of_one
+        chosen, shares = ops.route(x, self.proj.weight, *others)
+        for number, tokens in adapted:
+            if (change := self.proj.changes.get(number)) is not None:
+                weight = ops.dense(self.proj.weight, torch.float32) + change.change()
+                own, shares_of_own = ops.route(x, weight, *others)
+                chosen = chosen_by(tokens, own, chosen)
+                shares = chosen_by(tokens, shares_of_own, shares)
+        return chosen, shares
 
 
 class Experts(nn.Module):
@@ -236,16 +244,47 @@ class Experts(nn.Module):
         self.device: torch.device | None = None  # of the weights, where it is not that of x
         self.gating: ops.Gating = config.design.gating
         count, size, hidden = config.num_experts, config.expert_size, config.hidden_size
+        self.count = count
         self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * size, hidden))
         self.down_proj = nn.Parameter(torch.empty(count, hidden, size))
+        self.changes: dict[str, dict[int, LowRank]] = {"gate_up_proj": {}, "down_proj": {}}
 
-    def forward(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, chosen: Tensor, shares: Tensor, adapted: Sequence[Adapted] = ()
+    ) -> Tensor:
         """x [tokens, hidden]; chosen and shares [tokens, active] → [tokens, hidden].
         The experts compute where their weights are, and the result is where x is."""
         own = self.device or x.device
         weights = self.gate_up_proj, self.down_proj
         given = x.to(own), chosen.to(own), shares.to(own)
-        return ops.experts(*given, *weights, self.gating).to(x.device)
+        passes = [
+            (tokens, changes)
+            for number, tokens in moved(adapted, own)
+            if any(changes := [each.get(number) for each in self.changes.values()])
+        ]
+        is_whole = any(tokens is None for tokens, _ in passes)
+        y = given[0] if is_whole else ops.experts(*given, *weights, self.gating)
+        for tokens, changes in passes:
+            # The gate stands between the products, so an adapter has a pass of its own.
+            parts = partial(self._changed_parts, changes)
+            y = chosen_by(tokens, ops.mixture(*given, self.count, parts), y)
+        return y.to(x.device)
+
+    def _changed_parts(
+        self, changes: Sequence[LowRank | None], rows: Tensor, offsets: Tensor
+    ) -> Tensor:
+        """What experts with the changes of their two weights make of rows [n, hidden] in groups."""
+
+        def product(x: Tensor, weight: ops.Weight, change: LowRank | None) -> Tensor:
+            y = by_expert(x, weight)
+            return y if change is None else change.added(y, x, by_expert)
+
+        def by_expert(x: Tensor, weight: ops.Weight) -> Tensor:
+            return ops.expert_products(x, offsets, weight)
+
+        first, second = changes
+        gate, up = product(rows, self.gate_up_proj, first).chunk(2, dim=-1)
+        return product(ops.gated(gate, up, self.gating), self.down_proj, second)
 
 
 class Block(nn.Module):
@@ -296,8 +335,9 @@ class Block(nn.Module):
     def _mixed(self, routed: Tensor, given: Tensor, adapted: Sequence[Adapted]) -> Tensor:
         """What the experts make of `given`, chosen by `routed`, both [..., tokens, hidden]."""
         assert self.router is not None and self.experts is not None
-        chosen, shares = self.router(routed.reshape(-1, routed.shape[-1]))
-        return self.experts(given.reshape(-1, given.shape[-1]), chosen, shares).view_as(given)
+        chosen, shares = self.router(routed.reshape(-1, routed.shape[-1]), adapted)
+        rows = given.reshape(-1, given.shape[-1])
+        return self.experts(rows, chosen, shares, adapted).view_as(given)
 
 
 class NormedBlock(Block):
@@ -395,35 +435,45 @@ class Transformer(nn.Module):
         the weights are, in the dtype that they have. Raises Refused where the network has no such
         module, or one of other sizes; then nothing has changed."""
         assert number > NONE
-        modules = {path: self._adaptable(path, change) for path, change in adapter.items()}
+        targets = {path: self._adaptable(path, change) for path, change in adapter.items()}
         self.detach(number)
-        for path, module in modules.items():
-            change = adapter[path]
-            module.changes[number] = change.to(module.weight.device, change.down.dtype)
+        for path, (weight, changes) in targets.items():
+            changes[number] = adapter[path].to(weight.device, adapter[path].down.dtype)
 
     def detach(self, number: int) -> None:
         """Forgets an adapter."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.changes.pop(number, None)
+            if isinstance(module, Experts):
+                for changes in module.changes.values():
+                    changes.pop(number, None)
 
-    def _adaptable(self, path: str, change: LowRank) -> Linear:
-        """The module that a change is for."""
-        try:
-            module = self.get_submodule(path)
-        except AttributeError:
-            module = None
-        if not isinstance(module, Linear):
+    def _adaptable(self, path: str, change: LowRank) -> tuple[ops.Weight, dict[int, LowRank]]:
+        """The weight that a change is for, and where its changes are."""
+        parent, _, leaf = path.rpartition(".")
+        module = self._module(path)
+        if isinstance(module, Linear):
+            weight, changes = module.weight, module.changes
+        elif isinstance(experts := self._module(parent), Experts) and leaf in experts.changes:
+            weight, changes = getattr(experts, leaf), experts.changes[leaf]
+        else:
             raise Refused(path, "is no matrix of this network that an adapter can change")
-        out, inputs = module.weight.shape
-        (up, rank), (down, width) = change.up.shape, change.down.shape
-        if (up, width) != (out, inputs) or rank != down:
+        *count, out, inputs = weight.shape
+        rank, shapes = change.up.shape[-1], (tuple(change.down.shape), tuple(change.up.shape))
+        if shapes != ((*count, rank, inputs), (*count, out, rank)):
+            down, up, fits = (" x ".join(map(str, shape)) for shape in (*shapes, weight.shape))
             raise Refused(
                 path,
-                f"an adapter of {down} x {width} and {up} x {rank} numbers does not fit the "
-                f"weight, which has {out} x {inputs}",
+                f"an adapter of {down} and {up} numbers does not fit the weight, which has {fits}",
             )
-        return module
+        return weight, changes
+
+    def _module(self, path: str) -> nn.Module | None:
+        try:
+            return self.get_submodule(path)
+        except AttributeError:
+            return None
 
     def encode(
         self,

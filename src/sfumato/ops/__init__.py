@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 
-from sfumato.ops import torch_device
+from sfumato.ops import frozen, torch_device
 from sfumato.ops.attention_reference import (
     Causal,
     Own,
@@ -40,9 +40,11 @@ from sfumato.ops.reference import (
     after_layer,
     dense,
     embed,
+    expert_products,
     experts,
     gated,
     linear,
+    mixture,
     own_scores,
     prepare_heads,
     rms_norm,
@@ -53,16 +55,16 @@ from sfumato.ops.triton import prepare
 from sfumato.ops.triton import serving as kernels_on
 
 __all__ = [
-    "ACTIVATIONS", "Bans", "Causal", "Gating", "Own", "Questions", "Rows", "SoftmaxState", "Weight",
-    "after_attention", "after_layer", "attend", "attend_padded", "attention", "backend",
-    "column_bytes", "dense", "embed", "experts", "gated", "kernels_on", "linear",
-    "multiplies_bf16", "own_scores", "pack", "pack_columns", "packed_bytes", "packs",
-    "packs_columns", "prepare", "prepare_heads", "reason", "rms_norm", "rotate", "rounding",
-    "route", "update_softmax", "write_cache",
+    "ACTIVATIONS", "Bans", "Causal", "Gating", "Own", "Questions", "Rows", "SoftmaxState",
+    "Weight", "after_attention", "after_layer", "attend", "attend_padded", "attention",
+    "backend", "column_bytes", "dense", "embed", "expert_products", "experts", "gated",
+    "kernels_on", "linear", "mixture", "multiplies_bf16", "own_scores", "pack", "pack_columns",
+    "packed_bytes", "packs", "packs_columns", "prepare", "prepare_heads", "reason", "rms_norm",
+    "rotate", "rounding", "route", "update_softmax", "write_cache",
 ]  # fmt: skip
 
-TWINS = (torch_steady, kernels, torch_device)
-"""The files of which nothing but their twins is used."""
+TWINS = (torch_steady, kernels, torch_device, frozen)
+"""The files of which nothing but what they register is used."""
 
 backend, reason = library.describe()
 """What serves the operations on a CPU, and why, for `sfumato doctor` and the logs."""

@@ -7,15 +7,16 @@ to rounding.  None reads a number on the host, copies to the device or has a sha
 data, and the number of tensor operations does not depend on the number of rows.  What a layer does
 is made of smaller operations, whose twins serve there too; elsewhere a reference calls references.
 
-Of one operation of torch this is known only by half: `experts` calls `F.grouped_mm`, which torch
-serves by a kernel on some devices and by a fallback on others, and a fallback may read the offsets
-of the groups on the host.  A trace on a device without numbers cannot show that, since it sees the
-operation and not what serves it; on no device has it been measured.
+Of one operation of torch this is known only by half: `expert_products` calls `F.grouped_mm`, which
+torch serves by a kernel on some devices and by a fallback on others, and a fallback may read the
+offsets of the groups on the host.  A trace on a device without numbers cannot show that, since it
+sees the operation and not what serves it; on no device has it been measured.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -116,9 +117,26 @@ def experts(
     x [tokens, hidden]; chosen int64 and shares float [tokens, k]; gate_up [experts, 2·m, hidden]
     with the gate first; down [experts, hidden, m] → [tokens, hidden].
     """
+
+    def parts(rows: Tensor, offsets: Tensor) -> Tensor:
+        gate, up = expert_products.reference(rows, offsets, gate_up).chunk(2, dim=-1)
+        return expert_products.reference(gated.reference(gate, up, gating), offsets, down)
+
+    return mixture(x, chosen, shares, gate_up.shape[0], parts)
+
+
+def mixture(
+    x: Tensor,
+    chosen: Tensor,
+    shares: Tensor,
+    count: int,
+    parts: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Computes `ops.experts`, of `count` experts; parts: what these make of rows [n, hidden], in
+    groups that end at offsets int64 [count] → [n, hidden]."""
     # Tokens are sorted by expert, so that each expert's weights are read once. Every group begins
     # at a multiple of GROUP. A token's k parts are summed in the order of `chosen`.
-    count, k = gate_up.shape[0], chosen.shape[-1]
+    k = chosen.shape[-1]
     order = chosen.reshape(-1).argsort(stable=True)
     expert = chosen.reshape(-1).index_select(0, order)
     ends = torch.searchsorted(expert, torch.arange(count, device=x.device), right=True)
@@ -129,11 +147,8 @@ def experts(
     place = torch.arange(len(order), device=x.device) + shift.index_select(0, expert)
     total = len(order) + (GROUP - 1) * min(count, len(order))
     grouped = x.new_zeros(total, x.shape[-1])
-    grouped = grouped.index_copy(0, place, multiplied(x, gate_up).index_select(0, order // k))
-    gate, up = _grouped_product(grouped, offsets, gate_up).chunk(2, dim=-1)
-    inner = multiplied(gated.reference(gate, up, gating), down)
-    parts = _grouped_product(inner, offsets, down)
-    return mixed(parts, order, place, shares)
+    grouped = grouped.index_copy(0, place, x.index_select(0, order // k))
+    return mixed(parts(grouped, offsets), order, place, shares)
 
 
 def mixed(parts: Tensor, order: Tensor, place: Tensor, shares: Tensor) -> Tensor:
@@ -144,11 +159,17 @@ def mixed(parts: Tensor, order: Tensor, place: Tensor, shares: Tensor) -> Tensor
     return (weighted * shares.unsqueeze(-1).to(parts.dtype)).sum(1)
 
 
-def _grouped_product(x: Tensor, offsets: Tensor, weight: Weight) -> Tensor:
-    """Each group's rows by its expert's weight: x [rows, in]; offsets int64 [experts], where the
-    groups end; weight [experts, out, in] → [rows, out]; rows past the last group are undefined."""
+@operation
+def expert_products(x: Tensor, offsets: Tensor, weight: Weight) -> Tensor:
+    """Each group's rows by its expert's weight.
+
+    x [rows, in]; offsets int64 [experts], where the groups end; weight [experts, out, in] →
+    [rows, out]; rows past the last group are undefined.
+    """
     count, *each = weight.shape
-    step = count if isinstance(weight, Tensor) else max(1, SLICE // math.prod(each))
+    x, step = multiplied(x, weight), count
+    if isinstance(weight, Stored):
+        step = max(1, SLICE // math.prod(each))
     if step >= count:
         return _product_of_groups(x, offsets, dense.reference(weight, x.dtype))
     out = x.new_zeros(len(x), each[0])
@@ -165,7 +186,7 @@ def _grouped_product(x: Tensor, offsets: Tensor, weight: Weight) -> Tensor:
 
 
 def _product_of_groups(x: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
-    """Computes `_grouped_product` of a float weight."""
+    """Computes `expert_products` of a float weight."""
     aligned = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
     if aligned and x.dtype in (torch.bfloat16, torch.float16, torch.float32):
         return F.grouped_mm(x, weight.transpose(1, 2), offs=offsets.int())

@@ -3,7 +3,8 @@
 `@operation` declares an operation: it makes a dispatcher of the reference, which is in plain torch.
 A twin is a faster function of the same signature, registered for one kind of device and one form of
 weight.  A twin has no gradient, so where one is asked for the reference serves, or what
-`differentiable` put in its place.  The environment variable SFUMATO_OFF names operations whose
+`differentiable` put in its place, or for a weight that is no tensor of floats what `frozen` did.
+The environment variable SFUMATO_OFF names operations whose
 references serve everywhere: for finding out which faster form makes a wrong result, and for a
 device on which one does.  This module knows no operation.
 """
@@ -35,6 +36,7 @@ from torch import Tensor
 from sfumato.weights.formats.format import BLOCKS as BLOCKS
 from sfumato.weights.formats.format import FLOAT as FLOAT
 from sfumato.weights.formats.format import SCALED as SCALED
+from sfumato.weights.formats.format import Stored
 from sfumato.weights.formats.format import form_of as _form_of
 
 log = logging.getLogger(__name__)
@@ -125,6 +127,7 @@ def names_in(wanted: str) -> frozenset[str]:
 
 _operations: dict[str, Operation[..., Any]] = {}
 _differentiable: dict[str, Function] = {}
+_frozen: dict[str, Function] = {}
 _twins: dict[tuple[str, str, str], list[Twin]] = {}
 _watchers: list[Watcher] = []
 _seen_as: dict[str, str] = {}
@@ -214,6 +217,8 @@ def choose(
     if _forced:
         return _operations[operation].reference
     if _wants_gradient(arguments):
+        if operation in _frozen and any(isinstance(each, Stored) for each in arguments):
+            return _frozen[operation]
         return _differentiable.get(operation) or _operations[operation].reference
     if operation not in _off:
         kind = kind_of(device)
@@ -292,6 +297,18 @@ def differentiable(functions: Mapping[str, Function]) -> Iterator[None]:
     finally:
         _differentiable.clear()
         _differentiable.update(before)
+
+
+def frozen(operation: str) -> Callable[[F], F]:
+    """Registers the decorated function for where a gradient is asked for and a weight is `Stored`:
+    on every device, with a gradient to the other arguments alone. See `check_signature`."""
+
+    def register(function: F) -> F:
+        check_signature(operation, function)
+        _frozen[operation] = function
+        return function
+
+    return register
 
 
 @contextmanager

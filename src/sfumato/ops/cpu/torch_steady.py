@@ -171,6 +171,18 @@ def experts(
     return reference.mixed(parts, order, torch.arange(len(order)), shares)
 
 
+@twin("expert_products", "cpu", backend=TORCH)
+def expert_products(x: Tensor, offsets: Tensor, weight: Weight) -> Tensor:
+    """See `ops.expert_products`; rows past the last group are zeros."""
+    out = x.new_zeros(len(x), weight.shape[1])
+    tile, start = EXPERT_TILE if math.prod(weight.shape[1:]) >= LARGE else ROWS, 0
+    for expert, end in enumerate(offsets.tolist()):
+        if end > start:
+            out[start:end] = reference.linear(x[start:end], weight[expert], tile)
+        start = end
+    return out
+
+
 @twin("own_scores", "cpu", backend=TORCH)
 def own_scores(hidden: Tensor, weight: Weight, ids: Tensor) -> Tensor:
     """See `ops.own_scores`. Gathers at most GATHERED rows at a time."""
