@@ -17,10 +17,11 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from sfumato import ops
 from sfumato.model.adapters import NONE, Adapted, Adapter, LowRank, chosen_by, moved, narrowed
@@ -146,6 +147,13 @@ class Attend(Protocol):
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [..., tokens, heads, d]; k, v [..., tokens, kv_heads, d] → like q."""
+
+
+class RepeatedAttend(Attend, Protocol):
+    """Attention whose layers a training computes a second time."""
+
+    def again(self, encoding: bool) -> AbstractContextManager[None]:
+        """Within it a layer of that phase attends as it did, and leaves nothing behind."""
 
 
 class Attention(nn.Module):
@@ -391,6 +399,27 @@ def make_block(config: ModelConfig, layer: LayerConfig) -> Block:
     return (NormedBlock if config.design.post_norms else Block)(config, layer)
 
 
+def repeated(
+    block: Block,
+    x: Tensor,
+    rotary: tuple[Tensor, Tensor],
+    attend: Attend,
+    index: int,
+    encoding: bool | Tensor,
+    *others: object,
+) -> Tensor:
+    """What the block makes of these, its arguments; the backward pass computes it once more."""
+    assert isinstance(encoding, bool)
+    again = cast(RepeatedAttend, attend).again(encoding)
+    result: Tensor = checkpoint(
+        *(block, x, rotary, attend, index, encoding, *others),
+        use_reentrant=False,
+        context_fn=lambda: (nullcontext(), again),
+        preserve_rng_state=False,  # there is none in a layer
+    )
+    return result
+
+
 class Embedding(nn.Module):
     """The token embedding, read here as input; `model/head.py` reads a tied one as output."""
 
@@ -411,6 +440,9 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config, design = config, config.design
+        # Whether a layer keeps its input alone for the backward pass, which computes it once more;
+        # what attends is a `RepeatedAttend` then. For training.
+        self.repeats_layers = False
         self.streams: tuple[StreamedLayers, ...] = ()  # one for each card that has such layers
         vocabulary = config.vocab_size, config.hidden_size
         self.embed_tokens = Embedding(*vocabulary, design.scaled_embedding)
@@ -453,7 +485,7 @@ class Transformer(nn.Module):
         """The weight that a change is for, and where its changes are."""
         parent, _, leaf = path.rpartition(".")
         module = self._module(path)
-        if isinstance(module, Linear):
+        if isinstance(module, Linear) and module is not self.lm_head:
             weight, changes = module.weight, module.changes
         elif isinstance(experts := self._module(parent), Experts) and leaf in experts.changes:
             weight, changes = getattr(experts, leaf), experts.changes[leaf]
@@ -551,5 +583,7 @@ class Transformer(nn.Module):
                     normed = block.input_layernorm(x)
                     keep(*block.self_attn.keys_values(normed, rotary, adapted[at]))
                 else:
-                    x = block(x, rotary, attend, index, phase, wanted, adapted[at])
+                    given = x, rotary, attend, index, phase, wanted, adapted[at]
+                    again = self.repeats_layers and torch.is_grad_enabled()
+                    x = repeated(block, *given) if again else block(*given)
         return x if keep is not None else self.norm(x.to(home))

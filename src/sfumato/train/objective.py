@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -100,6 +101,16 @@ class TwoPhases(ABC):
         own = prefix.new_zeros(len(k), k.shape[2]) if self.canvas_mask is None else self.canvas_mask
         mask = torch.cat((prefix, own), dim=1)[:, None].expand(-1, k.shape[2], -1)
         return self._attend(layer, q, torch.cat((keys, k), 2), torch.cat((values, v), 2), mask)
+
+    @contextmanager
+    def again(self, encoding: bool) -> Iterator[None]:
+        """See `RepeatedAttend`."""
+        before = self.encoding, self.kept, self.looking
+        self.encoding, self.kept = encoding, dict(self.kept)
+        try:
+            yield
+        finally:
+            self.encoding, self.kept, self.looking = before
 
     @abstractmethod
     def _encode(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sliding: bool) -> Tensor:

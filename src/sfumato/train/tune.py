@@ -246,6 +246,7 @@ class _Run:
 
     def _trainer(self) -> Trainer:
         transformer, tuning = self.network.transformer, self.tuning
+        transformer.repeats_layers = tuning.recompute
         if self.adapter is None:
             if {p.dtype for p in transformer.parameters()} != {torch.float32}:
                 raise Refused("full", "a full tuning needs float32 weights", "use --dtype float32")
