@@ -124,8 +124,11 @@ def test_a_warm_up_runs_each_kind_of_step_and_leaves_no_trace(
         DeviceStep, "run", lambda one: (ran.append((one.rows, one.kind.commits)), step(one))[1]
     )
     monkeypatch.setattr(ReadForward, "run", lambda one: (reads.append(one.rows), read(one))[1])
-    serving, _ = late(slots=slots, context=context)
+    serving, backend = late(slots=slots, context=context)
     serving.warm_up()
+    # The steps of one row and of all, by the denoiser that serves.
+    assert backend.captures == backend.replays == len({1, slots})
+    assert serving._runner._denoiser.graphs.captured == len({1, slots})
     assert sorted(set(ran)) == [(rows, way) for rows in sorted({1, slots}) for way in (False, True)]
     assert reads and not any(slot.length for slot in serving._pool.empty_slots)
     assert serving.state().totals == late()[0].state().totals

@@ -32,6 +32,7 @@ from sfumato.engine.runner import warm_up
 from sfumato.model.cache import QuestionPool
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.head import vocabulary_pass
+from sfumato.model.loading import _kept_dtype
 from sfumato.model.network import Network
 from sfumato.model.scores import vocabulary_mass
 from sfumato.model.transformer import Transformer
@@ -123,10 +124,13 @@ def two_layers() -> Network:
     config = DIFFUSION_GEMMA.config.from_hf(random_config("26b-a4b", layers=2), {})
     with torch.device("meta"):
         transformer = Transformer(config).requires_grad_(False)
-    for module in transformer.modules():
+    for path, module in transformer.named_modules():
         for name, value in module.named_parameters(recurse=False):
             make = torch.empty if value.numel() > 1 << 20 else torch.ones
-            own = make(value.shape, dtype=torch.bfloat16)
+            # The norms of the first layer are float32, as GGUF files have them.
+            stored = torch.float32 if path.startswith("blocks.0.") else torch.bfloat16
+            kept = _kept_dtype(f"{path}.{name}", value.dim(), stored, torch.bfloat16)
+            own = make(value.shape, dtype=kept)
             setattr(module, name, nn.Parameter(own, requires_grad=False))
         for name, value in module.named_buffers(recurse=False):
             setattr(module, name, torch.ones(value.shape, dtype=value.dtype))

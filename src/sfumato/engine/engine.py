@@ -277,8 +277,9 @@ class Engine:
         self._longest, self._snapshot_points = self._pool.longest, snapshot_points_of(model)
         self._statistics, self._inbox = Statistics(clock), Inbox()
         most_read = READ_TOKENS if model.network.device.type == "cpu" else None
-        self._scheduler = Scheduler(self._pool, self.config.prefill_chunk, clock, most_read)
-        self._runner = Runner(model.network, self.config.slots, self.config.prefill_chunk, clock)
+        chunk = self.config.chunk_on(model.network.device)
+        self._scheduler = Scheduler(self._pool, chunk, clock, most_read)
+        self._runner = Runner(model.network, self.config.slots, chunk, clock)
         self._circuit = Circuit(lambda: probe(model), clock)
         self._outputs = OutputProcessor(
             self._scheduler, self._statistics, self._circuit, on_finish, clock

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from sfumato.diffusion.checks import is_number, is_whole
+from sfumato.model.network import prefill_chunk
 from sfumato.options.limits import MOST_SECONDS, MOST_STEPS
 from sfumato.refused import Refused
 
@@ -29,7 +32,8 @@ class EngineConfig:
     slots: int = 4  # requests that run at a time
     context: int = 8192  # positions of a slot
     queue: int = 64  # requests that wait at most
-    prefill_chunk: int = 512  # tokens encoded between two denoising steps at most
+    prefill_chunk: int | None = None
+    """Tokens encoded between two denoising steps at most; None: as `model.network` has it."""
     strict: bool = False  # refuse what does not fit a slot, rather than make a larger one
     snapshot_bytes: int = 2**30  # memory of the device for what prefix reuse needs
     max_steps: int = 256  # denoising steps per canvas that a request may ask for
@@ -39,6 +43,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name, low in (*((n, 1) for n in _COUNTS), ("snapshot_bytes", 0)):
             value = getattr(self, name)
+            if value is None and name == "prefill_chunk":
+                continue
             if not (is_whole(value) and value >= low):
                 raise Refused(name, f"must be a whole number from {low}, got {value!r}")
         if self.max_steps > MOST_STEPS:
@@ -52,6 +58,10 @@ class EngineConfig:
             )
         if not (is_number(self.memory_margin) and 0 <= self.memory_margin < 1):
             raise Refused("memory_margin", f"must be from 0 to 1, got {self.memory_margin!r}")
+
+    def chunk_on(self, device: torch.device) -> int:
+        """`prefill_chunk` for a model on this device."""
+        return self.prefill_chunk or prefill_chunk(device)
 
 
 _COUNTS = ("slots", "context", "queue", "prefill_chunk", "max_steps")

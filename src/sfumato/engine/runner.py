@@ -32,7 +32,7 @@ from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.batch import WIDTHS, Commit
 from sfumato.diffusion.step.captured import ReadForwards
-from sfumato.diffusion.step.graphs import graph_backend
+from sfumato.diffusion.step.graphs import RUNS, graph_backend
 from sfumato.engine.late_steps import CommitRow, Denoised, EncodeTime, EncodeTimes, Item, Steps
 from sfumato.engine.memory.estimate import question_places
 from sfumato.engine.pictures import Pictures
@@ -41,7 +41,7 @@ from sfumato.engine.recovery import BatchRecovery, free_memory
 from sfumato.engine.row import Row
 from sfumato.model.cache import QuestionPool, Slot
 from sfumato.model.devices import fetch_together, is_out_of_memory
-from sfumato.model.network import PREFILL_CHUNK, Network
+from sfumato.model.network import PREFILL_CHUNK, Network, prefill_chunk
 from sfumato.model.segments import Suffix
 from sfumato.model.vision.mask import SoftTokens
 from sfumato.tasks.works import Draw
@@ -208,9 +208,8 @@ class Runner:
         failure is left to the first request, whose it may not be."""
         if self._backend is None or not slots:
             return
-        denoiser = Denoiser(self._network, len(slots), self._backend)
         try:
-            warm_up(denoiser, slots, config, self._forwards)
+            warm_up(self._denoiser, slots, config, self._forwards)
         except Exception as error:
             log.warning("the steps before the first request failed", exc_info=error)
             self._free(error)
@@ -402,9 +401,9 @@ def warm_up(
     config: SamplerConfig,
     forwards: ReadForwards | None = None,
 ) -> None:
-    """Encodes a chunk of a prompt, denoises and commits a canvas with one row and with all of them,
-    and reads a question, as `forwards` has it. slots: of all rows, empty ones; config: of a canvas,
-    complete."""
+    """Encodes a chunk of a prompt, denoises with one row and with all of them until the step is
+    captured and has been replayed, commits a canvas likewise, and reads a question, as `forwards`
+    has it. slots: of all rows, empty ones; config: of a canvas, complete."""
     began = time.perf_counter()
     log.info("one step of each kind is run; kernels that were never compiled take up to minutes")
     try:
@@ -422,25 +421,28 @@ def warm_up(
 def _encode(denoiser: Denoiser, slots: Sequence[Slot], config: SamplerConfig) -> None:
     """A whole chunk, as far as a canvas fits behind it; a token in the other slots."""
     assert config.canvas_length
-    chunk = max(1, min(PREFILL_CHUNK, slots[0].room() - config.canvas_length))
+    chunk = prefill_chunk(denoiser.network.device)
+    chunk = max(1, min(chunk, slots[0].room() - config.canvas_length))
     denoiser.network.encode([_ids(chunk)], slots[:1])
     if slots[1:]:
         denoiser.network.encode([_ids(1)] * len(slots[1:]), slots[1:])
 
 
 def _step(denoiser: Denoiser, slots: Sequence[Slot], config: SamplerConfig) -> None:
-    """Runs a step of as many rows as slots: denoises all of them, then commits the first."""
+    """Runs the steps of as many rows as slots: denoises all of them, then commits the first."""
     assert config.canvas_length
     network = denoiser.network
     plans = (CanvasPlan(config, Noise(row, 0)) for row in range(len(slots)))
     canvases = [Canvas.of(plan, network) for plan in plans]
-    steps: list[list[Canvas]] = [canvases]
+    steps: list[list[Canvas]] = [canvases] * (RUNS + 1)
     if room := min(config.canvas_length, slots[0].room()):
         steps.append([Commit(_ids(room).tolist(), config, network), *canvases[1:]])
     for step in steps:
         for result in denoiser.launch(step, slots).results():
             if isinstance(result, Exception):
                 raise result
+        if denoiser.graphs is not None:
+            denoiser.graphs.capture_next()
 
 
 def _read(denoiser: Denoiser, slot: Slot, forwards: ReadForwards | None) -> None:

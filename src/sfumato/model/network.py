@@ -20,12 +20,20 @@ from sfumato.model.segments import Keeps, PackedRows, PaddedRows, RowPart, Suffi
 from sfumato.model.transformer import Transformer
 from sfumato.model.vision.mask import ImageMask, SoftTokens, ahead_of_pictures
 from sfumato.model.vision.tower import Encoding, VisionTower
-from sfumato.ops.gpu import device_memory
+from sfumato.ops.gpu import device_memory, is_gpu
 from sfumato.refused import Refused
 from sfumato.weights.files.tensorfile import FileSizes
 from sfumato.weights.formats import Weight
 
-PREFILL_CHUNK = 512  # tokens of a prompt encoded at once: bounds the working memory of a prefill
+PREFILL_CHUNK, GPU_CHUNK = 512, 2048
+"""Tokens of a prompt encoded at once, on a CPU and on a GPU: they bound the working memory of a
+prefill. A chunk reads nearly all experts, which a GPU does in the time of a thousand tokens'
+arithmetic."""
+
+
+def prefill_chunk(device: torch.device) -> int:
+    """Tokens of a prompt that a network on this device encodes at once by default."""
+    return GPU_CHUNK if is_gpu(device) else PREFILL_CHUNK
 
 
 class Network:
@@ -102,17 +110,18 @@ class Network:
         self,
         rows: Sequence[Tensor],
         slots: Sequence[Slot],
-        chunk: int = PREFILL_CHUNK,
+        chunk: int | None = None,
         cancelled: Callable[[], bool] = lambda: False,
         pictures: Sequence[Sequence[SoftTokens]] = (),
     ) -> bool:
         """Appends tokens to the slots' prefixes: rows[i] int64 [any length] goes to slots[i].
 
-        pictures: those of each row, in order, whose soft tokens take the place of ids; (): none. A
-        chunk ends before a picture or after it, and may be longer than `chunk` for one. Where the
-        network has blocks (`ModelConfig.block`, `Slot.offset`), a row's chunk ends at the end of a
-        block, and may be longer for one; the last tokens of the row may be less than a block, and
-        what is encoded later is a block of its own.
+        chunk: tokens at once, of all rows together; None: as `prefill_chunk` has it. pictures:
+        those of each row, in order, whose soft tokens take the place of ids; (): none. A chunk ends
+        before a picture or after it, and may be longer than `chunk` for one. Where the network has
+        blocks (`ModelConfig.block`, `Slot.offset`), a row's chunk ends at the end of a block, and
+        may be longer for one; the last tokens of the row may be less than a block, and what is
+        encoded later is a block of its own.
 
         Calls `cancelled` before every chunk; returns False where it returned True, with the
         chunks before that in the prefixes.  Raises ValueError, naming the row, where a slot has too
@@ -120,6 +129,7 @@ class Network:
         empties the slots that were being written, for their rings may be half overwritten.
         """
         checked, done = self._checked(rows, slots, pictures), [0] * len(rows)
+        chunk = chunk or prefill_chunk(self.device)
         within = pictures or [()] * len(rows)
         while live := [i for i, ids in enumerate(checked) if done[i] < len(ids)]:
             if cancelled():

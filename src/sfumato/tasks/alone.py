@@ -20,7 +20,7 @@ from sfumato.diffusion.limits import Limits, Outcome, SettledCanvas, Times, plan
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import Denoiser
 from sfumato.model.adapters import NONE
-from sfumato.model.network import PREFILL_CHUNK, Network
+from sfumato.model.network import PREFILL_CHUNK, Network, prefill_chunk
 from sfumato.model.vision.mask import SoftTokens, ahead_of_pictures
 from sfumato.tasks.reply import Policies, ReplyTask
 from sfumato.tasks.score_progress import ScoreProgress
@@ -138,7 +138,7 @@ class _Alone:
         want.begin(len(self._prefix))
         start = unseen
         while start < len(ids):
-            end = start + slot.whole_blocks(PREFILL_CHUNK, len(ids) - start)
+            end = start + slot.whole_blocks(prefill_chunk(network.device), len(ids) - start)
             end = ahead_of_pictures(end, start, pictures)
             own = [each.moved(-start) for each in pictures if start <= each.start < end]
             first = slot.length

@@ -24,6 +24,7 @@ class Device:
         self.end_error: Exception | None = None
         handles = count(1)
         self.graph_pool_handle = lambda: (0, next(handles))
+        self.emptied: list[int] = []  # pools at the time
 
     def end_allocate(self, index: int, pool: Pool) -> None:
         if pool not in self.recording:
@@ -85,7 +86,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         "stream": device.on,
         "device": lambda _: nullcontext(),
         "synchronize": lambda: None,
-        "empty_cache": lambda: None,
+        "empty_cache": lambda: device.emptied.append(len(device.uses)),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     for name, value in {
@@ -127,7 +128,7 @@ def test_a_capture_that_fails_is_not_the_last(
 def test_graphs_share_a_pool_while_one_lives(device: Device) -> None:
     graphs = CudaGraphs(torch.device("cuda", 0))
     replays = [graphs.capture(nothing) for _ in range(3)]
-    assert list(device.uses.values()) == [3]
+    assert list(device.uses.values()) == [3] and len(device.emptied) == 1, "once for the pool"
     replays.clear()
     replays.append(graphs.capture(nothing))
     assert list(device.uses.values()) == [0, 1]

@@ -92,7 +92,7 @@ with memory.PeakMemory() as watch:
     engine = Engine(model, layout)
     full = served(*[submitted(row, context, 1) for row in range(slots)])
     long = submitted(8, larger, 2)
-    for _ in range(larger // layout.prefill_chunk):
+    for _ in range(larger // layout.chunk_on(model.network.device)):
         engine.step()  # until both denoise together
     more = served(long, submitted(9, context, 1))
 added = MemoryGuard(model.network, layout).added([larger])
@@ -212,6 +212,8 @@ def test_parts_follow_the_layout() -> None:
     cuda = replace(footprint, device=torch.device("cuda"))
     on_cuda = predict(cuda, replace(LAYOUT, prefill_chunk=2048)).reads
     assert on_cuda == (2 + 8) * piece + kept_for_reads(cuda, (2 + 8) * 256)
+    by_itself = predict(replace(cuda, placement=None), LAYOUT)
+    assert by_itself.reads == on_cuda, "a GPU's chunks have 2,048 tokens"
     most = predict(cuda, replace(LAYOUT, prefill_chunk=1 << 20)).reads
     assert most == (2 + 4096) * piece + kept_for_reads(cuda, 4096)
     assert 0 < base.snapshots < LAYOUT.snapshot_bytes  # as many as a few slots are worth

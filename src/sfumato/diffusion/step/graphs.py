@@ -246,13 +246,13 @@ class CudaGraphs:
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
+            torch.cuda.synchronize()
             if self._pool is None or not len(self._graphs):
                 # Torch gives a pool up with its last graph, and refuses its handle from then on.
                 self._pool = torch.cuda.graph_pool_handle()
+                torch.cuda.empty_cache()  # for the memory that the pool begins with
             if self._stream is None:
                 self._stream = torch.cuda.Stream(self._device)
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()  # for the graph's pool
             # `torch.cuda.graph` would leave the thread on its stream where the end fails.
             with torch.cuda.stream(self._stream):
                 self._record(graph, function, self._pool)

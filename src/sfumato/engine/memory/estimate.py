@@ -284,7 +284,8 @@ def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) ->
     layout, for which steps need buffers; the slot itself does not count."""
     model, rows, stored = footprint.config, config.slots, footprint.cache_dtype
     context = min(max(config.context, larger), model.context_length)
-    canvases, chunk = rows * model.canvas_length, max(config.prefill_chunk, 1)
+    home = footprint.device if footprint.placement is None else footprint.placement.device
+    canvases, chunk = rows * model.canvas_length, config.chunk_on(home)
     # One operation for each pool; a larger slot is a pool of one.
     pools = (rows, config.context), (1, larger)
     one = snapshot_bytes(model, min(config.context, model.context_length), stored)

@@ -89,8 +89,7 @@ def jobs(
     known = all_kernels()
     for name in names or sorted(known):
         kernel = known[name]
-        variants = ["", *kernel.variants, *(kernel.shapes if every else ())]
-        variants += kernel.of_formats(formats, every)
+        variants = kernel.names(every) + kernel.of_formats(formats, every)
         for target in targets:
             for use, tiles in candidates(name, target).items():
                 for number in range(len(tiles) if every else 1):

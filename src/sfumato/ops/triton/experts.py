@@ -475,8 +475,8 @@ ROUTER_SCORES = register(
         "router_scores",
         _router_scores,
         {
-            **dict.fromkeys(("x", "weight", "scale"), "*bf16:16"),
-            "scores": "*fp32:16",
+            "x": "*bf16:16",
+            **dict.fromkeys(("weight", "scale", "scores"), "*fp32:16"),  # a router is float32
             "tokens": "i32",
             "eps": "fp32",
             "root": "fp32",
@@ -489,7 +489,7 @@ ROUTER_CHOICE = register(
     Kernel(
         "router_choice",
         _router_choice,
-        {"scores": "*fp32:16", "per_expert": "*bf16:16", "chosen": "*i64", "shares": "*fp32"},
+        {"scores": "*fp32:16", "per_expert": "*fp32:16", "chosen": "*i64", "shares": "*fp32"},
         {"EXPERTS": 128, "PADDED": 128, "ACTIVE": 8},
     )
 )
@@ -560,8 +560,9 @@ def _serves_route(
 
 def _check_route(trial: Trial) -> None:
     (count, active), hidden = trial.sizes.router, trial.sizes.hidden
-    given = trial.random((18, hidden), (count, hidden), (hidden,), (count,))
-    compare(route, reference.route.reference, (*given, active, 1e-6))
+    x, *router = trial.random((18, hidden), (count, hidden), (hidden,), (count,))
+    given = x, *(each.float() for each in router), active, 1e-6
+    compare(route, reference.route.reference, given)
 
 
 TWINS = {

@@ -45,6 +45,9 @@ default differs between versions of Triton.  Without contraction, elementwise ar
 the same operations of torch do; these kernels wait for memory or matrix units, not for it."""
 
 
+EXACT = ", float32"
+
+
 class LaunchError(RuntimeError):
     """A kernel did not run: it does not compile, or needs more than the device has.  It wrote
     nothing."""
@@ -67,6 +70,7 @@ class Kernel:
     such as unpacks the numbers of another cache; or what it has in other networks.
     columns: of a kernel that reads planes, which constant is the number of their columns.
     format: of a kernel of one format of weights alone, its name.
+    exact: parameters, such as the weights of norms, that are float32 where a file stores them so.
     """
 
     name: str  # its tiles stand under this name in tiles.toml
@@ -77,16 +81,27 @@ class Kernel:
     shapes: Mapping[str, Mapping[str, int | bool]] = field(default_factory=dict)
     columns: str = ""
     format: str = ""
+    exact: tuple[str, ...] = ()
 
     def as_variant(self, name: str) -> Kernel:
         """The kernel with the sizes of one of its variants or shapes, and of weights of a format
-        in planes, as "Q8_0" or "Q8_0: " before the name of another; "": as it is."""
+        in planes, as "Q8_0" or "Q8_0: " before the name of another; with its exact parameters in
+        float32, as EXACT behind a name; "": as it is."""
+        types = dict(self.types)
+        if name.endswith(EXACT):
+            name, types = name.removesuffix(EXACT), types | dict.fromkeys(self.exact, "*fp32:16")
         before, colon, after = name.partition(": ")
         sizes = dict(self.sizes)
         if self.columns and before in LAYOUTS:
             sizes["FORMAT"], name = LAYOUTS[before].number, after if colon else ""
         differing = {**self.variants, **self.shapes}.get(name, {})
-        return replace(self, sizes={**sizes, **differing})
+        return replace(self, sizes={**sizes, **differing}, types=types)
+
+    def names(self, every: bool) -> list[str]:
+        """The names of the variants, with floats, and where `every` is set of all shapes and of
+        exact parameters."""
+        names = ["", *self.variants, *(self.shapes if every else ())]
+        return names + [name + EXACT for name in names if every and self.exact]
 
     def of_formats(self, formats: Iterable[str], every: bool) -> list[str]:
         """The names of the variants, and where `every` is set of the shapes, with weights of these

@@ -75,6 +75,7 @@ RMS_NORM = register(
             "heads": {"SIZE": 512, "COLUMNS": 512},  # of full layers
             "plain heads": {"SIZE": 512, "COLUMNS": 512, "WEIGHTED": False},
         },
+        exact=("weight",),
     )
 )
 
@@ -140,6 +141,7 @@ AFTER_ATTENTION = register(
         _after_attention,
         {**dict.fromkeys((*_ROW, *_WEIGHTS), "*bf16:16"), "eps": "fp32"},
         {"SIZE": 2816, "COLUMNS": 4096},
+        exact=_WEIGHTS,
     )
 )
 
@@ -211,6 +213,7 @@ AFTER_LAYER = register(
         _after_layer,
         {**dict.fromkeys(_LAYER, "*bf16:16"), "scalar_stride": "i32", "eps": "fp32"},
         {"SIZE": 2816, "COLUMNS": 4096},
+        exact=_LAYER[4:],
     )
 )
 
@@ -264,7 +267,7 @@ def _serves_layer(x: Tensor, *others: Any) -> bool:
 def _check_norm(trial: Trial) -> None:
     for shape in ((3, trial.sizes.hidden), (2, 5, 16)):
         x, weight = trial.random(shape, shape[-1:])
-        for scale in (weight, None):
+        for scale in (weight, weight.float(), None):
             compare(rms_norm, reference.rms_norm.reference, (x, scale, 1e-6))
 
 
@@ -383,6 +386,7 @@ PREPARE_HEADS = register(
         },
         {"HEADS": 16, "KV_HEADS": 8, "HALF": 128, "COLUMNS": 128},
         shapes={"full": {"KV_HEADS": 2, "HALF": 256, "COLUMNS": 256}},
+        exact=("q_weight", "k_weight"),
     )
 )
 
