@@ -16,7 +16,7 @@ from sfumato.cli.serve import _api_keys
 from sfumato.decisions.question_file import LARGEST
 from sfumato.options.table import OPTIONS, Option
 from sfumato.refused import Refused
-from sfumato.values import Choice, Each, Flag, Number, Text, Whole
+from sfumato.values import Choice, Each, Flag, Listed, Number, Text, Whole
 
 
 @pytest.fixture
@@ -92,6 +92,7 @@ def sample(option: Option) -> tuple[str, str]:
     kind = option.kind
     if isinstance(kind, Each):
         return "x", '["x"]'
+    kind = kind.item if type(kind) is Listed else kind
     if isinstance(kind, Text):
         text = kind.names[-1] if isinstance(kind, Choice) else "x"
         return text, f'"{text}"'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,13 +67,8 @@ def test_every_matrix_gets_its_change(family: Family, tmp_path: Path) -> None:
 def test_a_merged_model_writes_what_the_adapter_beside_its_base_does(tmp_path: Path) -> None:
     model = sfumato.load(dtype="float32")
     adapter = adapter_of(EMBEDDED, tmp_path / "adapter")
-    beside = {p: c for p, c in adapter.changes.items() if "expert" not in p and "router" not in p}
-    checkpoint = open_checkpoint(EMBEDDED)
-    given = family_of(checkpoint), config_of(checkpoint)
-    write_peft(tmp_path / "beside", replace(adapter, changes=beside), *given)
-    done = merge(EMBEDDED, tmp_path / "beside", tmp_path / "merged", "f32")
-    assert done.notes == ()
-    model.adapters.attach("tuned", beside)
+    assert merge(EMBEDDED, tmp_path / "adapter", tmp_path / "merged", "f32").notes == ()
+    model.adapters.attach("tuned", adapter.changes)
     merged = sfumato.load(tmp_path / "merged", dtype="float32")
     request = {"prompt": "What is the capital of Japan?", "seed": 3, "max_tokens": 32}
     tuned = model.generate(**request, adapter="tuned").text
