@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from sfumato import SamplerConfig, SoftTopK
 from sfumato.train.evaluate import Score
+from sfumato.train.tune import Tuned
 
 SCORES = {
     "sudoku": asdict(Score(3, 1 / 3, 2.5, 4, 1.0, 7.5)),
@@ -78,3 +80,30 @@ def test_eval_measures_the_model(cli: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert configs == [SamplerConfig(soft_skip=0.01), SamplerConfig(soft_top_k=SoftTopK(16, 4))]
     lines = cli("eval").out.splitlines()
     assert lines[1].split() == ["sudoku", "3", "33.3%", "2.50", "4", "100.0%"]
+
+
+def test_tune_passes_its_options_on_and_ends_when_it_is_interrupted(
+    cli: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls: list[Any] = []
+
+    def tuned(*given: Any, **options: Any) -> Tuned:
+        calls.append((given, options))
+        before = options["stopped"]()
+        signal.raise_signal(signal.SIGINT)
+        assert (before, options["stopped"]()) == (False, True)
+        return Tuned(tmp_path / "run" / "adapter", 3, 0.5, 0.25, "stopped")
+
+    monkeypatch.setattr("sfumato.train.tune.tune", tuned)
+    out, words = tmp_path / "run", ("--targets", "mlp,router", "--rank", "4", "--held-out", "0.2")
+    done = cli("tune", "--data", "chats.jsonl", "--out", str(out), *words, "--resume")
+    ((model, data, folder, tuning), options) = calls[0]
+    assert (data, folder, options["held_out"]) == ("chats.jsonl", str(out), 0.2)
+    assert (tuning.targets, tuning.rank, tuning.alpha) == (("mlp", "router"), 4, 32.0)
+    assert options["resume"] and not options["force"] and model.packaged == "embedded"
+    assert done.code == 130 and "held-out loss 0.2500, interrupted" in done.out
+    assert "--resume" in done.err and "with a checkpoint" in done.err
+    out.mkdir()
+    (out / "tuning.json").touch()
+    done = cli("tune", "--data", "chats.jsonl", "--out", str(out))
+    assert done.code == 2 and "--out: " in done.err and len(calls) == 1

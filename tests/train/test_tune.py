@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import errno
 import json
 import os
 import signal
@@ -12,13 +14,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
+from PIL import Image
+from tests.support.seeing_model import seeing_model
 
 import sfumato
 from sfumato.model.adapter_files import read_adapter
+from sfumato.model.vision.mask import SoftTokens
 from sfumato.options.tuning import TUNING
 from sfumato.refused import Refused
+from sfumato.train.canvas_rows import collate
 from sfumato.train.chats import Canvases, exchanges, read_chats, split
-from sfumato.train.tune import NUMBER, Tuning, tune
+from sfumato.train.objective import loss
+from sfumato.train.run_folder import RunFolder
+from sfumato.train.tune import NUMBER, Tuning, _Run, tune
+from sfumato.weights.errors import CheckpointError
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +43,7 @@ SHORT = Tuning(
     *(False, ("attention", "self-conditioning"), 2),
     steps=4,
     batch=2,
+    at_once=2,
     rate=1e-2,
     eval_every=2,
     samples=0,
@@ -187,3 +198,88 @@ def test_choices_are_held_against_the_table():
     with pytest.raises(Refused, match="at_once"):
         Tuning(batch=8, at_once=3)
     assert Tuning() == Tuning(**{each.name: each.default for each in TUNING})
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path / "run", {"rate": 0.5}, keep=2)
+    folder.begin(False, False)
+    for step in (1, 2, 3):
+        folder.save({"done": step}, step)
+
+    def full(state, file):
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match=r"No space left.*step-000000004\.pt"):
+        folder.save({"done": 4}, 4)
+    files = sorted(path.name for path in (folder.path / "checkpoints").iterdir())
+    assert files == ["step-000000002.pt", "step-000000003.pt"]
+    assert folder.begin(True, False) == {"done": 3}
+    folder.checkpoints()[-1].write_bytes(b"PK broken")
+    with pytest.raises(CheckpointError, match=r"step-000000003\.pt: is damaged"):
+        folder.begin(True, False)
+    (folder.path / "thesis.txt").touch()
+    with pytest.raises(Refused, match="no part of a run"):
+        folder.begin(False, True)
+
+
+def test_a_run_ends_without_progress_or_when_asked_and_writes_the_best(
+    data, tmp_path, embedded, monkeypatch
+):
+    monkeypatch.setattr("sfumato.train.tune.MOST_ANSWER", 1)
+    rising = replace(SHORT, rate=1.0, last_rate=0.1, eval_every=1, patience=1, samples=1)
+    lines: list[str] = []
+    ended = tune(embedded, data, tmp_path / "a", rising, held_out=data, report=lines.append)
+    values = [each["held-out canvas"] for _, each in losses(tmp_path / "a") if len(each) == 2
+              and "held-out canvas" in each]  # fmt: skip
+    assert ended.ended == "patience" and ended.steps == len(values) < 4
+    assert ended.held_out == min(values) < values[-1]
+    (first, *_) = (tmp_path / "a" / "samples.jsonl").read_text().splitlines()
+    assert json.loads(first)["row"] == "chats.jsonl, line 1" and "was said" in lines[1]
+    asked = tune(embedded, data, tmp_path / "b", SHORT, held_out=0.0, stopped=lambda: True)
+    assert (asked.ended, asked.steps, asked.held_out) == ("stopped", 1, None)
+    assert (tmp_path / "b" / "adapter" / "adapter_config.json").is_file()
+
+
+def test_all_weights_and_other_canvases_are_tuned_by_the_same_run(data, tmp_path):
+    one = replace(SHORT, steps=1, eval_every=1)
+    model = sfumato.load(dtype="float32")
+    before = model.network.transformer.get_parameter("layers.0.mlp.up_proj.weight").clone()
+    full = tune(model, data, tmp_path / "full", replace(one, full=True))
+    written = sfumato.load(full.out, dtype="float32").network.transformer
+    after = written.get_parameter("layers.0.mlp.up_proj.weight")
+    assert 0 < (after - before).abs().max() < 0.1
+    with pytest.raises(Refused, match=r"full: .*--dtype float32"):
+        tune(sfumato.load(dtype="bfloat16"), data, tmp_path / "x", replace(one, full=True))
+    masks = sfumato.load("embedded-masks", dtype="float32")
+    tuned = tune(masks, data, tmp_path / "masks", replace(one, targets=("attention",)))
+    assert tuned.steps == 1
+    assert set(losses(tmp_path / "masks")[0][1]) == {"canvas"}  # its encoder is not causal
+
+
+def test_pictures_of_prompts_are_read_as_they_are_served(tmp_path):
+    model = seeing_model(tmp_path)
+    Image.new("RGB", (40, 30), "teal").save(tmp_path / "a.png")
+    url = "data:image/png;base64," + base64.b64encode((tmp_path / "a.png").read_bytes()).decode()
+    for part in (
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "image", "path": "a.png"},
+    ):
+        row = {"prompt": [ask([part, {"type": "text", "text": "b"}])], "completion": "c"}
+        (made,) = rows_of(model, tmp_path / "a.jsonl", row)
+        run = _Run.__new__(_Run)
+        run.network = model.network
+        (picture,) = made.pictures
+        pictures = run._pictures([made], torch.Size((1, len(made.prompt) + len(made.reply))))
+        batch = collate([Canvases.of(model, 400, "refuse").row(made, 0)])
+        transformer = model.network.transformer
+        learnt = loss(transformer, batch, torch.Generator().manual_seed(0), pictures=pictures)
+        ids = torch.tensor([*made.prompt, *made.reply])
+        soft = SoftTokens(picture.start, pictures.values)
+        slot = model.network.new_slot(400)
+        (hidden,) = model.network.encode_hidden([ids], [slot], [[soft]])
+        each = F.cross_entropy(model.network.head.logits(hidden[:-1]), ids[1:], reduction="none")
+        text = torch.ones(len(each), dtype=torch.bool)
+        text[picture.start - 1 : picture.end - 1] = False
+        assert learnt["encoder"].item() == pytest.approx(each[text].mean().item(), rel=1e-3)

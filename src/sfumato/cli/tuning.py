@@ -19,7 +19,9 @@ def main(args: argparse.Namespace) -> int:
 
         import sfumato
         from sfumato.cli import generation
+        from sfumato.train.run_folder import check_out
         from sfumato.train.tune import Tuning, tune
+    check_out(Path(args.out), args.resume, args.force)  # before a model that takes minutes
     generation.check_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)

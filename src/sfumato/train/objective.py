@@ -263,6 +263,8 @@ def loss(
     encoded = _encoded(network, batch.context, attend, soft)
     hidden = _of_noise(network, batch.target, attend, generator, each_row)
     which = batch.replies | batch.prompts if prompts else batch.replies
+    if pictures is not None:  # what stands for a soft token is no text
+        which = which & (pictures.numbers[:, 1:] == 0)
     return {
         "canvas": cross_entropies(network, hidden, batch.target.flatten()).mean(),
         "encoder": _next_token_loss(network, encoded, batch.context, which),

@@ -30,6 +30,21 @@ _COLOURS = ("#1b6ca8", "#c0392b", "#2e7d32", "#8e44ad", "#b9770e")
 _WIDTH, _HEIGHT, _LEFT, _TOP = 640, 320, 56, 24
 
 
+def check_out(path: Path, resume: bool, force: bool) -> set[str]:
+    """The names in the folder of a run, which need not exist. Raises Refused for a folder of
+    another run, and for one of something else."""
+    entries = {each.name for each in path.iterdir()} if path.is_dir() else set[str]()
+    if path.exists() and (not path.is_dir() or entries - _OURS):
+        raise Refused("out", f"{path} holds what is no part of a run", "name another")
+    if entries and not (resume or force):
+        raise Refused(
+            "out",
+            f"{path} has a run",
+            "go on with it by --resume, replace it by --force, or name another folder",
+        )
+    return entries
+
+
 class RunFolder:
     """The folder of one run."""
 
@@ -38,18 +53,9 @@ class RunFolder:
         self.path, self.settings, self.keep = path, settings, keep
 
     def begin(self, resume: bool, force: bool) -> dict[str, Any] | None:
-        """Makes the folder; returns the state to go on from, None for a new run. Raises Refused for
-        a folder of another run or of something else, CheckpointError for what cannot be read, and
-        OSError."""
-        entries = {each.name for each in self.path.iterdir()} if self.path.is_dir() else set()
-        if self.path.exists() and (not self.path.is_dir() or entries - _OURS):
-            raise Refused("out", f"{self.path} holds what is no part of a run", "name another")
-        if entries and not (resume or force):
-            raise Refused(
-                "out",
-                f"{self.path} has a run",
-                "go on with it by --resume, replace it by --force, or name another folder",
-            )
+        """Makes the folder; returns the state to go on from, None for a new run. Raises as
+        `check_out` does, CheckpointError for what cannot be read, and OSError."""
+        entries = check_out(self.path, resume, force)
         if resume and entries:
             return self._resumed()
         for name in entries:
