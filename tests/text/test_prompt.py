@@ -197,7 +197,7 @@ def test_a_reply_to_learn_is_what_the_template_writes_behind_the_prompt_that_is_
 ) -> None:
     tools = [{"type": "function", "function": {"name": "get", "parameters": {}}}]
     call = {"function": {"name": "get", "arguments": {"x": "a"}}}
-    asked = _user("hi")
+    prompt_of = _user("hi")
     called = {"role": "assistant", "content": None, "tool_calls": [call]}
     answered = {"role": "tool", "name": "get", "content": "5"}
     five = {"role": "assistant", "content": " five <|turn>model\nmore "}
@@ -211,12 +211,12 @@ def test_a_reply_to_learn_is_what_the_template_writes_behind_the_prompt_that_is_
         return "".join(map(gemma.token_text, learnt))
 
     text = "five▁<|turn>model\nmore<turn|>".replace("▁", " ")
-    assert reply(asked, five) == text
+    assert reply(prompt_of, five) == text
     wanted = '<|tool_call>call:get{x:<|"|>a<|"|>}<tool_call|>'
-    assert reply(asked, called) == f"{wanted}<turn|>"
+    assert reply(prompt_of, called) == f"{wanted}<turn|>"
     # Where the tool's answer follows, the token that opens the answer ends the reply.
-    assert reply(asked, called, answered) == f"{wanted}<|tool_response>"
-    assert reply([*asked, called, answered], five) == text
+    assert reply(prompt_of, called, answered) == f"{wanted}<|tool_response>"
+    assert reply([*prompt_of, called, answered], five) == text
     elsewhere = ChatTemplate("{{ messages[-1].content }}{{ messages[0].content }}<turn|>")
     with pytest.raises(TemplateError, match="behind its own generation prompt"):
-        exchange_ids(elsewhere, gemma, asked, [five], ends)
+        exchange_ids(elsewhere, gemma, prompt_of, [five], ends)

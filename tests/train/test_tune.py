@@ -237,8 +237,8 @@ def test_a_run_ends_without_progress_or_when_asked_and_writes_the_best(
     assert ended.held_out == min(values) < values[-1]
     (first, *_) = (tmp_path / "a" / "samples.jsonl").read_text().splitlines()
     assert json.loads(first)["row"] == "chats.jsonl, line 1" and "was said" in lines[1]
-    asked = tune(embedded, data, tmp_path / "b", SHORT, held_out=0.0, stopped=lambda: True)
-    assert (asked.ended, asked.steps, asked.held_out) == ("stopped", 1, None)
+    ended = tune(embedded, data, tmp_path / "b", SHORT, held_out=0.0, stopped=lambda: True)
+    assert (ended.ended, ended.steps, ended.held_out) == ("stopped", 1, None)
     assert (tmp_path / "b" / "adapter" / "adapter_config.json").is_file()
 
 

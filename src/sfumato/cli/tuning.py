@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
             force=args.force,
             progress=progress,
             report=lambda line: print(line, file=sys.stderr),
-            stopped=lambda: stop.asked,
+            stopped=lambda: stop.wanted,
         )
     held = "" if tuned.held_out is None else f", held-out loss {tuned.held_out:.4f}"
     why = {"steps": "", "patience": ", ended by --patience", "stopped": ", interrupted"}
@@ -75,10 +75,10 @@ class _Stop:
     """Asks a run to end after its step; a second signal ends it at once."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.wanted = False
 
     def __call__(self, number: int, frame: Any) -> None:
-        if self.asked:
+        if self.wanted:
             raise KeyboardInterrupt
-        self.asked = True
+        self.wanted = True
         print("ending after this step, with a checkpoint; again: at once", file=sys.stderr)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -33,61 +34,6 @@ CHARACTERS = "\n" + "".join(map(chr, range(0x20, 0x7F)))
 TOKENS: tuple[str, ...] = SPECIAL_TOKENS + tuple(CHARACTERS)
 """Every entry of the vocabulary; a token's id is its index."""
 
-_GEMMA_TEMPLATE = """\
-{#- Gemma's turns. `enable_thinking` is accepted and ignored: this model does not think.
-    `tools` is ignored too: it knows none. Pictures stand after the text of their message. -#}
-{%- macro without_thoughts(text) -%}
-    {%- for part in text.split('<channel|>') -%}
-        {{- part.split('<|channel>')[0] -}}
-    {%- endfor -%}
-{%- endmacro -%}
-{{- bos_token -}}
-{%- for message in messages -%}
-    {%- if message.content is string -%}
-        {%- set text = message.content -%}
-    {%- else -%}
-        {%- set text = message.content | selectattr('type', 'equalto', 'text')
-                | map(attribute='text') | join -%}
-    {%- endif -%}
-    {%- set role = {'assistant': 'model', 'developer': 'system'}.get(message.role, message.role) -%}
-    {%- if role == 'model' -%}
-        {%- set text = without_thoughts(text) -%}
-    {%- endif -%}
-    {{- '<|turn>' + role + '\\n' + text | trim -}}
-    {%- if message.content is not string -%}
-        {%- for part in message.content if part.type == 'image' -%}
-            {{- '\\n' if text | trim or not loop.first -}}
-            {{- '<mask>' -}}
-        {%- endfor -%}
-    {%- endif -%}
-    {{- '<turn|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{- '<|turn>model\\n' -}}
-{%- endif -%}
-"""
-
-_QWEN_TEMPLATE = """\
-{#- Qwen's turns. `enable_thinking` is accepted and ignored: this model does not think.
-    `tools` is ignored too: it knows none. -#}
-{%- for message in messages -%}
-    {%- if message.content is string -%}
-        {%- set text = message.content -%}
-    {%- else -%}
-        {%- set text = message.content | selectattr('type', 'equalto', 'text')
-                | map(attribute='text') | join -%}
-    {%- endif -%}
-    {%- set role = {'model': 'assistant', 'developer': 'system'}.get(message.role, message.role) -%}
-    {%- if role == 'assistant' -%}
-        {%- set text = text.split('</think>')[-1] -%}
-    {%- endif -%}
-    {{- '<|im_start|>' + role + '\\n' + text | trim + '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{- '<|im_start|>assistant\\n' -}}
-{%- endif -%}
-"""
-
 
 @dataclass(frozen=True)
 class TextSide:
@@ -96,10 +42,16 @@ class TextSide:
     markers: tuple[str, ...]  # the texts of ids 0 to 9, in the order of `SPECIAL_TOKENS`
     begin: tuple[int, ...]  # ids before the first turn
     assistant: str  # the role of the model's turns
-    template: str
+    folder: str  # of the packaged model whose template it is
+
+    @property
+    def template(self) -> str:
+        """How a conversation is written, in Jinja."""
+        path = files("sfumato").joinpath(self.folder, "chat_template.jinja")
+        return path.read_text(encoding="utf-8")
 
 
-GEMMA = TextSide(SPECIAL_TOKENS, (BOS,), "model", _GEMMA_TEMPLATE)
+GEMMA = TextSide(SPECIAL_TOKENS, (BOS,), "model", "embedded")
 QWEN = TextSide(
     (
         "<|pad|>",
@@ -115,7 +67,7 @@ QWEN = TextSide(
     ),
     (),
     "assistant",
-    _QWEN_TEMPLATE,
+    "embedded_masks",
 )
 
 _ID_OF = {character: len(SPECIAL_TOKENS) + i for i, character in enumerate(CHARACTERS)}
