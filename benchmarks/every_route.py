@@ -175,6 +175,8 @@ BODIES: dict[str, dict[str, Any]] = {
         "questions": [{"type": "predicate", "instructions": "Good?"}],
     },
     "/reset_prefix_cache": {},
+    "/v1/load_lora_adapter": {"lora_name": "a", "lora_path": "a"},
+    "/v1/unload_lora_adapter": {"lora_name": "a"},
 }
 """Of each POST route, a body that is answered."""
 
@@ -335,9 +337,11 @@ def ask_all(client: httpx.Client, report: Report) -> None:
             began = time.perf_counter()
             answer = client.request(method.upper(), at, json=each)
             what = f"{method.upper()} {path}" + (" stream" if each and each.get("stream") else "")
-            refused = "/cancel" in path and answer.status_code == 400  # it has ended
-            ok = answer.status_code == 200 or refused
-            note = answer.text[:200] if not ok else "it has ended" if refused else ""
+            refusals = {"/cancel": (400, "it has ended"), "_lora_": (404, "not allowed here")}
+            known = [each for part, each in refusals.items() if part in path]
+            refused = next((why for status, why in known if status == answer.status_code), "")
+            ok = answer.status_code == 200 or bool(refused)
+            note = refused if ok else answer.text[:200]
             report.add(Row(what, answer.status_code, time.perf_counter() - began, note=note, ok=ok))
 
 

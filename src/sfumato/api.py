@@ -52,6 +52,8 @@ from sfumato.media.fetch import PORTS, fetch
 from sfumato.media.part import source_of
 from sfumato.media.patches import BUDGETS, Cut, Patches
 from sfumato.media.picture import Limits as PictureLimits
+from sfumato.model.adapter_files import read_adapter
+from sfumato.model.adapters import Adapter
 from sfumato.model.cache import KVCache
 from sfumato.model.families import Family, family_of, open_checkpoint
 from sfumato.model.layer_devices import Placement, make_placement
@@ -64,7 +66,7 @@ from sfumato.model.loading import (
     load_network,
 )
 from sfumato.model.model_config import ModelConfig
-from sfumato.model.named_adapters import NamedAdapters
+from sfumato.model.named_adapters import NamedAdapter, NamedAdapters
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantization import quantized_on_load
@@ -144,6 +146,28 @@ class Model:
     @property
     def config(self) -> ModelConfig:
         return self.network.config
+
+    def load_adapter(self, name: str, path: str | PathLike[str]) -> NamedAdapter:
+        """Loads an adapter, a folder of PEFT or a GGUF file, which calls then may name. Where an
+        engine runs the model, use the engine's method. Raises ValueError, naming the file and what
+        is wrong in it."""
+        return self.adapters.attach(name, self.read_adapter(path), str(path))
+
+    def with_adapters(self, paths: Mapping[str, str | PathLike[str]]) -> Model:
+        """The model, once these adapters are loaded too, by their names."""
+        for name, path in paths.items():
+            self.load_adapter(name, path)
+        return self
+
+    def unload_adapter(self, name: str) -> None:
+        """Frees an adapter. Raises ValueError where there is none of that name."""
+        self.adapters.detach(self.adapters.take_off(name).number)
+
+    def read_adapter(self, path: str | PathLike[str]) -> Adapter:
+        """An adapter for this network, which is not attached yet. Raises as `load_adapter`."""
+        if not isinstance(path, str | PathLike) or path == "":
+            raise Refused("path", f"must name a folder or a GGUF file, got {path!r:.99}")
+        return read_adapter(Path(path), self.family, self.config).changes
 
     def __repr__(self) -> str:
         config, network = self.config, self.network
@@ -603,6 +627,7 @@ def load(
     other_layers: str = "auto",
     mmproj: str | PathLike[str] | None = None,
     image_mask: ImageMask = "model",
+    adapters: Mapping[str, str | PathLike[str]] | None = None,
 ) -> Model:
     """Loads a checkpoint, file, folder or name of what was pulled; None is the embedded model.
 
@@ -619,11 +644,10 @@ def load(
     those numbered after it; other_layers: what runs the others, "cpu", "stream" (copied to the
     card), "auto" (a trial); mmproj: a GGUF file with the vision tower (None: safetensors' own, or
     the mmproj file beside a GGUF file; "none": no tower); image_mask: what soft tokens see, as the
-    model was trained ("model") or as `generate` of `transformers` has it ("transformers").
-    Raises CheckpointError, ConfigError or ValueError, naming the file, field or argument.
-    """
-    start = time.perf_counter()
-    checkpoint = _opened(path)
+    model was trained ("model") or as `generate` of `transformers` has it ("transformers");
+    adapters: folders of PEFT or GGUF files of adapters, by the names that calls give them.
+    Raises CheckpointError, ConfigError or ValueError, naming the file, field or argument."""
+    start, checkpoint = time.perf_counter(), _opened(path)
     # What fails fast comes first, and all of it before the weights.
     check_off()
     config = config_of(checkpoint)
@@ -644,11 +668,11 @@ def load(
     network = _loaded(checkpoint, target, kind, dtype == "auto", *options)
     network.image_mask = image_mask
     _load_tower(network, opened, checkpoint, activations, dtype == "auto")
-    ends = end_ids(checkpoint, network.config, text.tokenizer)
-    seconds, family = time.perf_counter() - start, family_of(checkpoint)
+    ends, family = end_ids(checkpoint, network.config, text.tokenizer), family_of(checkpoint)
     names = _identity(checkpoint, weights, network, cache_type)
     identity = ModelIdentity(*names, activations, quantize or "", _sight(opened, image_mask))
-    return Model(network, text, defaults, ends, checkpoint.path, family, seconds, identity)
+    given = text, defaults, ends, checkpoint.path, family, time.perf_counter() - start, identity
+    return Model(network, *given).with_adapters(adapters or {})
 
 
 def _loaded(

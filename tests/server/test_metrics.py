@@ -84,6 +84,7 @@ def scripted() -> Engine:
     state = SimpleNamespace(**vars(full))
     engine = SimpleNamespace(
         served=SimpleNamespace(name="small.gguf", device="cpu"),
+        adapters={},
         used_memory=lambda: 7_000,
         state=lambda: state,
         health=lambda: Health(False, "its thread has ended", 26.5, 23, 3),

@@ -62,6 +62,8 @@ ROUTES = {
         "/v1/systemone",
         "/v1/decisions",
         "/reset_prefix_cache",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
     ),
     "GET": (
         "/v1/models",
@@ -77,6 +79,7 @@ ROUTES = {
         "/memory",
         "/metrics",
         "/tokenizer_info",
+        "/lora-adapters",
         "/api/tags",
         "/api/ps",
         "/api/version",
@@ -92,6 +95,7 @@ FEWER = {  # of routes whose bodies hold what another one's hold, or little
     **dict.fromkeys(("/tokenize", "/detokenize", "/api/show"), 4),
     **dict.fromkeys(("/completion", "/infill", "/v1/completions", "/v1/responses"), 6),
     **dict.fromkeys(("/v1/responses/{response_id}/cancel", "/reset_prefix_cache"), 2),
+    **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), 2),
 }
 MORE = 40  # by `make test-slow`
 

@@ -103,6 +103,7 @@ class FakeEngine:
 
     def __init__(self, failure: Failed | None = None, **served: Any) -> None:
         self.config = EngineConfig(slots=2, context=512)
+        self.adapters: dict[str, Any] = {}
         fields: dict[str, Any] = {
             "name": "fake",
             "packaged": None,

@@ -45,6 +45,7 @@ from sfumato.engine import Engine, EngineConfig, own_engine
 from sfumato.engine.errors import EngineDead, NotReady
 from sfumato.engine.events import Decided, Handle, RequestFailed
 from sfumato.engine.request import DecisionRequest
+from sfumato.options import exclusions
 from sfumato.refused import Refused
 
 T = TypeVar("T")
@@ -81,8 +82,12 @@ def _decide(args: argparse.Namespace) -> int:
         raise ValueError("--out names the file for the answers to a table, and there is none")
     file = read_questions(args.questions)
     calibration = find_calibration(file.path, args.calibration) if args.calibration else None
-    mass = not args.no_label_mass
-    asking = Asking(file, file.schema.questions, reading_of(args), args.seed, mass, calibration)
+    exclusions.check(
+        exclusions.DECISION, {"calibration": args.calibration, "adapter": args.adapter}
+    )
+    adapter = generation.ADAPTER if args.adapter else None
+    reading = reading_of(args), args.seed, not args.no_label_mass
+    asking = Asking(file, file.schema.questions, *reading, calibration, adapter)
     return _one(args, asking) if is_one else _table(args, asking)
 
 
@@ -93,7 +98,8 @@ def _one(args: argparse.Namespace, asking: Asking) -> int:
     text: str = files.read_text("-") if args.state == "-" else args.state or ""
     state: State = pictures.content(text, [{"type": "image", "image": each} for each in images])
     model, questions = generation.load(args), asking.file.questions
-    decision = model.decide(state, questions, calibration=asking.calibration, **asking.options)
+    how = {**asking.options, "adapter": asking.adapter}
+    decision = model.decide(state, questions, calibration=asking.calibration, **how)
     cells = cells_of(asking.columns(probabilities=True), decision, "")
     terminal.print_report(args.json, cells, [str(decision)])
     return 0
@@ -163,6 +169,7 @@ def _made(args: argparse.Namespace, asking: Asking) -> dict[str, Any]:
         "questions": hashlib.sha256(text.encode()).hexdigest(),
         "model": args.model or "embedded",
         "weights": generation.weights_of(args),
+        **({"adapter": args.adapter} if args.adapter else {}),
         **{key: getattr(args, key) for key in ("dtype", "activations", "quantize", "cache_type")},
         "calibration": calibration and repr(sorted(calibration.questions.items())),
         **asking.options,
@@ -294,6 +301,7 @@ class Asking:
     seed: int
     label_mass: bool
     calibration: Calibration | None = None
+    adapter: str | None = None  # the name of the one that answers
 
     @property
     def options(self) -> dict[str, Any]:
@@ -309,7 +317,8 @@ class Asking:
 
     def request(self, row: Row) -> DecisionRequest:
         """The request about a row."""
-        return DecisionRequest(row_state(self.file, row.cells), self.questions, **self.options)
+        state = row_state(self.file, row.cells)
+        return DecisionRequest(state, self.questions, **self.options, adapter=self.adapter)
 
     def decision(self, decided: Decided, model: ModelIdentity) -> Decision[dict[str, Any]]:
         """The typed answers to all questions of the file. model: for the calibration."""

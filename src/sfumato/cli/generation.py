@@ -9,7 +9,7 @@ import argparse
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +64,9 @@ TOYS = {
 }
 """What each model in the package can do."""
 
+ADAPTER = "adapter"
+"""The name of the adapter of a command that loads one."""
+
 NO_THOUGHT = "the embedded model has not learnt to think, and answers at once"
 
 
@@ -98,8 +101,15 @@ def load(args: argparse.Namespace) -> Model:
             split=args.split,
             other_layers=args.other_layers,
             mmproj=args.mmproj,
+            adapters=_adapters(args),
         )
     return model
+
+
+def _adapters(args: argparse.Namespace) -> Mapping[str, str]:
+    """The paths of adapters by their names; a command that loads one calls it ADAPTER."""
+    given = getattr(args, "adapter", None) or {}
+    return {ADAPTER: given} if isinstance(given, str) else given
 
 
 def _one_slot(longest: int) -> EngineConfig:
@@ -126,6 +136,8 @@ def request(args: argparse.Namespace, messages: list[Message] | None, **fields: 
     wrong option."""
     given, names = vars(args), ("max_tokens", "thinking", "stop")
     fields = {name: given[name] for name in names if name in given} | fields
+    if given.get("adapter"):
+        fields["adapter"] = ADAPTER
     sampler = sfumato.SamplerConfig().options(**sampler_options(args))
     return Request(messages=messages, seed=args.seed, sampler=sampler, drafts=True, **fields)
 

@@ -36,7 +36,7 @@ from sfumato.server.http import logs
 from sfumato.server.http.logs import RateLimit
 from sfumato.server.http.uvicorn_server import SIGNALS, Listener, bind, outward_addresses
 from sfumato.server.metrics import Metrics
-from sfumato.server.models import LOADER, Models
+from sfumato.server.models import LOADER, Models, ServedAdapter
 from sfumato.server.service import token_text
 from sfumato.server.settings import ServerSettings, name_fault
 
@@ -47,6 +47,7 @@ ANY_ADDRESS = ("0.0.0.0", "::", "")
 DIED = 70  # the exit code of a server whose engine has stopped; sysexits.h: internal error
 FORCED = 1  # the exit code after a second signal
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")
+Adapters = dict[str, ServedAdapter]
 Served = Mapping[str, argparse.Namespace]
 """The options of each model by its name; the first is loaded at the start."""
 
@@ -80,14 +81,23 @@ def _leave(code: int) -> NoReturn:
 class _Loader:
     """Loads models, one at a time. Their engines share the metrics and the audit log."""
 
-    def __init__(self, served: Served, audit: AuditWriter | None) -> None:
-        self._served, self._audit = served, audit
+    def __init__(
+        self, served: Served, audit: AuditWriter | None, adapters: Adapters | None = None
+    ) -> None:
+        """adapters: of all models, as they are when one is loaded."""
+        self._served, self._audit, self._adapters = (
+            served,
+            audit,
+            {} if adapters is None else adapters,
+        )
         self._ends: list[Callable[[AnyRequest, Terminal], None]] = []
         self.metrics: Metrics | None = None
 
     def made(self, name: str) -> Engine:
         """An engine that is not started. Raises ValueError or OSError."""
         own = _checked(self._served[name])  # the memory, before anything is loaded
+        adapters = self._adapters.copy()
+        own.adapter = {each: one.path for each, one in adapters.items() if one.base == name}
         model = generation.load(own)
         config = _config(own, model.config.context_length)
         engine = Engine(model, config, on_finish=self._finished)
@@ -145,10 +155,11 @@ def _serve(
     """Loads the first model and serves until a signal comes or the engine dies. Returns the exit
     code, and whether a thread may still be in a step or load a model."""
     generation.check_device(args.device)
-    loader, (first, *others) = _Loader(served, audit), served
+    adapters, (first, *others) = _adapters(args, served), served
+    loader = _Loader(served, audit, adapters)
     for name in others:
         _checked(served[name])
-    models = Models(first, loader.made(first), others, loader.replaced)
+    models = Models(first, loader.made(first), others, loader.replaced, adapters)
     app = create_app(models, settings, loader.metrics, None if audit is None else audit.write)
     url = f"http://{_shown(args.host)}:{bound.getsockname()[1]}"
     listener = Listener(
@@ -225,6 +236,25 @@ def _name_and_path(given: str | None) -> tuple[str | None, str | None]:
     return name, path
 
 
+def _adapters(args: argparse.Namespace, served: Served) -> Adapters:
+    """What `--adapter` names. Raises Refused."""
+    adapters: Adapters = {}
+    for given in args.adapter:
+        named, equals, path = given.partition("=")
+        name, at, base = named.partition("@")
+        if not (equals and path) or name_fault(name):
+            raise Refused("adapter", f"{given!r} is not NAME=PATH")
+        if at and base not in served:
+            names = ", ".join(served)
+            raise Refused("adapter", f"{given!r} names no model here", f"there is {names}")
+        if not at and len(served) > 1:
+            raise Refused("adapter", f"{given!r} is of which model?", f"write {name}@MODEL=PATH")
+        if name in (*served, *args.alias, *adapters):
+            raise Refused("adapter", f"{name!r} is the name of a model or adapter already")
+        adapters[name] = ServedAdapter(base or next(iter(served)), path)
+    return adapters
+
+
 def _checked(given: argparse.Namespace) -> argparse.Namespace:
     """The options of a model, with layers for the devices. Raises ValueError or OSError where its
     files are wrong or the memory does not suffice."""
@@ -250,6 +280,7 @@ def _settings(args: argparse.Namespace, served: Served) -> ServerSettings:
         limit_images=args.limit_mm_per_prompt,
         image_hosts=tuple(args.allow_image_urls),
         image_folder=Path(args.allow_image_files) if args.allow_image_files else None,
+        adapter_folder=Path(args.allow_adapters) if args.allow_adapters else None,
         max_tokens=args.max_tokens,
         pooling=args.pooling,
     )

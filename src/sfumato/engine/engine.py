@@ -11,11 +11,12 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from os import PathLike
 from threading import Condition, Thread
 from typing import Any, TypeVar
 
@@ -418,21 +419,33 @@ class Engine:
         EngineDead."""
         return self._inbox.put_call(self._pool.forget)
 
-    def load_adapter(self, name: str, adapter: Adapter) -> Future[NamedAdapter]:
-        """Loads an adapter before the next step; requests may name it once this is done. Raises
-        EngineDead; the future, Refused: a name that is taken, or what does not fit the network or
-        the memory, by its field."""
+    @property
+    def adapters(self) -> Mapping[str, NamedAdapter]:
+        """The adapters that requests may name."""
+        return self.model.adapters.named
 
-        def attached() -> NamedAdapter:
-            check_name(name)
-            self._guard.take(nbytes_of(adapter), f"the adapter {name!r}")
-            try:
-                return self.model.adapters.attach(name, adapter)
-            except BaseException:
-                self._guard.give_back(nbytes_of(adapter))
-                raise
+    def load_adapter(
+        self, name: str, adapter: str | PathLike[str] | Adapter
+    ) -> Future[NamedAdapter]:
+        """Loads an adapter before the next step; requests may name it once this is done. A file is
+        read at once. Raises ValueError, naming the file and what is wrong in it, and EngineDead;
+        the future, Refused: a name that is taken, or what does not fit the network or the
+        memory."""
+        check_name(name)
+        if isinstance(adapter, str | PathLike):
+            changes, source = self.model.read_adapter(adapter), str(adapter)
+        else:
+            changes, source = adapter, ""
+        return self._inbox.put_call(partial(self._attached, name, changes, source))
 
-        return self._inbox.put_call(attached)
+    def _attached(self, name: str, adapter: Adapter, source: str) -> NamedAdapter:
+        nbytes = nbytes_of(adapter)
+        self._guard.take(nbytes, f"the adapter {name!r}")
+        try:
+            return self.model.adapters.attach(name, adapter, source)
+        except BaseException:
+            self._guard.give_back(nbytes)
+            raise
 
     def unload_adapter(self, name: str) -> Future[NamedAdapter]:
         """Takes the name of an adapter off before the next step. Requests that named it before are

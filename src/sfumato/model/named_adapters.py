@@ -29,6 +29,7 @@ class NamedAdapter:
     number: int
     rank: int  # the largest of its changes
     nbytes: int
+    source: str = ""  # the path that it was read from
 
 
 class NamedAdapters:
@@ -63,9 +64,10 @@ class NamedAdapters:
         attached = (number == each.number for each in self._named.values())
         return number == NONE or number in self._leaving or any(attached)
 
-    def attach(self, name: str, adapter: Adapter) -> NamedAdapter:
-        """Attaches an adapter. Raises Refused for a name that is taken or none, for one adapter too
-        many, and for what does not fit the network, by its module."""
+    def attach(self, name: str, adapter: Adapter, source: str = "") -> NamedAdapter:
+        """Attaches an adapter; source: the path that it was read from. Raises Refused for a name
+        that is taken or none, for one adapter too many, and for what does not fit the network, by
+        its module."""
         check_name(name)
         if name in self._named:
             raise Refused("name", f"the adapter {name!r} is loaded already", "unload it first")
@@ -73,7 +75,7 @@ class NamedAdapters:
             raise Refused("name", f"{MOST} adapters are loaded, which is the limit", "unload one")
         changes = adapter.values()
         rank = max((each.down.shape[-2] for each in changes), default=0)
-        made = NamedAdapter(name, self._last + 1, rank, nbytes_of(adapter))
+        made = NamedAdapter(name, self._last + 1, rank, nbytes_of(adapter), source)
         self._network.transformer.attach(made.number, adapter)
         self._last, self._named = made.number, {**self._named, name: made}
         return made

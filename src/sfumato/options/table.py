@@ -205,6 +205,11 @@ GENERAL = (
            f"{FILE}; NAME= before it is what clients call it; given several times: loaded one at a "
            "time, the first at the start", (), "[NAME=]PATH", MODEL, short="m"),
     Option("mmproj", PATH, TUNED, MMPROJ, None, "FILE", MODEL),
+    Option("adapter", PATH, (*WRITE, *DECIDE), "adapter that answers: a folder of PEFT, or GGUF",
+           None, "PATH", MODEL),
+    Option("adapter", Each(TEXT), SERVE,
+           "what clients call an adapter, and its folder of PEFT or GGUF file; NAME@MODEL= where "
+           "several models are served; may be given several times", (), "NAME=PATH", MODEL),
     Option("quantize", Choice(ON_LOAD), ("inspect", "eval"), QUANTIZE_HELP),
     # Generation.
     Option("system", TEXT, WRITE, "system message", None, "TEXT", REPLY),
@@ -440,6 +445,8 @@ SERVING = (
            "are public; may be given several times", (), "HOST", HTTP),
     Option("allow-image-files", PATH, SERVE,
            "read pictures of file:// URLs in this folder", None, "FOLDER", HTTP),
+    Option("allow-adapters", PATH, SERVE,
+           "let clients load and unload adapters of this folder", None, "FOLDER", HTTP),
     Option("response-store", SIZE, SERVE,
            "memory for responses that clients may refer to later; 0: none are kept",
            64 * 2**20, "SIZE", HTTP),

@@ -8,6 +8,7 @@ import asyncio
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI
@@ -37,6 +38,7 @@ from sfumato.server.dialects.llama_cpp import default_settings
 from sfumato.server.examples import page_texts
 from sfumato.server.http.errors import RETRY_LATER, ApiError, openai_error, without_paths
 from sfumato.server.http.route import Get, Post
+from sfumato.server.models import ServedAdapter
 from sfumato.server.openapi import fails
 from sfumato.server.schemas import (
     Body,
@@ -132,7 +134,9 @@ def model_card(service: Service, name: str) -> dict[str, Any]:
     """A registered model as each API has it, in one object: OpenAI's fields, Anthropic's, and our
     own. Of a model that is not loaded nothing but the name is known, and its date is the server's
     start."""
-    is_loaded = service.models.is_loaded and name == service.name
+    adapter = service.models.adapters.get(name)
+    base = name if adapter is None else adapter.base
+    is_loaded = service.models.is_loaded and base == service.models.name
     other = "loading" if name == service.models.loading else "unloaded"
     return {
         "id": name,
@@ -144,7 +148,14 @@ def model_card(service: Service, name: str) -> dict[str, Any]:
         "created_at": iso(datetime.fromtimestamp(service.started, UTC)),
         "owned_by": "sfumato",
         **(_loaded_card(service) if is_loaded else {}),
+        **({} if adapter is None else _adapter_card(service, adapter)),
     }
+
+
+def _adapter_card(service: Service, adapter: ServedAdapter) -> dict[str, Any]:
+    """What the card of an adapter has beside that of its model, as vLLM has it."""
+    path = adapter.path if service.settings.model_paths else Path(adapter.path).name
+    return {"parent": adapter.base, "root": path, "aliases": []}
 
 
 def _loaded_card(service: Service) -> dict[str, Any]:
@@ -170,7 +181,8 @@ def models(service: Service) -> dict[str, Any]:
     """One body for the clients of all APIs: OpenAI's and Anthropic's list, and System One's and
     llama-server's beside it."""
     loaded = service.served_names[:1]
-    cards = [model_card(service, name) for name in (*loaded, *service.unloaded)]
+    others = (*service.adapters, *service.unloaded) if loaded else service.unloaded
+    cards = [model_card(service, name) for name in (*loaded, *others)]
     return {
         "object": "list",
         "data": cards,

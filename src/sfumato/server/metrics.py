@@ -183,6 +183,7 @@ def _engine(engine: Engine | None) -> Iterator[Metric]:
         ),
         "sfumato_uptime_seconds": ("Since the engine was made.", health.uptime_s),
         "sfumato_queue_depth": ("Requests that wait for a slot.", state.waiting),
+        "sfumato_adapters": ("Adapters that are loaded.", len(engine.adapters)),
     }
     yield from _families(GaugeMetricFamily, gauges)
     yield from _counters(state)

@@ -24,6 +24,7 @@ from fastapi import Request as HttpRequest
 
 from sfumato.engine import Engine, Health
 from sfumato.engine.engine import CLOSING, JOIN_S
+from sfumato.refused import Refused
 from sfumato.server.http.errors import CLIENT_GONE, RETRY_LATER, ApiError, without_paths
 from sfumato.server.http.inflight import disconnect
 from sfumato.server.http.middleware import ASGIApp, Receive, Scope, Send
@@ -39,9 +40,21 @@ AGAIN_S = 60.0
 """Seconds until a model that could not be loaded is tried again."""
 DRAIN_S = 30.0  # that cancelled requests of a model may hold up its end
 CHECK_S = 0.25
+ADAPTER_S = 600.0  # that a step may hold up the loading of an adapter
 LOADER = "sfumato-loader"
 """Name of the thread that loads models."""
 _INSIDE = "sfumato.inside"  # key of an ASGI scope: whether its request is inside
+
+
+@dataclass(frozen=True)
+class ServedAdapter:
+    """An adapter that clients may name as a model."""
+
+    base: str  # the model that it belongs to
+    path: str
+
+
+MOST_UNLOADED = 1024  # names of unloaded adapters that are refused rather than answered
 
 
 @dataclass(eq=False)
@@ -66,11 +79,18 @@ class Models:
         engine: Engine,
         others: Sequence[str] = (),
         load: Callable[[str], Engine] = _no_other,
+        adapters: dict[str, ServedAdapter] | None = None,
     ) -> None:
         """name, engine: of the model that is loaded; load(name): loads one of the others, or the
         first again, and starts its engine. Called in a thread, while no model is loaded; where it
-        raises, it leaves no memory behind."""
+        raises, it leaves no memory behind. adapters: by name those of all models, with which `load`
+        loads a model; None: those that the engine's model has."""
         self.names = (name, *others)
+        if adapters is None:
+            named = engine.adapters.items()
+            adapters = {each: ServedAdapter(name, adapter.source) for each, adapter in named}
+        self.adapters = adapters
+        self.unloaded: dict[str, None] = {}  # names of adapters that were unloaded
         self.name = name  # of the model that is loaded, or was the last one
         self.loading: str | None = None  # the model that is to replace it
         self._engine: Engine | None = engine
@@ -129,6 +149,23 @@ class Models:
         engine = self._engine
         if engine is not None:
             engine.close(drain_s, join_s)
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Loads an adapter into the model that is loaded. Raises as `Engine.load_adapter`."""
+        if name in self.names:
+            raise Refused("lora_name", f"{name!r} is the name of a model", "choose another")
+        self.engine.load_adapter(name, path).result(ADAPTER_S)
+        self.adapters[name] = ServedAdapter(self.name, path)
+        self.unloaded.pop(name, None)
+
+    def unload_adapter(self, name: str) -> None:
+        """Takes an adapter off; requests that named it before are served to their ends."""
+        if self.adapters[name].base == self.name:
+            self.engine.unload_adapter(name).result(ADAPTER_S)
+        del self.adapters[name]
+        self.unloaded[name] = None
+        while len(self.unloaded) > MOST_UNLOADED:
+            del self.unloaded[next(iter(self.unloaded))]
 
     def entered(self, http: HttpRequest, name: str | None) -> bool:
         """Lets a request enter at once; False where it has to wait. name: see `wait`."""

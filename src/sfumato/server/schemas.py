@@ -343,6 +343,11 @@ class Body(BaseModel):
         given = getattr(self, "model", None)
         return () if given is None else (given,)
 
+    @property
+    def adapter_number(self) -> int | None:
+        """The number of the adapter that is asked for, in APIs that number them."""
+        return None
+
 
 Ignored = Annotated[Any, Field(description="Accepted and ignored.")]
 ModelName = Annotated[

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from fastapi import Request as HttpRequest
@@ -13,6 +15,7 @@ from fastapi import Request as HttpRequest
 from sfumato import __version__
 from sfumato.embedded_questions import MOST_TOKENS
 from sfumato.engine import Engine, Prompt, Request, ServedModel
+from sfumato.engine.request import AnyRequest
 from sfumato.media.patches import Patches
 from sfumato.refused import Refused
 from sfumato.server.http.admission import Admission
@@ -25,6 +28,7 @@ from sfumato.server.schemas import Body
 from sfumato.server.settings import ServerSettings
 from sfumato.tasks.works import PlacedPicture
 
+R = TypeVar("R", bound=AnyRequest)
 FINGERPRINT = f"sfumato-{__version__}"
 
 
@@ -34,6 +38,7 @@ class Service:
     settings: ServerSettings
     started: int = field(default_factory=lambda: int(time.time()))
     on_picture: OnPicture = lambda seconds, is_read: None
+    adapter: str | None = None  # the name of the one that a request asks for
     admission: Admission = field(init=False)
     pictures: PictureReader = field(init=False)
     responses: ResponseStore = field(init=False)
@@ -57,31 +62,45 @@ class Service:
 
     @property
     def name(self) -> str:
-        """The name of the model that is loaded, or was the last one."""
-        return self.models.name
+        """The name of the model that answers: the adapter of a request, else the model that is
+        loaded, or was the last one."""
+        return self.adapter or self.models.name
 
     @property
     def names(self) -> tuple[str, ...]:
         """All names by which a client can mean a model."""
-        return (*self.models.names, *self.settings.aliases)
+        return (*self.models.names, *self.settings.aliases, *self.models.adapters.copy())
 
     @property
     def aliases(self) -> tuple[str, ...]:
         """Other names of the model that is loaded: the settings have those of the first model."""
-        return self.settings.aliases if self.name == self.models.names[0] else ()
+        is_first = self.models.name == self.models.names[0]
+        return self.settings.aliases if is_first and self.adapter is None else ()
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """All names of the model that is loaded; none while no model is."""
-        return (self.name, *self.aliases) if self.models.is_loaded else ()
+        """All names of the model that is loaded, and of its adapters; none while no model is."""
+        if not self.models.is_loaded:
+            return ()
+        own = self.settings.aliases if self.models.name == self.models.names[0] else ()
+        return (self.models.name, *own, *self.adapters)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the adapters of the model that is loaded, or was the last one."""
+        adapters = self.models.adapters.copy()  # other threads change it
+        return tuple(name for name, each in adapters.items() if each.base == self.models.name)
 
     @property
     def unloaded(self) -> tuple[str, ...]:
-        """The registered models that are not loaded."""
-        return tuple(name for name in self.models.names if name not in self.served_names[:1])
+        """The registered models and adapters that are not loaded."""
+        loaded = (self.models.name, *self.adapters) if self.models.is_loaded else ()
+        names = (*self.models.names, *self.models.adapters.copy())
+        return tuple(name for name in names if name not in loaded)
 
     def registered(self, *names: str) -> str | None:
-        """The model that has the first of these names that any model has; None where none has."""
+        """The model or adapter that has the first of these names that any has; None where none
+        has."""
         known = next((name for name in names if name in self.names), None)
         return self.models.names[0] if known in self.settings.aliases else known
 
@@ -90,15 +109,41 @@ class Service:
         names = ", ".join(map(repr, self.names))
         return ApiError(404, f"model {name[:200]!r} not found; there are {names}", "model")
 
-    async def enter(self, http: HttpRequest, body: Body, may_load: bool = True) -> None:
+    async def enter(self, http: HttpRequest, body: Body, may_load: bool = True) -> Service:
         """Waits until the model that the body names, or any, may be asked; see `models`. may_load:
-        whether another model may be loaded for it. Raises ApiError."""
-        name = self.registered(*body.asked_names) if may_load else None
+        whether another model may be loaded for it. The service as it is for this request: with the
+        adapter that the body names. Raises ApiError, also for an adapter that was unloaded."""
+        wanted = self.registered(*body.asked_names) if may_load else None
+        unloaded = (name for name in body.asked_names if name in self.models.unloaded)
+        if wanted is None and may_load and (name := next(unloaded, None)) is not None:
+            raise self.unknown(name)
+        adapter = self.models.adapters.get(wanted or "")
+        name = wanted if adapter is None else adapter.base
         if not self.models.entered(http, name):
             async with body.envelope.apart():
                 began = time.monotonic()
                 await self.models.wait(http, name)
                 body.envelope.waited_s = time.monotonic() - began
+        if (number := body.adapter_number) is not None:
+            wanted = self._numbered(number)
+        elif adapter is None:
+            return self
+        service = copy(self)  # which shares all else
+        object.__setattr__(service, "adapter", wanted)
+        return service
+
+    def _numbered(self, number: int) -> str:
+        """The name of the adapter of a number. Raises ApiError."""
+        named = self.engine.adapters.values()
+        for each in named:
+            if each.number == number:
+                return each.name
+        numbers = ", ".join(str(each.number) for each in named) or "none"
+        raise ApiError(400, f"lora: there is no adapter {number}; there are {numbers}", "lora")
+
+    def asking(self, requests: Sequence[R]) -> list[R]:
+        """The requests, with the adapter that they are for."""
+        return [replace(each, adapter=self.adapter) for each in requests]
 
     def now(self) -> float:
         """The clock of all engines here, in seconds."""

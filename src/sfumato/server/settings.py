@@ -32,6 +32,7 @@ class ServerSettings:
     limit_images: int = 8  # pictures of a request
     image_hosts: tuple[str, ...] = ()  # that pictures are fetched from; see `media.fetch.fetched`
     image_folder: Path | None = None  # of the files that may be read as pictures; None: none
+    adapter_folder: Path | None = None  # of the adapters that clients may load; None: none
     keepalive_s: float = 9.0  # of a silent stream, until a comment is sent: no client waits for 10
     page: bool = True  # serve the web page
 
@@ -50,6 +51,8 @@ class ServerSettings:
             raise ValueError("--limit-mm-per-prompt: must be at least 0")
         if self.image_folder is not None and not self.image_folder.is_dir():
             raise ValueError(f"--allow-image-files: {self.image_folder} is no folder")
+        if self.adapter_folder is not None and not self.adapter_folder.is_dir():
+            raise ValueError(f"--allow-adapters: {self.adapter_folder} is no folder")
         for name in self.aliases:
             if why := name_fault(name):
                 raise ValueError(f"--alias: {name!r} {why}")

@@ -155,7 +155,7 @@ def test_neutral_fields_and_others(server: Any) -> None:
     neutral = {"xtc_probability": 0, "dry_multiplier": 0.0, "samplers": ["top_k"], "lora": []}
     neutral |= {"t_max_predict_ms": -1, "dynatemp_range": 0, "top_n_sigma": -1, "model": "m"}
     assert server.post("/completion", prompt=PROMPT, n_predict=2, **neutral).status_code == 200
-    for wrong in ({"xtc_probability": 0.5}, {"lora": [{"id": 0}]}, {"n_probs": 21}):
+    for wrong in ({"xtc_probability": 0.5}, {"lora": [{"id": 0, "scale": 0.5}]}, {"n_probs": 21}):
         error = server.post("/completion", prompt=PROMPT, **wrong).json()["error"]
         assert error["param"] == next(iter(wrong))
 

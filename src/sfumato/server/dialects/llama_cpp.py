@@ -8,7 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    field_validator,
+)
 
 from sfumato.diffusion.sampler import LogitBias
 from sfumato.diffusion.sampler_config import SamplerConfig
@@ -58,6 +65,15 @@ _Paths = Annotated[
 ]
 
 
+class LoraScale(BaseModel):
+    """llama-server's."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    id: int = Field(ge=0, le=2**31)
+    scale: float
+
+
 @without_effect(
     "n_keep n_discard n_indent samplers t_max_prompt_ms min_keep dynatemp_exponent "
     "xtc_threshold repeat_last_n dry_base dry_allowed_length dry_penalty_last_n "
@@ -70,7 +86,6 @@ _Paths = Annotated[
     dry_multiplier=Only(0, why=_PENALTY),
     mirostat=Only(0, why="is not supported"),
     adaptive_target=Only(-1, why="is not supported"),
-    lora=Only([], why="there are no adapters here"),
 )
 class LlamaSampling(Sampling):
     """What llama-server has on each of its routes that generate."""
@@ -86,11 +101,29 @@ class LlamaSampling(Sampling):
         "settled; they count from the first text. 0 and -1: no limit.",
     )
     model: ModelName = None
+    lora: Annotated[list[LoraScale] | None, First] = Field(
+        None,
+        max_length=64,
+        description="The adapter that replies, by its number in /lora-adapters, at the scale 1; "
+        "others at 0.",
+    )
     response_fields: _Paths | None = Field(
         None,
         description='Only these fields of the answer: "content", "timings/predicted_n"; an empty '
         "list: all.",
     )
+
+    @field_validator("lora")
+    @classmethod
+    def _one_adapter(cls, given: list[LoraScale] | None) -> list[LoraScale] | None:
+        scales = [each.scale for each in given or () if each.scale]
+        if scales not in ([], [1.0]):
+            raise ValueError("one adapter at the scale 1 can reply, the others at 0")
+        return given
+
+    @property
+    def adapter_number(self) -> int | None:
+        return next((each.id for each in self.lora or () if each.scale), None)
 
 
 class LlamaBody(LlamaSampling):

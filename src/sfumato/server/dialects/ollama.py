@@ -550,14 +550,15 @@ def show(service: Service, body: OllamaShowBody) -> dict[str, Any]:
     if name in service.unloaded:
         return {"details": _NO_DETAILS, "model_info": {}, "capabilities": ["completion"]}
     model, kind = service.model, _kind(service)
+    adapter = f"ADAPTER {name}\n" if name in service.adapters else ""
     return {
-        "modelfile": f"FROM {service.name}\n",
+        "modelfile": f"FROM {service.name}\n{adapter}",
         "parameters": f"num_ctx {service.context}",
         "template": model.template.source,
-        "details": _details(service),
+        "details": _details(service, name),
         "model_info": {
             "general.architecture": kind,
-            "general.basename": service.name,
+            "general.basename": name,
             f"{kind}.context_length": model.config.context_length,
             f"{kind}.embedding_length": model.config.hidden_size,
             f"{kind}.block_count": len(model.config.layers),
@@ -586,8 +587,8 @@ def _listed(service: Service, name: str) -> dict[str, Any]:
         **_named(name),
         "modified_at": _modified(service),
         "size": service.model.nbytes or 0,
-        "digest": _digest(service),
-        "details": _details(service),
+        "digest": _digest(service, name),
+        "details": _details(service, name),
     }
 
 
@@ -614,11 +615,12 @@ _NO_DETAILS: Mapping[str, Any] = {
 }
 
 
-def _details(service: Service) -> Mapping[str, Any]:
+def _details(service: Service, name: str) -> Mapping[str, Any]:
     is_gguf = service.model.name.endswith(".gguf")
     kind = _kind(service)
     known = {"format": "gguf" if is_gguf else "safetensors", "family": kind, "families": [kind]}
-    return {**_NO_DETAILS, **known}
+    parent = service.models.name if name in service.adapters else ""
+    return {**_NO_DETAILS, **known, "parent_model": parent}
 
 
 def _kind(service: Service) -> str:
@@ -629,10 +631,11 @@ def _modified(service: Service) -> str:
     return shown(written_at(service))
 
 
-def _digest(service: Service) -> str:
+def _digest(service: Service, name: str) -> str:
     """Differs between models. It is not that of the files, which would take minutes to read."""
     model = service.model
-    text = f"{model.name} {model.written} {model.nbytes}"
+    own = name if name in service.adapters else ""
+    text = f"{model.name} {model.written} {model.nbytes} {own}".rstrip()
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -189,7 +189,7 @@ class Post(Generic[B]):
     body_type: type[B]
     # The answer to a body that asks for no reply; None where it asks for one. In a thread; raises
     # Refused.
-    at_once: Callable[[Service, B], Frame | None] = lambda service, body: None
+    at_once: Callable[[Service, B], Frame | Response | None] = lambda service, body: None
     errors: ErrorForm = OPENAI_ERRORS
     wording: Wording = field(
         default_factory=dict
@@ -212,7 +212,7 @@ class Dialect(Post[B]):
     writing_s: Callable[[B], float | None] = lambda body: None
 
 
-def _parsed(post: Post[B], service: Service, body: B) -> Frame | list[Request]:
+def _parsed(post: Post[B], service: Service, body: B) -> Frame | Response | list[Request]:
     """What answers the body at once, or the requests that it asks for. Raises Refused."""
     if (fields := post.at_once(service, body)) is not None:
         return fields
@@ -251,8 +251,10 @@ async def reply(post: Post[B], service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
     with in_the_words_of(post.wording):
         async with request_body.read(service, http, post.body_type) as body:
-            await service.enter(http, body, post.may_load)
+            service = await service.enter(http, body, post.may_load)
             parsed = await with_pictures(service, body, partial(_parsed, post, service, body))
+            if isinstance(parsed, Response):
+                return parsed
             if isinstance(parsed, dict):
                 if isinstance(post, Dialect) and post.streams(body):
                     return Response(post.wire.encode(parsed), media_type=post.wire.media_type)
@@ -260,6 +262,7 @@ async def reply(post: Post[B], service: Service, http: HttpRequest) -> Response:
         assert isinstance(post, Dialect)
         body = request_body.without_large_fields(body)
         renderer = post.renderer(service, body, parsed)
+        parsed = service.asking(parsed)
         running = await InFlight(service.engine, parsed, post.writing_s(body)).begin(http)
         service.running[running.id] = running
         if post.streams(body):

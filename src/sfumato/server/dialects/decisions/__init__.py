@@ -408,14 +408,15 @@ async def reply(route: DecisionRoute, service: Service, http: HttpRequest) -> Re
         return body
 
     async with request_body.read_with(service, http, decode) as body:
-        await service.enter(http, body)
+        service = await service.enter(http, body)
         _check_decides(service)
         parsed = partial(parse, dialect, service, route.path, body)
         request, typed = await with_pictures(service, body, parsed)
         del body
         with _in_the_words_of(dialect):
             # Within, since the questions are tokenized there.
-            running = await inflight.InFlight(service.engine, [request]).begin(http)
+            requests = service.asking([request])
+            running = await inflight.InFlight(service.engine, requests).begin(http)
     with _in_the_words_of(dialect):
         (collected,) = await inflight.collect(http, running)
     decided = collected.end
