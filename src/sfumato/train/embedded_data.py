@@ -133,17 +133,24 @@ def _exchange(rng: np.random.Generator, mixture: Mixture) -> tuple[str, str]:
     return wording(question, rng), question.answer
 
 
-def sample(rng: np.random.Generator, mixture: Mixture = EVEN, side: TextSide = GEMMA) -> Example:
-    """One training example; depends on the generator's state alone."""
+def conversation(rng: np.random.Generator, mixture: Mixture = EVEN) -> list[Message]:
+    """One conversation, which ends with the answer; depends on the generator's state alone."""
     messages: list[Message] = []
     if rng.random() < SYSTEM_SHARE:
         messages.append({"role": "system", "content": pick(_SYSTEM_PROMPTS, rng)})
+    turns = 1
     if rng.random() < HISTORY_SHARE:
-        for _ in range(2 if rng.random() < TWO_TURNS_SHARE else 1):
-            text, answer = _exchange(rng, mixture)
-            messages += [*ask(text), {"role": "assistant", "content": answer}]
-    text, answer = _exchange(rng, mixture)
-    return Example(encode_chat(messages + ask(text), side), [*encode_text(answer), END_OF_TURN])
+        turns = 3 if rng.random() < TWO_TURNS_SHARE else 2
+    for _ in range(turns):
+        text, answer = _exchange(rng, mixture)
+        messages += [*ask(text), {"role": "assistant", "content": answer}]
+    return messages
+
+
+def sample(rng: np.random.Generator, mixture: Mixture = EVEN, side: TextSide = GEMMA) -> Example:
+    """A conversation as a training example."""
+    *messages, answer = conversation(rng, mixture)
+    return Example(encode_chat(messages, side), [*encode_text(answer["content"]), END_OF_TURN])
 
 
 def canvases(example: Example, canvas: int) -> list[tuple[list[int], list[int]]]:
