@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sfumato import load
+from sfumato.catalog import EMBEDDED
 from sfumato.train import evaluate, recipe, sudoku
 from sfumato.train.embedded_data import Evaluation, ask
 from sfumato.train.sudoku import Cells
@@ -121,7 +122,7 @@ def make(args: argparse.Namespace) -> None:
 
 def base(args: argparse.Namespace) -> None:
     """The packaged model's weights, with canvases that hold a whole board."""
-    network = recipe.load_weights(Path(recipe.__file__).parent.parent / "embedded")
+    network = recipe.load_weights(EMBEDDED)
     network.config = replace(network.config, canvas_length=CANVAS)
     recipe.save_checkpoint(network, args.folder)
 

@@ -26,15 +26,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from sfumato.train.trainer import fast_ops
-from sfumato.train.tune import Tuning, tune
 
 import sfumato
-from sfumato.api import EMBEDDED
+from sfumato.catalog import EMBEDDED
 from sfumato.convert.merge import merge
 from sfumato.model.adapter_files import read_adapter
 from sfumato.train import evaluate
 from sfumato.train.embedded_data import Evaluation, Mixture, ask, conversation, evaluation_sets
+from sfumato.train.trainer import fast_ops
+from sfumato.train.tune import Tuning, tune
 
 NAME = "task"  # of the adapter
 WAYS = ("base", "full", "adapter", "accept")
