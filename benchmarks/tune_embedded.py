@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import platform
 import shutil
 import sys
 import time
@@ -202,24 +201,45 @@ def line_of(point: Point) -> str:
     )
 
 
-def main(argv: Sequence[str]) -> None:
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--task", choices=TASKS, default="reverse")
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--every", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--every", type=int, default=50)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--at-once", type=int, default=16)
-    parser.add_argument("--targets", nargs="+", default=["attention"])
-    parser.add_argument("--replies-only", action="store_true")
-    parser.add_argument("--old", type=float, default=0.5, help="share of old conversations")
-    parser.add_argument("--rate", type=float, default=7e-4, help="of all weights")
+    parser.add_argument("--at-once", type=int, default=32)
+    parser.add_argument("--old", type=float, default=0.3, help="share of old conversations")
+    parser.add_argument("--rate", type=float, default=1e-3, help="of all weights")
     parser.add_argument("--adapter-rate", type=float, default=5e-3)
+    parser.add_argument("--targets", nargs="+", default=["attention"])
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--count", type=int, default=100, help="tasks of each set")
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def tuning_of(way: str, args: argparse.Namespace) -> Tuning:
+    rate = args.rate if way == "full" else args.adapter_rate
+    return Tuning(
+        full=way == "full",
+        targets=tuple(args.targets),
+        rank=args.rank,
+        alpha=2.0 * args.rank,
+        steps=args.steps,
+        batch=args.batch,
+        at_once=args.at_once,
+        rate=rate,
+        last_rate=rate / 50,
+        warm_up=10,
+        samples=0,
+        seed=args.seed,
+    )
+
+
+def main(argv: Sequence[str]) -> None:
+    args = arguments(argv)
     task = TASKS[args.task]
     sets = {"new": cases(task, args.count, args.seed)}
     sets |= {name: each[: args.count] for name, each in evaluation_sets(0, args.count).items()}
@@ -239,34 +259,16 @@ def main(argv: Sequence[str]) -> None:
         shown(Point("base", 0, 0.0, 0.0, exact))
     report: dict[str, Any] = {"task": args.task, "threads": torch.get_num_threads()}
     for way in ("full", "adapter"):
-        if way not in args.ways:
-            continue
-        rate = args.rate if way == "full" else args.adapter_rate
-        tuning = Tuning(
-            full=way == "full",
-            targets=tuple(args.targets),
-            rank=args.rank,
-            alpha=2.0 * args.rank,
-            replies_only=args.replies_only,
-            steps=args.steps,
-            batch=args.batch,
-            at_once=args.at_once,
-            rate=rate,
-            last_rate=rate / 50,
-            warm_up=10,
-            samples=0,
-            seed=args.seed,
-        )
-        out = args.out / way
-        shutil.rmtree(out, ignore_errors=True)
-        learn(way, data, out, tuning, args.every, sets, shown)
+        if way in args.ways:
+            out = args.out / way
+            shutil.rmtree(out, ignore_errors=True)
+            learn(way, data, out, tuning_of(way, args), args.every, sets, shown)
     if "accept" in args.ways:
         out = args.out / "adapter"
         size = sum(file.stat().st_size for file in (out / "adapter").iterdir())
         report |= {"bytes": size} | accepted(out, sets["new"], sets["questions"])
         print(f"adapter: {report}")
-    report |= {"points": [point._asdict() for point in points], "machine": platform.processor()}
-    print(json.dumps(report))
+    print(json.dumps(report | {"points": [point._asdict() for point in points]}))
 
 
 if __name__ == "__main__":
