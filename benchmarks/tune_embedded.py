@@ -161,14 +161,14 @@ def replies(
     model: sfumato.Model, tasks: Sequence[Evaluation], adapters: Sequence[str | None]
 ) -> list[str]:
     """The answers to tasks, in batches, each by the adapter of this name (None: by none)."""
-    said: list[str] = []
+    answers: list[str] = []
 
     def note(reply: str, expected: str) -> bool:
-        said.append(reply)
+        answers.append(reply)
         return True
 
     evaluate.evaluate(model, tasks, adapter=adapters, is_right=note)
-    return said
+    return answers
 
 
 def accepted(out: Path, new: Sequence[Evaluation], old: Sequence[Evaluation]) -> dict[str, float]:
@@ -177,8 +177,8 @@ def accepted(out: Path, new: Sequence[Evaluation], old: Sequence[Evaluation]) ->
     are those of the adapter beside the model."""
     model = tuned_model("adapter", out)
     mixed = [each for pair in zip(new, old, strict=False) for each in pair]
-    said = replies(model, mixed, [NAME, None] * (len(mixed) // 2))
-    right = [reply == task.expected for reply, task in zip(said, mixed, strict=True)]
+    answers = replies(model, mixed, [NAME, None] * (len(mixed) // 2))
+    right = [reply == task.expected for reply, task in zip(answers, mixed, strict=True)]
     merge(EMBEDDED, out / "adapter", out / "merged", "f32", force=True)
     merged = sfumato.load(out / "merged", dtype="float32")
     pairs = zip(

@@ -177,8 +177,8 @@ def configuration(hidden: int, layers: int, vocab: int, canvas: int) -> dict[str
     small = dict.fromkeys(("hidden_size", "intermediate_size", "head_dim"), 16)
     ones = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1)
     vision = Gemma4VisionConfig(**small, **ones, position_embedding_size=8)
-    whole = DiffusionGemmaConfig(text_config=text, vision_config=vision, canvas_length=canvas)
-    made: dict[str, Any] = whole.to_dict()
+    config = DiffusionGemmaConfig(text_config=text, vision_config=vision, canvas_length=canvas)
+    made: dict[str, Any] = config.to_dict()
     return made
 
 
