@@ -85,6 +85,8 @@ def figures(setting: Setting) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
         try:
             measured, predicted = figure.taken(setting)
+            if isinstance(predicted, StepTime):
+                finding["floor"], predicted = predicted.floor_ms, predicted.predicted_ms
             finding |= {"measured": measured, "predicted": predicted}
             finding |= _conditions(setting, figure)
             if measured is not None:
@@ -122,7 +124,7 @@ def _step(rows: int) -> Callable[[Setting], tuple[float, float]]:
         network = setting.subject.network
         times = step_times(network, rows, setting.prefix, setting.steps)
         shape = StepShape(rows, setting.width, setting.prefix)
-        return times["median_ms"], setting.predicted(shape).predicted_ms
+        return times["median_ms"], setting.predicted(shape)
 
     return taken
 
@@ -168,10 +170,10 @@ def _prompt(setting: Setting) -> float:
     return touched_in_prefill(setting.subject.network, PREFILL // setting.scale)
 
 
-def _long(setting: Setting) -> tuple[float, float]:
+def _long(setting: Setting) -> tuple[float, StepTime]:
     prefix = LONG_PREFIX // setting.scale
     times = step_times(setting.subject.network, 1, prefix, setting.steps)
-    return times["median_ms"], setting.predicted(StepShape(1, setting.width, prefix)).predicted_ms
+    return times["median_ms"], setting.predicted(StepShape(1, setting.width, prefix))
 
 
 def _read(questions: int, tokens: int) -> Callable[[Setting], tuple[float, float]]:

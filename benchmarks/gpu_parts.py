@@ -1,59 +1,126 @@
-"""What each process of `gpu_first.py` does. Findings are plain values for its JSON file."""
+"""What each process of `gpu_first.py` does, and the file of their findings: plain values."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.gpu_cases import CASES, OPERATIONS
+from benchmarks.gpu_cases import CASES as CASES
 from benchmarks.gpu_figures import Setting, figures
 from benchmarks.gpu_graph import compare
 from benchmarks.gpu_kernel import TRITON, check_kernel
 from benchmarks.gpu_options import sizes_of
 from benchmarks.gpu_start import start
-from benchmarks.gpu_step import kernels_one_by_one
+from benchmarks.gpu_step import network_of, profiled, step_times
 from benchmarks.gpu_texts import compare_texts
 from benchmarks.gpu_timing import device_limits, launch_gap_s
 
 from sfumato.bench.environment import environment
 from sfumato.bench.step_cost import DeviceLimits
 from sfumato.bench.subject import Subject, random_subject
+from sfumato.model.network import Network
 from sfumato.model.placement import pick_device
 from sfumato.ops import triton
-from sfumato.ops.triton import self_test
-from sfumato.ops.triton.kernel import installed
+from sfumato.ops.triton import self_test, tries
+from sfumato.ops.triton.self_test import Trial
 from sfumato.ops.triton.tiles import architecture, own_architecture
 
-CEILINGS = "1-ceilings.json"
+OPERATIONS = "operations"
+FORMATS = ("", "Q4_K", "Q6_K", "Q5_0", "Q8_0", "FP8", "INT8", "INT4", "NVFP4")
+"""Of weights, in the order in which operations are tried with them; "": floats."""
+START_S = 120.0  # of a server
+_TRIED = "operation "
+
+
+class Results:
+    """A file of findings, a line of JSON each, which says of what part it is."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def add(self, part: str, **values: Any) -> None:
+        """Writes a line at once. begins: whether what was known of the part counts no more."""
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"part": part, **values}) + "\n")
+
+    def read(self) -> dict[str, dict[str, Any]]:
+        """The findings of each part; later ones replace those before."""
+        parts: dict[str, dict[str, Any]] = {}
+        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        for line in text.splitlines():
+            with suppress(ValueError):  # a line that was cut off
+                values = json.loads(line)
+                name = values.pop("part")
+                if values.pop("begins", False):
+                    parts.pop(name, None)
+                parts.setdefault(name, {}).update(values)
+        return parts
 
 
 class Findings:
-    """The file of a part, written anew with each finding."""
+    """What a part finds, and what others have found."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._values = path, dict[str, Any]()
+    def __init__(self, path: Path, part: str) -> None:
+        self._results, self._part = Results(path), part
 
     def add(self, **values: Any) -> None:
-        self._values |= values
-        self._path.write_text(json.dumps(self._values), encoding="utf-8")
+        self._results.add(self._part, **values)
+
+    def of(self, part: str) -> dict[str, Any]:
+        return self._results.read().get(part, {})
+
+    def kernels(self) -> list[dict[str, Any]]:
+        """The findings of all cases that were checked."""
+        results = self._results.read().items()
+        return [findings for name, findings in results if name.startswith("kernel:")]
+
+    def passed(self) -> frozenset[str] | None:
+        """The operations that passed; None where none has been tried."""
+        known = tried(self._results.read())
+        return frozenset(name for name, why in known.items() if not why) if known else None
 
 
-def kernel_names() -> list[str]:
-    """The cases, the most valuable first, and then the operations that have none."""
-    operations = set(triton.twins()) if installed() else set()
-    return [*CASES, *sorted(operations - set(OPERATIONS.values()))]
+def tried(results: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """The operations that were tried, with a format where it has one, and why each failed."""
+    pairs = results.get(OPERATIONS, {}).items()
+    return {key.removeprefix(_TRIED): why for key, why in pairs if key.startswith(_TRIED)}
 
 
 def run(options: argparse.Namespace) -> None:
     """Runs one part, named as `kernel:experts`."""
-    kind, _, name = options.part.partition(":")
-    PARTS[kind](options, Findings(Path(options.file)), name)
+    (part,) = options.part
+    kind, _, name = part.partition(":")
+    PARTS[kind](options, Findings(Path(options.file), part), name)
+
+
+def _operations(options: argparse.Namespace, findings: Findings, name: str) -> None:
+    """A format at a time; those that were tried before are left out."""
+    device = pick_device(options.device)
+    if not self_test.usable(device):
+        findings.add(skipped="kernels do not run on this device")
+        return
+    trial = Trial(device)
+    for format in FORMATS:
+        known, before = triton.twins((format,) if format else ()), findings.passed() or ()
+        own = [each for each in known if each.partition(" ")[2] == format]
+        if left := [each for each in own if each not in before]:
+            if device.type == "cpu":
+                results = {each: self_test.why_wrong(known[each], trial) for each in left}
+            else:
+                results = tries.run(trial, (format,), left)
+            findings.add(**{f"{_TRIED}{each}": why for each, why in results.items()})
 
 
 def _ceilings(options: argparse.Namespace, findings: Findings, name: str) -> None:
@@ -65,8 +132,7 @@ def _ceilings(options: argparse.Namespace, findings: Findings, name: str) -> Non
 
 
 def _compile(options: argparse.Namespace, findings: Findings, name: str) -> None:
-    text = (Path(options.out) / CEILINGS).read_text(encoding="utf-8")
-    target = json.loads(text).get("target")
+    target = findings.of("ceilings").get("target")
     if target is None:
         findings.add(compiled=0, skipped="kernels do not run on this device")
     elif options.sizes != "26b-a4b":
@@ -79,44 +145,83 @@ def _compile(options: argparse.Namespace, findings: Findings, name: str) -> None
 
 def _kernel(options: argparse.Namespace, findings: Findings, name: str) -> None:
     seconds = options.kernel_seconds / 10  # of each of the two that are timed
-    findings.add(**check_kernel(name, sizes_of(options), _limits(options), seconds))
+    findings.add(**check_kernel(name, sizes_of(options), _limits(findings), seconds))
+
+
+def _layers(options: argparse.Namespace, findings: Findings, name: str) -> None:
+    """A sliding and a full layer, where the network has both among its first six."""
+    network = random_subject(options.sizes, _format(options), 6, options.device).network
+    layers = network.config.layers
+    full = next((at for at, layer in enumerate(layers) if not layer.sliding), 0)
+    _compared(options, findings, network_of(network, sorted({0, full})))
 
 
 def _step(options: argparse.Namespace, findings: Findings, name: str) -> None:
     subject = _subject(options)
-    device = subject.network.device
-    passed = [
-        OPERATIONS.get(checked["kernel"], checked["kernel"])
-        for checked in _checked_kernels(options)
-        if checked.get("passed")
-    ]
+    network, steps = subject.network, min(8, options.steps)
+    passed = findings.passed() or frozenset()
+    for key, served in (("torch_ms", frozenset[str]()), ("kernels_ms", passed)):
+        self_test.serve_only(network.device, served)
+        taken = step_times(network, 1, options.prefix, steps)["median_ms"]
+        findings.add(made_s=subject.about["made_s"], **{key: taken})
+    findings.add(profile=profiled(network, options.prefix))
 
-    def serve(operations: frozenset[str]) -> None:
-        self_test.serve_only(device, operations)
 
-    known = set(triton.twins()) if installed() else set()
-    operations = [each for each in dict.fromkeys(passed) if each in known]
-    steps = min(8, options.steps)
-    rounds = kernels_one_by_one(subject.network, operations, serve, options.prefix, steps)
-    findings.add(made_s=subject.about["made_s"], **rounds)
+def _serve(options: argparse.Namespace, findings: Findings, name: str) -> None:
+    """The embedded model, as a user serves it."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    began, base = time.monotonic(), f"http://127.0.0.1:{port}"
+    command = "-m", "sfumato", "serve", "--device", options.device, "--port", str(port)
+    process = subprocess.Popen([sys.executable, *command], stderr=subprocess.DEVNULL)
+    try:
+        while not (is_ready := _answers(f"{base}/health")):
+            if process.poll() is not None or time.monotonic() - began > START_S:
+                break
+            time.sleep(0.2)
+        assert is_ready, f"no server after {time.monotonic() - began:.0f} s"
+        findings.add(ready_s=time.monotonic() - began)
+        question = {"role": "user", "content": "What is the capital of France?"}
+        body = json.dumps({"messages": [question], "seed": 1}).encode()
+        request = urllib.request.Request(f"{base}/v1/chat/completions", body)
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            reply = json.loads(answer.read(1 << 20))["choices"][0]["message"]["content"]
+        findings.add(reply=reply, passed="Paris" in reply)
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _answers(address: str) -> bool:
+    with suppress(OSError), urllib.request.urlopen(address, timeout=2) as answer:
+        return bool(answer.status == 200)
+    return False
 
 
 def _graph(options: argparse.Namespace, findings: Findings, name: str) -> None:
-    subject = _subject(options)
-    _prepare(options, subject.network.device)
+    _compared(options, findings, _subject(options).network)
+
+
+def _compared(options: argparse.Namespace, findings: Findings, network: Network) -> None:
+    """Steps with and without graphs, of one row and of all."""
+    _prepare(findings, network.device)
     for rows in dict.fromkeys((1, options.rows)):
-        compared = compare(subject.network, rows, options.prefix, min(8, options.steps))
-        findings.add(**{f"rows_{rows}": compared}, passed=compared["same"])
+        results = compare(network, rows, options.prefix, min(8, options.steps))
+        findings.add(**{f"rows_{rows}": results}, passed=results["same"])
+        if not results["same"]:
+            return
 
 
 def _figures(options: argparse.Namespace, findings: Findings, name: str) -> None:
     subject = _subject(options)
-    _prepare(options, subject.network.device)
+    _prepare(findings, subject.network.device)
     real = options.sizes == "26b-a4b"
     setting = Setting(
-        *(subject, _limits(options), options.prefix, options.steps, _format(options)),
+        *(subject, _limits(findings), options.prefix, options.steps, _format(options)),
         scale=1 if real else 64,
-        kernel_errors=_kernel_errors(options),
+        kernel_errors=_kernel_errors(findings),
     )
     taken: list[dict[str, Any]] = []
     for figure in figures(setting):
@@ -124,20 +229,15 @@ def _figures(options: argparse.Namespace, findings: Findings, name: str) -> None
         findings.add(figures=taken)
 
 
-def _kernel_errors(options: argparse.Namespace) -> dict[str, float]:
+def _kernel_errors(findings: Findings) -> dict[str, float]:
     """Of each case that was checked, the largest error of a result in units of torch's own."""
     ratios = {}
-    for checked in _checked_kernels(options):
+    for checked in findings.kernels():
         pairs = zip(checked.get("errors", ()), checked.get("torch_errors", ()), strict=True)
         each = [error / own for error, own in pairs if own > 0]
         if each and checked["served_by"] == TRITON:
             ratios[checked["kernel"]] = max(each)
     return ratios
-
-
-def _checked_kernels(options: argparse.Namespace) -> list[dict[str, Any]]:
-    paths = sorted(Path(options.out).glob("2-*.json"))
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
 def _start(options: argparse.Namespace, findings: Findings, name: str) -> None:
@@ -163,7 +263,7 @@ def _transformers(options: argparse.Namespace, findings: Findings, name: str) ->
     from benchmarks import gpu_transformers
 
     network = _subject(options).network
-    _prepare(options, network.device)
+    _prepare(findings, network.device)
     kinds = list(gpu_transformers.CACHES)
     if network.device.type == "cpu":
         kinds.remove("compiled")
@@ -173,18 +273,17 @@ def _transformers(options: argparse.Namespace, findings: Findings, name: str) ->
         findings.add(**finding)
 
 
-def _prepare(options: argparse.Namespace, device: torch.device) -> None:
-    """Kernels serve as they do in an engine; but of those that were tried in a step, the kept."""
-    triton.prepare(device)
-    path = Path(options.out) / "3-step.json"
-    kept = json.loads(path.read_text(encoding="utf-8")).get("kept") if path.exists() else None
-    if kept is not None:
-        self_test.serve_only(device, frozenset(kept))
+def _prepare(findings: Findings, device: torch.device) -> None:
+    """Kernels serve as they do in an engine; where operations were tried, those that passed."""
+    passed = findings.passed()
+    if passed is None:
+        triton.prepare(device)
+    else:
+        self_test.serve_only(device, passed)
 
 
-def _limits(options: argparse.Namespace) -> DeviceLimits:
-    text = (Path(options.out) / CEILINGS).read_text(encoding="utf-8")
-    return DeviceLimits(**json.loads(text)["limits"])
+def _limits(findings: Findings) -> DeviceLimits:
+    return DeviceLimits(**findings.of("ceilings")["limits"])
 
 
 def _format(options: argparse.Namespace) -> str:
@@ -206,7 +305,10 @@ def _subject(options: argparse.Namespace) -> Subject:
 
 
 PARTS: dict[str, Callable[[argparse.Namespace, Findings, str], None]] = {
+    OPERATIONS: _operations,
     "ceilings": _ceilings,
+    "layers": _layers,
+    "serve": _serve,
     "compile": _compile,
     "kernel": _kernel,
     "step": _step,

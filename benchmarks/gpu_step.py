@@ -1,7 +1,7 @@
 """The whole step on a device: random weights of a preset, rows of canvases, times of steps.
 
-For `gpu_first.py`: the step in torch alone, kernels one by one, what a graph gives, and the figures
-that a release promises.  The step is the `Denoiser`'s that serves requests.
+For `gpu_first.py`: times and a profile of the step, what a graph gives, and the figures that a
+release promises.  The step is the `Denoiser`'s that serves requests.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from benchmarks.gpu_timing import synchronize
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.constraints.read import PIECE
@@ -233,13 +234,13 @@ def _graphs_of_reads(
     return graphs, ReadForwards(network, graphs, questions)
 
 
-def fewer_layers(network: Network, count: int) -> Network:
-    """The network with its first layers alone. Shares all weights."""
-    config = replace(network.config, layers=network.config.layers[:count])
+def network_of(network: Network, layers: Sequence[int]) -> Network:
+    """The network with these layers alone. Shares all weights."""
+    config = replace(network.config, layers=tuple(network.config.layers[at] for at in layers))
     transformer, part = network.transformer, skeleton(config)
     for name in ("embed_tokens", "norm", "self_conditioning"):
         setattr(part, name, getattr(transformer, name))
-    part.blocks = transformer.blocks[:count]
+    part.blocks = [transformer.blocks[at] for at in layers]
     part.layers = nn.ModuleList(part.blocks)
     return Network(part, network.device, network.dtype, network.cache_dtype, network.head.output)
 
@@ -252,33 +253,26 @@ def outside_ms(network: Network, prefix: int, steps: int, whole_ms: float) -> fl
     part = layers // 5
     if part < 1 or part == layers:
         return None
-    part_ms = step_times(fewer_layers(network, part), 1, prefix, steps)["median_ms"]
+    part_ms = step_times(network_of(network, range(part)), 1, prefix, steps)["median_ms"]
     return float(part_ms - part * (whole_ms - part_ms) / (layers - part))
 
 
-def kernels_one_by_one(
-    network: Network,
-    operations: Sequence[str],
-    serve: Callable[[frozenset[str]], None],
-    prefix: int,
-    steps: int,
-) -> dict[str, Any]:
-    """The step in torch alone, and with one more operation served by kernels at a time; one that
-    makes the step slower is taken out again.  serve: makes kernels serve these operations alone."""
-    kept: frozenset[str] = frozenset()
-    serve(kept)
-    best = alone = step_times(network, 1, prefix, steps)["median_ms"]
-    rounds = []
-    for operation in operations:
-        serve(kept | {operation})
-        try:
-            taken = step_times(network, 1, prefix, steps)["median_ms"]
-        except RuntimeError as error:
-            rounds.append({"operation": operation, "failed": str(error)[:300], "kept": False})
-            continue
-        keeps = taken < best
-        rounds.append({"operation": operation, "median_ms": taken, "kept": keeps})
-        if keeps:
-            kept, best = kept | {operation}, taken
-    serve(kept)
-    return {"torch_ms": alone, "rounds": rounds, "best_ms": best, "kept": sorted(kept)}
+def profiled(network: Network, prefix: int, most: int = 80) -> list[dict[str, Any]]:
+    """The kernels of one step of one row, or on a CPU the operations: how often each runs, and its
+    milliseconds in all, the slowest first."""
+    on_device = network.device.type != "cpu"
+    slots, row_canvases = filled_slots(network, 1, prefix), canvases(network, 1, FIRST)
+    denoiser = Denoiser(network, 1)
+    denoiser.step(row_canvases, slots)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])]
+    with profile(activities=activities) as taken:
+        denoiser.step(row_canvases, slots)
+        synchronize(network.device)
+    events: Any = taken.key_averages()
+    name = "self_device_time_total" if on_device else "self_cpu_time_total"
+    rows = [
+        {"kernel": each.key[:120], "runs": each.count, "ms": getattr(each, name) / 1e3}
+        for each in events
+        if getattr(each, name) > 0
+    ]
+    return sorted(rows, key=lambda row: -row["ms"])[:most]

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from benchmarks.gpu_step import FIRST, fewer_layers, step_times
+from benchmarks.gpu_step import FIRST, network_of, step_times
 from torch import Tensor, nn
 
 from sfumato.bench.subject import random_config
@@ -35,7 +35,7 @@ def compare(
     so on."""
     layers = of_layers = len(network.config.layers)
     while True:
-        part = network if layers == of_layers else fewer_layers(network, layers)
+        part = network if layers == of_layers else network_of(network, range(layers))
         yield {"layers": layers, "of_layers": of_layers}
         try:
             yield from _compared(part, preset, prefix, steps, kinds)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from benchmarks import (
-    gpu_cases,
     gpu_compile,
     gpu_figures,
     gpu_first,
@@ -38,8 +37,9 @@ from sfumato.bench.step_cost import LIMITS, StepShape
 from sfumato.bench.subject import random_config, random_subject
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.ops import reference
-from sfumato.ops.triton import fill_cache, tiles
+from sfumato.ops.triton import fill_cache, self_test, tiles
 from sfumato.ops.triton.kernel import Kernel
+from sfumato.ops.triton.self_test import KernelTwin
 from sfumato.ops.triton.tiles import Target, Tile
 
 CPU = torch.device("cpu")
@@ -152,40 +152,74 @@ def test_the_fastest_candidate_of_tiles_is_found(monkeypatch: pytest.MonkeyPatch
 
 def options(folder: Path, part: str, **others: Any) -> argparse.Namespace:
     arguments = ["--out", str(folder), "--device", "cpu", "--sizes", "tiny", "--part", part]
-    parsed = gpu_first._options([*arguments, "--file", str(folder / "part.json")])
+    parsed = gpu_first._options([*arguments, "--file", str(folder / "results.jsonl")])
     small = {"rows": 2, "prefix": 20, "steps": 2, "kernel_seconds": 0.0, "began": time.time()}
     return argparse.Namespace(**vars(parsed) | small | others)
 
 
 def test_the_parts_hand_on_what_they_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def findings_of(part: str, file: str) -> Any:
-        gpu_parts.run(options(tmp_path, part))
-        (tmp_path / "part.json").rename(tmp_path / file)
-        return json.loads((tmp_path / file).read_text())
+    results = gpu_parts.Results(tmp_path / "results.jsonl")
+    monkeypatch.setattr(self_test, "_passed", {})
 
-    ceilings = findings_of("ceilings", gpu_parts.CEILINGS)
+    def findings_of(part: str) -> Any:
+        gpu_parts.run(options(tmp_path, part))
+        return results.read()[part]
+
+    ceilings = findings_of("ceilings")
     assert ceilings["limits"]["bytes_per_s"] > 1e8 and "commit" in ceilings["environment"]
-    assert findings_of("kernel:gated", "2-00-gated.json")["passed"]
-    assert findings_of("compile", "1-compile.json")["compiled"] == 0
-    step = findings_of("step", "3-step.json")
-    assert step["rounds"] == [] and step["best_ms"] == step["torch_ms"] > 0
-    ready = findings_of("start:warm", "6-start-warm.json")
+    assert findings_of("kernel:gated")["passed"]
+    assert findings_of("compile")["compiled"] == 0
+    step = findings_of("step")
+    assert step["torch_ms"] > 0 < step["kernels_ms"]
+    times = [row["ms"] for row in step["profile"]]
+    assert len(times) > 5 and times == sorted(times, reverse=True)
+    ready = findings_of("start:warm")
     assert ready["goal"] == 20 and ready["reached"]
     parts = ("import", "kernels", "prompt", "steps")
     assert ready["ready_s"] == pytest.approx(sum(ready[f"{part}_s"] for part in parts))
-    graph = findings_of("graph", "4-graph.json")
-    assert graph["passed"] and graph["rows_2"]["same"]
+    for part in ("layers", "graph"):
+        compared = findings_of(part)
+        assert compared["passed"] and compared["rows_2"]["same"]
     some = [
         figure for figure in gpu_figures.FIGURES if figure.name.startswith(("step, 1 r", "ten"))
     ]
     impossible = replace(some[0], name="none", taken=lambda setting: 1 / 0)
     monkeypatch.setattr(gpu_figures, "FIGURES", (*some, impossible))
-    first, ten, none = findings_of("figures", "5-figures.json")["figures"]
-    assert first["goal"] == 15 and first["measured"] > 0 < first["predicted"]
+    first, ten, none = findings_of("figures")["figures"]
+    assert first["goal"] == 15 and first["measured"] > 0 < first["floor"] <= first["predicted"]
     assert 8 < first["experts_touched"] <= first["experts"] == 24
     assert (first["soft_embedding"], first["vocabulary"]) == ("exact", 512)
     assert ten["reached"] is (ten["measured"] <= 30)
     assert none["failed"].startswith("ZeroDivisionError")
+    report = gpu_first.report(results.read())
+    assert "| step, 1 row | ms | 15 |" in report and "| kernel:gated | ms |  |" in report
+
+
+def test_operations_are_tried_a_format_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What passed is not tried again."""
+    tried: list[str] = []
+
+    def twins(formats: tuple[str, ...]) -> dict[str, KernelTwin]:
+        names = ["linear", "route", *(f"linear {format}" for format in formats)]
+        return {name: KernelTwin(name, max, bool, partial(check, name)) for name in names}
+
+    def check(name: str, trial: self_test.Trial) -> None:
+        tried.append(name)
+        assert name != "route", "other experts"
+
+    monkeypatch.setattr(gpu_parts.triton, "twins", twins)
+    monkeypatch.setattr(self_test, "usable", lambda device: True)
+    monkeypatch.setattr(gpu_parts, "FORMATS", ("", "Q8_0"))
+    for _ in range(2):
+        gpu_parts.run(options(tmp_path, "operations"))
+    assert tried == ["linear", "route", "linear Q8_0", "route"]
+    findings = gpu_parts.Findings(tmp_path / "results.jsonl", "step")
+    assert findings.passed() == {"linear", "linear Q8_0"}
+    results = gpu_parts.Results(tmp_path / "results.jsonl").read()
+    assert gpu_first.wrong(results) == ["route: AssertionError: other experts"]
+    assert "2 of 3 operations passed." in gpu_first.report(results)
 
 
 def test_a_part_that_fails_or_hangs_is_reported(
@@ -200,21 +234,23 @@ def test_a_part_that_fails_or_hangs_is_reported(
 
         return run
 
-    real, parent = subprocess.run, gpu_first.Run(options(tmp_path, ""))
-    writes = "import sys; open(sys.argv[1], 'w').write('{\"a\": 1}'); "
+    real, parent = subprocess.run, gpu_first.Run(options(tmp_path / "out", ""))
+    line = '{"part": "x", "a": 1}\\n{"part": "x", '  # the second one is cut off
+    writes = f"import sys; open(sys.argv[1], 'a').write('{line}\\n'); "
     for code, expected in (
         (f"{writes}sys.exit(3)", {"a": 1, "failed": "exit code 3"}),
         ("print('what was wrong'); raise SystemExit(1)", {"failed": "exit code 1"}),
         (f"{writes}import time; time.sleep(60)", {"a": 1, "failed": "took more than 1.2 s"}),
-        (writes, {"a": 1}),
+        (writes, {"a": 1, "failed": ""}),
     ):
         monkeypatch.setattr(gpu_options.subprocess, "run", child(code))
-        findings = parent.part(gpu_first.Part("x", "x", 1.2))
-        assert findings["part"] == "x" and {k: findings[k] for k in expected} == expected
-        assert ("failed" in findings) == ("failed" in expected)
-        assert json.loads((tmp_path / "x.json").read_text()) == findings
-    late = gpu_first.Run(options(tmp_path, "", seconds=0.5))
-    assert late.part(gpu_first.Part("x", "x", 1.2))["failed"] == "no time was left"
+        findings = parent.part(gpu_first.Part("x", 1.2))
+        assert {k: findings[k] for k in expected} == expected
+        assert ("a" in findings) == ("a" in expected), "of an earlier run nothing is left"
+        assert (findings["output"].strip() == "what was wrong") == ("print" in code)
+    assert not gpu_first.Run(options(tmp_path / "out", "", seconds=0.5)).has_time(
+        gpu_first.Part("x", 1.2)
+    )
 
 
 def test_what_lies_outside_the_layers_and_which_experts_are_touched() -> None:
@@ -225,7 +261,6 @@ def test_what_lies_outside_the_layers_and_which_experts_are_touched() -> None:
     step_ms = 1e4  # far slower than the fifth of the layers
     outside = outside_ms(network, 10, 1, step_ms)
     assert outside is not None and outside < 0
-    assert gpu_cases.CASES.keys() <= set(gpu_parts.kernel_names())
 
 
 def test_every_figure_of_a_release_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,10 +336,12 @@ def test_where_the_memory_ends_both_have_fewer_layers(monkeypatch: pytest.Monkey
     assert tried == [5, 2] and layers == {"layers": 2, "of_layers": 5} and last == {"default": {}}
 
 
-def test_a_run_takes_all_parts_and_sums_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_where_the_one_before_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     order: list[str] = []
-    results = {
-        "figures": {"figures": [{"figure": "step, 1 row", "measured": 1.0}]},
+    known = {
+        "figures": {"figures": [{"figure": "step, 1 row", "unit": "ms", "measured": 1.0}]},
         "transformers": {
             "default": {"times_as_fast": 2.5, "goal": 2.0, "reached": True},
             "compiled": {"failed": "RuntimeError: no"},
@@ -314,17 +351,28 @@ def test_a_run_takes_all_parts_and_sums_up(tmp_path: Path, monkeypatch: pytest.M
 
     def part(run: gpu_first.Run, part: gpu_first.Part) -> dict[str, Any]:
         order.append(part.name)
-        assert 0 <= part.leaves < run.options.seconds
-        return {"part": part.name} | results.get(part.name, {})
+        fails = part.name == "graph" and order.count("graph") == 1
+        run.results.add(part.name, failed="a fault" if fails else "", **known.get(part.name, {}))
+        return run.results.read()[part.name]
 
     monkeypatch.setattr(gpu_first.Run, "part", part)
-    arguments = ["--out", str(tmp_path), "--device", "cpu", "--sizes", "tiny"]
-    assert gpu_first.main(arguments) == 0
-    assert order[:2] == ["ceilings", "compile"] and "kernel:experts" in order
-    last = ["step", "graph", "figures", "texts", "start:warm", "start:cold", "transformers"]
-    assert order[-7:] == last
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    named = {figure["figure"]: figure for figure in summary["figures"]}
-    assert named["against transformers, default"]["measured"] == 2.5
-    assert named["ready with a warm cache, weights aside"]["reached"] is False
-    assert len(named) == 3 and len(summary["parts"]) == len(order)
+    monkeypatch.setattr(gpu_first.Run, "has_time", lambda run, part: len(order) != 2)
+    arguments = ["--out", str(tmp_path / "out"), "--device", "cpu", "--sizes", "tiny"]
+    assert gpu_first.main(arguments) == 0 and order == ["operations", "ceilings"]
+    assert (
+        "left for the next command: layers, step, compile, kernel:experts"
+        in capsys.readouterr().out
+    )
+    monkeypatch.setattr(gpu_first.Run, "has_time", lambda run, part: True)
+    assert gpu_first.main(arguments) == 1, "a part failed"
+    assert order[2:5] == ["layers", "step", "compile"] and len(order) == len(set(order))
+    last = ["serve", "figures", "graph", "texts", "start:warm", "start:cold", "transformers"]
+    assert order[-7:] == last and "kernel:experts" in order
+    assert gpu_first.main(arguments) == 0 and order[-2:] == ["transformers", "graph"]
+    assert gpu_first.main([*arguments, "--part", "step"]) == 0 and order[-2:] == ["graph", "step"]
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "| step, 1 row | ms |  |  |  | 1 |" in report
+    assert "| transformers, default | times | 2 |  |  | 2.5 |" in report
+    assert "| start:warm | s | 20 |  |  | 30 |" in report
+    with pytest.raises(SystemExit, match="--part: none: is none of operations, ceilings"):
+        gpu_first.main([*arguments, "--part", "none"])
