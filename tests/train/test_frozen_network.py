@@ -15,7 +15,7 @@ from sfumato.model.adapters import Adapted, Adapter, LowRank
 from sfumato.model.loading import config_of, expected_shapes, place, skeleton
 from sfumato.model.transformer import Transformer
 from sfumato.train.objective import PrefixAttention
-from sfumato.weights.formats import Stored
+from sfumato.weights.formats import Stored, tensors_of
 
 CHANGED = (
     *("layers.0.self_attn.k_proj", "layers.1.mlp.up_proj", "self_conditioning.down_proj"),
@@ -24,17 +24,22 @@ CHANGED = (
 WIDTH, LENGTHS, RANK = 24, torch.tensor([24, 17]), 4
 
 
-@cache
-def network(is_stored: bool) -> Transformer:
-    """Of random Q4_K_M weights, as they are stored, or dequantized."""
-    checkpoint = random_checkpoint("tiny", "q4_k_m")
+def stored_network(dtype: torch.dtype, is_stored: bool = True) -> tuple[Transformer, list[Tensor]]:
+    """Of random Q4_K_M weights, as they are stored, or dequantized; and its tensors."""
+    checkpoint, held = random_checkpoint("tiny", "q4_k_m"), []
     transformer = skeleton(config_of(checkpoint))
     for name in expected_shapes(transformer.config):
         value, (path, _, leaf) = checkpoint.read(name), name.rpartition(".")
         if not (is_stored and isinstance(value, Stored)):
-            value = value.to(torch.float32)
+            value = value.to(torch.float32 if ".router." in name else dtype)
+        held += tensors_of(value)
         place(transformer.get_submodule(path), leaf, value)
-    return transformer
+    return transformer, held
+
+
+@cache
+def network(is_stored: bool) -> Transformer:
+    return stored_network(torch.float32, is_stored)[0]
 
 
 def adapter_for(shapes: dict[str, tuple[int, ...]]) -> Adapter:

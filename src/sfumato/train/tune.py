@@ -26,7 +26,7 @@ from sfumato.convert import write_tokenizer
 from sfumato.convert.files import config_files, save_folder
 from sfumato.convert.tower import hf_tower_tensors
 from sfumato.diffusion.canvas import Canvas
-from sfumato.model.adapter_files import AdapterFile, adaptable, write_peft
+from sfumato.model.adapter_files import AdapterFile, write_peft
 from sfumato.model.adapters import NONE, Adapted, Adapter, LowRank
 from sfumato.model.families import open_checkpoint
 from sfumato.model.model_config import ModelConfig
@@ -39,6 +39,7 @@ from sfumato.tasks.reply import ReplyTask
 from sfumato.tasks.works import Prompt
 from sfumato.train.canvas_rows import collate
 from sfumato.train.chats import Canvases, Exchange, exchanges, read_chats, split
+from sfumato.train.memory import targeted
 from sfumato.train.objective import Pictures, loss, mask_loss
 from sfumato.train.run_folder import ADAPTER, CURVES, MODEL, SAMPLES, RunFolder
 from sfumato.train.trainer import Gradients, Trainer, Watch, fallen, warm_up
@@ -150,10 +151,7 @@ def new_adapter(
     """An adapter that changes nothing yet: `down` uniform as PEFT draws it, in ± 1 / sqrt(inputs),
     `up` zeros, both float32 parameters. Raises Refused where there is nothing of that kind."""
     changes = dict[str, LowRank]()
-    for path, (*lead, outputs, inputs) in adaptable(config).items():
-        part = path.split(".")[-2].replace("self_attn", "attention").replace("_", "-")
-        if part not in tuning.targets:
-            continue
+    for path, (*lead, outputs, inputs) in targeted(config, tuning.targets).items():
         bound = inputs**-0.5
         down = torch.empty(*lead, tuning.rank, inputs).uniform_(-bound, bound, generator=generator)
         up = torch.zeros(*lead, outputs, tuning.rank)
