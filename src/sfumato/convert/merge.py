@@ -72,18 +72,16 @@ class ChangedTensor(TensorInfo):
                 matrix = read(files)[begin:stop]
                 for at in ranges_of_rows((stop - begin, self.shape[-1]), _CHUNK):
                     part = matrix[at]
-                    plain = part.float() if isinstance(part, Tensor) else part.dequantize()
-                    yield plain + self.added(start + begin + at.start, len(plain))
+                    plain = part if isinstance(part, Tensor) else part.dequantize()
+                    yield self.added(start + begin + at.start, len(plain)).add_(plain)
             start += count
 
     def added(self, first: int, count: int) -> Tensor:
         """What is added to rows of one matrix, float32 [count, in]."""
-        up, down = (
-            self.change.up.flatten(0, -2),
-            self.change.down.view(-1, *self.change.down.shape[-2:]),
-        )
-        product = up[first : first + count] @ down[first // self.shape[-2]]
-        return product * self.change.scale
+        up, down = self.change.up.flatten(0, -2), self.change.down
+        if down.ndim == 3:
+            down = down[first // self.shape[-2]]
+        return up[first : first + count] @ down * self.change.scale
 
 
 def _matrices(info: TensorInfo) -> list[tuple[int, Callable[[Files], Weight]]]:
