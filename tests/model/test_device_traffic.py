@@ -4,8 +4,8 @@ no numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -13,8 +13,11 @@ from tests.support.fake_device import DEVICE, HostTraffic, Trace, fake_device, f
 from tests.support.oracle import tiny_config
 from torch import Tensor
 
+from sfumato.model.adapter_files import adaptable
+from sfumato.model.adapters import Adapter, LowRank
 from sfumato.model.cache import KVPool, Slot
 from sfumato.model.families.diffusion_gemma.config import config_from_hf
+from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.segments import PaddedRows, RowPart
 
@@ -34,16 +37,24 @@ class Step:
 
     @classmethod
     def of(
-        cls, rows: int, widths: tuple[int, ...] = (32,), stored: torch.dtype = torch.bfloat16
+        cls,
+        rows: int,
+        widths: tuple[int, ...] = (32,),
+        stored: torch.dtype = torch.bfloat16,
+        adapters: Sequence[int] = (),
     ) -> Step:
-        """`rows` canvases of each of the widths, each width with a pool of its own."""
+        """`rows` canvases of each of the widths, each width with a pool of its own. adapters: the
+        numbers of those that are in use, each of which changes all that an adapter can."""
         network = fake_network(CONFIG)
+        for number in adapters:
+            network.transformer.attach(number, everything(CONFIG))
         parts, tokens = [], 0
         for width in widths:
             pool = KVPool(CONFIG, rows + 2, 700, stored, DEVICE)
             index = torch.arange(rows * width) if width % 32 else None
             lengths = torch.full((rows,), width)
-            parts.append(RowPart(pool, torch.arange(rows), width, lengths, index))
+            part = RowPart(pool, torch.arange(rows), width, lengths, index)
+            parts.append(replace(part, adapters=frozenset(adapters)))
             tokens += rows * width
         return cls(
             network,
@@ -59,11 +70,22 @@ class Step:
         self.network.head(hidden, self.temperature, self.uniform)
 
 
+def everything(config: ModelConfig) -> Adapter:
+    """Rank 2, of all matrices."""
+    return {
+        path: LowRank(torch.zeros(*at, 2, inputs), torch.zeros(*at, out, 2), 1.0)
+        for path, (*at, out, inputs) in adaptable(config).items()
+    }
+
+
 def operations(
-    rows: int, widths: tuple[int, ...] = (32,), stored: torch.dtype = torch.bfloat16
+    rows: int,
+    widths: tuple[int, ...] = (32,),
+    stored: torch.dtype = torch.bfloat16,
+    adapters: Sequence[int] = (),
 ) -> int:
     with fake_device():
-        step = Step.of(rows, widths, stored)
+        step = Step.of(rows, widths, stored, adapters)
         with Trace() as trace:
             step()
     return trace.count
@@ -75,6 +97,13 @@ def test_eight_rows_take_the_operations_of_one(note: Callable[[str], None]) -> N
     assert eight <= 1.1 * one
     # Only attention goes by widths.
     assert both - eight < (eight - len(CONFIG.layers)) / 2
+
+
+def test_rows_of_adapters_leave_everything_on_the_device() -> None:
+    """With as many operations for each adapter, whatever the number of rows."""
+    none, one, two = (operations(8, adapters=numbers) for numbers in ((), (1,), (1, 2)))
+    assert none < one and 0.9 < (two - one) / (one - none) < 1.1
+    assert operations(1, adapters=(1, 2)) >= two / 1.1
 
 
 def test_a_snapshot_stays_on_the_device() -> None:
