@@ -32,6 +32,7 @@ from sfumato.convert.merge import merge
 from sfumato.model.adapter_files import read_adapter
 from sfumato.train import evaluate
 from sfumato.train.embedded_data import Evaluation, Mixture, ask, conversation, evaluation_sets
+from sfumato.train.objective import ENCODER_WEIGHT
 from sfumato.train.trainer import fast_ops
 from sfumato.train.tune import Tuning, tune
 
@@ -206,14 +207,14 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("out", type=Path)
     parser.add_argument("--task", choices=TASKS, default="reverse")
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--every", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--every", type=int, default=100)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--at-once", type=int, default=32)
-    parser.add_argument("--old", type=float, default=0.3, help="share of old conversations")
+    parser.add_argument("--old", type=float, default=0.6, help="share of old conversations")
     parser.add_argument("--rate", type=float, default=1e-3, help="of all weights")
-    parser.add_argument("--adapter-rate", type=float, default=5e-3)
-    parser.add_argument("--targets", nargs="+", default=["attention"])
+    parser.add_argument("--adapter-rate", type=float, default=4e-3)
+    parser.add_argument("--targets", nargs="+", default=Tuning().targets)
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--count", type=int, default=100, help="tasks of each set")
     parser.add_argument("--seed", type=int, default=0)
@@ -225,6 +226,7 @@ def tuning_of(way: str, args: argparse.Namespace) -> Tuning:
     return Tuning(
         full=way == "full",
         targets=tuple(args.targets),
+        encoder_weight=ENCODER_WEIGHT,  # as the model was trained
         rank=args.rank,
         alpha=2.0 * args.rank,
         steps=args.steps,

@@ -27,6 +27,7 @@ from sfumato.train.canvas_rows import collate
 from sfumato.train.chats import Canvases, exchanges, read_chats, split
 from sfumato.train.objective import loss
 from sfumato.train.run_folder import RunFolder
+from sfumato.train.trainer import Trainer
 from sfumato.train.tune import NUMBER, Tuning, _Run, tune
 from sfumato.weights.errors import CheckpointError
 
@@ -283,3 +284,17 @@ def test_pictures_of_prompts_are_read_as_they_are_served(tmp_path):
         text = torch.ones(len(each), dtype=torch.bool)
         text[picture.start - 1 : picture.end - 1] = False
         assert learnt["encoder"].item() == pytest.approx(each[text].mean().item(), rel=1e-3)
+
+
+def test_the_encoders_loss_has_its_weight(data, tmp_path, monkeypatch):
+    seen = []
+    gradients = Trainer.gradients
+
+    def watched(self, losses, weights, *more):
+        seen.append(weights)
+        return gradients(self, losses, weights, *more)
+
+    monkeypatch.setattr(Trainer, "gradients", watched)
+    tuning = replace(SHORT, steps=1, encoder_weight=0.25)
+    tune(sfumato.load(dtype="float32"), data, tmp_path / "run", tuning, held_out=0.0)
+    assert seen and all(each == {"canvas": 1.0, "encoder": 0.25} for each in seen)

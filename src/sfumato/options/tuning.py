@@ -33,6 +33,8 @@ TUNING = (
             "reply, by whole canvases; skip: leave out the row", "refuse"),
     Setting("replies_only", Flag(), "the encoder learns the tokens of replies, and not of prompts",
             False),
+    Setting("encoder_weight", Number(0, 100), "weight of the encoder's loss, beside 1 of the "
+            "canvas", 1.0),
     Setting("epochs", Number(0, 10**6, (0,)), "how many times each row comes", 3.0),
     Setting("steps", _STEPS, "steps, in place of --epochs"),
     Setting("batch", _ROWS, "rows of a step", 8),

@@ -71,6 +71,7 @@ class Tuning:
     context: int = 1024
     long: str = "refuse"
     replies_only: bool = False
+    encoder_weight: float = 1.0
     epochs: float = 3.0
     steps: int | None = None
     batch: int = 8
@@ -290,7 +291,10 @@ class _Run:
         many = self.trainer.accumulate
         for number in itertools.count(self.trainer.done * many):
             losses = self._losses(self.rows.batch(number), (4, number))
-            yield self.trainer.gradients(losses, dict.fromkeys(losses, 1.0))
+            weights = dict.fromkeys(losses, 1.0)
+            if "encoder" in weights:
+                weights["encoder"] = self.tuning.encoder_weight
+            yield self.trainer.gradients(losses, weights)
 
     def _losses(self, rows: Sequence[Exchange], key: tuple[int, ...]) -> dict[str, Tensor]:
         """The objective of a canvas of each row; the draws follow from the key."""
