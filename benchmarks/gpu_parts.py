@@ -23,13 +23,14 @@ from benchmarks.gpu_graph import compare
 from benchmarks.gpu_kernel import TRITON, check_kernel
 from benchmarks.gpu_options import sizes_of
 from benchmarks.gpu_start import start
-from benchmarks.gpu_step import network_of, profiled, step_times
+from benchmarks.gpu_step import profiled, step_times
 from benchmarks.gpu_texts import compare_texts
 from benchmarks.gpu_timing import device_limits, launch_gap_s
 
 from sfumato.bench.environment import environment
 from sfumato.bench.step_cost import DeviceLimits
 from sfumato.bench.subject import Subject, random_subject
+from sfumato.device_trial import network_of
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device
 from sfumato.ops import triton

@@ -17,6 +17,7 @@ from benchmarks.gpu_timing import synchronize
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from sfumato.device_trial import network_of
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.noise import Noise
@@ -27,7 +28,6 @@ from sfumato.diffusion.step.denoiser import Pending
 from sfumato.diffusion.step.graphs import RUNS, StepGraphs, graph_backend
 from sfumato.model.cache import MOST, QuestionPool, Slot
 from sfumato.model.devices import fetch_together
-from sfumato.model.loading import skeleton
 from sfumato.model.network import Network
 from sfumato.model.scores import label_scores
 from sfumato.model.segments import Suffix
@@ -232,17 +232,6 @@ def _graphs_of_reads(
     graphs, kinds = StepGraphs(backend, 1), (network.cache_dtype, network.device)
     questions = QuestionPool(network.config, min(MOST, 2 * tokens + PIECE), PIECE, *kinds)
     return graphs, ReadForwards(network, graphs, questions)
-
-
-def network_of(network: Network, layers: Sequence[int]) -> Network:
-    """The network with these layers alone. Shares all weights."""
-    config = replace(network.config, layers=tuple(network.config.layers[at] for at in layers))
-    transformer, part = network.transformer, skeleton(config)
-    for name in ("embed_tokens", "norm", "self_conditioning"):
-        setattr(part, name, getattr(transformer, name))
-    part.blocks = [transformer.blocks[at] for at in layers]
-    part.layers = nn.ModuleList(part.blocks)
-    return Network(part, network.device, network.dtype, network.cache_dtype, network.head.output)
 
 
 def outside_ms(network: Network, prefix: int, steps: int, whole_ms: float) -> float | None:

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from benchmarks.gpu_step import FIRST, network_of, step_times
+from benchmarks.gpu_step import FIRST, step_times
 from torch import Tensor, nn
 
 from sfumato.bench.subject import random_config
+from sfumato.device_trial import network_of
 from sfumato.model.devices import is_out_of_memory
 from sfumato.model.loading import expected_shapes
 from sfumato.model.network import Network

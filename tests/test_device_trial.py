@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tests.support.kernels import seen_as
 
 import sfumato
-from sfumato import api, device_trial
+from sfumato import api, catalog, device_trial
+from sfumato.bench.subject import random_subject
 from sfumato.ops import registry
 from sfumato.ops.registry import ANY
+from sfumato.ops.triton import self_test
+from sfumato.ops.triton.self_test import KernelTwin
 
 CPU = torch.device("cpu")
 
@@ -22,11 +27,11 @@ def untried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_faster_form_of_this_machine_agrees_with_its_reference() -> None:
-    calls = device_trial._calls(api.EMBEDDED)
+    calls = device_trial._calls(catalog.EMBEDDED)
     assert {"attend", "attend_padded", "experts", "linear", "route"} < {
         call.operation for call in calls
     }
-    assert device_trial.try_device(CPU, api.EMBEDDED) == {}
+    assert device_trial.try_device(CPU, catalog.EMBEDDED) == {}
 
 
 def test_a_model_on_a_device_with_a_wrong_operation_writes_the_right_text(
@@ -43,9 +48,43 @@ def test_a_model_on_a_device_with_a_wrong_operation_writes_the_right_text(
         api, "try_device", lambda *of: tried.append(of) or device_trial.try_device(*of)
     )
     assert sfumato.load().generate(question, seed=1).text == right
-    assert tried == [(CPU, api.EMBEDDED)] and list(device_trial._tried["cpu"]) == ["rotate"]
+    assert tried == [(CPU, catalog.EMBEDDED)] and list(device_trial._tried["cpu"]) == ["rotate"]
     sfumato.load()  # a second model: nothing is tried again
     assert len(device_trial._tried) == 1
+
+
+def test_a_kernel_that_is_wrong_within_layers_is_off_by_name(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stand-ins for kernels: one that is wrong with the model's weights alone, one that is right;
+    and two that are wrong, of which neither alone explains it."""
+    network = random_subject("tiny", "f32", layers=6, device="cpu").network
+    wrong = {"after_layer": 1.05}
+
+    def twin(name: str) -> KernelTwin:
+        def function(*given: Any) -> Any:
+            result = registry.operations()[name].reference(*given)
+            return result * wrong[name] if name in wrong else result
+
+        return KernelTwin(name, function, lambda *_: True, lambda trial: None)
+
+    monkeypatch.setattr("sfumato.ops.triton._twin", twin)
+    for served, off in (
+        (("after_layer", "rms_norm"), {"after_layer"}),
+        (("linear", "rms_norm"), set()),
+        (("after_layer", "linear", "rms_norm"), {"after_layer", "linear", "rms_norm"}),
+    ):
+        caplog.clear()
+        if len(served) == 3:
+            wrong["linear"] = 1.02
+        monkeypatch.setattr(self_test, "_failed", {})
+        monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(served)})
+        with seen_as("cpu", "cuda"):
+            device_trial.try_network(network)
+        assert self_test.prepared(CPU) == set(served) - off
+        failures = self_test.failures(CPU)
+        assert failures.keys() == off and len(caplog.records) == len(off)
+        assert all("layers are wrong with its kernels (Assertion" in w for w in failures.values())
 
 
 def _all(*arguments: object) -> bool:

@@ -29,7 +29,7 @@ from sfumato.decisions import (
     state_of,
 )
 from sfumato.decisions.calibration import DecideOptions
-from sfumato.device_trial import try_device
+from sfumato.device_trial import try_device, try_network
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
 from sfumato.diffusion.checks import check_tensor
@@ -684,6 +684,7 @@ def _loaded(
     if chosen and dtype == torch.float16 and not fits_float16(network):
         del network
         network = load_network(checkpoint, device, torch.float32, *options)
+    try_network(network)
     return network
 
 

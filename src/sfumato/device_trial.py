@@ -1,29 +1,34 @@
-"""A trial of a device without kernels of ours: what a small reply calls is computed there too.
+"""Trials of a device before it serves: on one without kernels of ours, what a small reply calls is
+computed there too; on one with kernels, layers and a whole step of the model that was loaded.
 
 Apple's and Intel's GPUs run torch's own operations, none of which has been seen there; one that is
-wrong would make texts of noise.
+wrong would make texts of noise.  Kernels were tried one by one when they were prepared
+(`ops/triton/tries.py`); here they meet the model's weights, and each other.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
 from sfumato.diffusion.limits import Limits
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.model.families import open_checkpoint
-from sfumato.model.loading import load_network
+from sfumato.model.loading import load_network, skeleton
 from sfumato.model.network import Network
 from sfumato.model.scores import label_mass
 from sfumato.model.segments import Suffix
 from sfumato.ops.device_check import Call, check, copied
-from sfumato.ops.registry import PANELS, watched
+from sfumato.ops.registry import PANELS, reference_only, watched
+from sfumato.ops.triton import self_test
 from sfumato.tasks.alone import generate
 from sfumato.weights.formats import QuantizedTensor, of_files
 
@@ -46,6 +51,79 @@ def try_device(device: torch.device, small: Path) -> dict[str, str]:
         seconds = time.perf_counter() - start
         log.info("operations on %s: checked against a CPU in %.1f s", device, seconds)
     return _tried[device.type]
+
+
+TIMES = 4.0
+"""The error of a layer or a step with kernels, in units of torch's own in the same dtype, that
+passes: where two experts are nearly equal, either may choose the other one."""
+
+
+def try_network(network: Network) -> None:
+    """Compares the first layer of each kind, and all layers, with torch: the hidden states of a
+    canvas behind a prompt, where float32 activations are taken for exact.  Where kernels are wrong
+    together, the operation without which they are right is off from then on, or all are."""
+    device = network.device
+    if network.is_mixed or not self_test.prepared(device):
+        return
+    start, kinds = time.perf_counter(), dict[bool, int]()
+    for at, layer in enumerate(network.config.layers):
+        kinds.setdefault(layer.sliding, at)
+    try:
+        for layers in (sorted(kinds.values()), range(len(network.config.layers))):
+            _switch_off_what_is_wrong(network_of(network, layers))
+    except torch.OutOfMemoryError as error:
+        log.info("kernels were not compared with torch in a whole step: %s", str(error)[:120])
+    log.info("layers on %s: compared in %.1f s", device, time.perf_counter() - start)
+
+
+def _switch_off_what_is_wrong(network: Network) -> None:
+    """Compares the network with torch, without one operation after another where it is wrong."""
+    with reference_only():
+        torchs = _hidden(network)
+        wide = Network(network.transformer, network.device, torch.float32, torch.float32)
+        exact = _hidden(wide)
+
+    def error() -> AssertionError | None:
+        try:
+            self_test.assert_near(_hidden(network), torchs, exact, TIMES)
+        except AssertionError as wrong:
+            return wrong
+        return None
+
+    served = self_test.prepared(network.device) or frozenset()
+    if (seen := error()) is None:
+        return
+    for name in sorted(served):
+        self_test.serve_only(network.device, served - {name})
+        if error() is None:
+            break
+    else:
+        name = ""
+    self_test.serve_only(network.device, served)
+    what = f"{len(network.config.layers)} layers are wrong with its kernels"
+    for each in (name,) if name else sorted(served):
+        self_test.switch_off(each, network.device, seen, what)
+
+
+@torch.no_grad()
+def _hidden(network: Network) -> Tensor:
+    """The hidden states of a canvas, all tokens of which differ, behind a prompt."""
+    vocabulary, device = network.config.vocab_size, network.device
+    slot = network.new_slot(_PROMPT + network.config.canvas_length)
+    network.encode([torch.arange(_PROMPT) * 7 % vocabulary], [slot])
+    canvas = torch.arange(network.config.canvas_length, device=device) * 11 % vocabulary
+    return network.denoise([canvas], [slot])
+
+
+def network_of(network: Network, layers: Sequence[int]) -> Network:
+    """The network with these layers alone. Shares all weights."""
+    config = replace(network.config, layers=tuple(network.config.layers[at] for at in layers))
+    transformer, part = network.transformer, skeleton(config)
+    for name in ("embed_tokens", "norm", "self_conditioning", "lm_head"):
+        setattr(part, name, getattr(transformer, name))
+    part.blocks = [transformer.blocks[at] for at in layers]
+    part.layers = nn.ModuleList(part.blocks)
+    return Network(part, network.device, network.dtype, network.cache_dtype, network.head.output)
 
 
 def _calls(small: Path) -> list[Call]:

@@ -165,12 +165,15 @@ def serve_only(device: torch.device, operations: frozenset[str]) -> None:
     _passed[_indexed(device)] = operations
 
 
-def switch_off(operation: str, device: torch.device, error: Exception) -> None:
-    """Torch serves an operation on a device from now on, since its kernels do not run there."""
+def switch_off(
+    operation: str, device: torch.device, error: Exception, what: str = "a kernel did not run"
+) -> None:
+    """Torch serves an operation on a device from now on, since its kernels do not run there, or
+    what the error says was seen of them."""
     device = _indexed(device)
     if serves(operation, device):
         _passed[device] -= {operation}
-        _failed.setdefault(device, {})[operation] = f"a kernel did not run ({_line(error)})"
+        _failed.setdefault(device, {})[operation] = f"{what} ({_line(error)})"
         _keep(device)  # the next start tests it again
         why = _line(error) + LOSS
         log.warning("%s: torch serves it on %s from now on (%s)", operation, device, why)
@@ -276,10 +279,10 @@ WRONG_INTEGERS = 0.02
 order may differ."""
 
 
-def assert_near(out: Tensor, torchs: Tensor, exact: Tensor) -> None:
-    """Raises AssertionError unless a result is finite and its error against an exact one, in
-    float64, is at most MOST of torch's, and a quarter of a last place; of integers, which differ
-    in a few places at most.
+def assert_near(out: Tensor, torchs: Tensor, exact: Tensor, most: float = MOST) -> None:
+    """Raises AssertionError unless a result is finite and its error against an exact one is at most
+    `most` times torch's, and a quarter of a last place; of integers, which differ in a few places
+    at most.
 
     The norm of a whole tensor shows a wrong tile, and does not trip over single roundings.
     """
@@ -288,7 +291,7 @@ def assert_near(out: Tensor, torchs: Tensor, exact: Tensor) -> None:
         assert share <= WRONG_INTEGERS, f"other integers: {share:.1%}"
         return
     assert out.isfinite().all(), "the result is not finite"
-    error, allowed = relative_error(out, exact), MOST * relative_error(torchs, exact)
+    error, allowed = relative_error(out, exact), most * relative_error(torchs, exact)
     allowed += max(torch.finfo(out.dtype).eps / 4, 4 * torch.finfo(torch.float32).eps)
     assert error <= allowed, f"the relative error is {error:.2e}, and {allowed:.0e} is allowed"
 
@@ -315,8 +318,8 @@ def compare(
     exact = reference(*wide, *(_exact(weight, arguments[0].dtype) for weight in weights))
     torchs = reference(*arguments, *(_plain(weight, arguments[0].dtype) for weight in weights))
     out = function(*arguments, *weights)
-    for results in zip(*map(tensors_of, (out, torchs, exact)), strict=True):
-        assert_near(*map(part, results))
+    for own, near, right in zip(*map(tensors_of, (out, torchs, exact)), strict=True):
+        assert_near(part(own), part(near), part(right))
 
 
 def _exact(weight: Tensor | Stored, dtype: torch.dtype) -> Tensor | Stored:
