@@ -108,11 +108,10 @@ def _switch_off_what_is_wrong(network: Network) -> None:
 @torch.no_grad()
 def _hidden(network: Network) -> Tensor:
     """The hidden states of a canvas, all tokens of which differ, behind a prompt."""
-    vocabulary, device = network.config.vocab_size, network.device
-    slot = network.new_slot(_PROMPT + network.config.canvas_length)
+    vocabulary, length = network.config.vocab_size, network.config.canvas_length
+    slot = network.new_slot(_PROMPT + length)
     network.encode([torch.arange(_PROMPT) * 7 % vocabulary], [slot])
-    canvas = torch.arange(network.config.canvas_length, device=device) * 11 % vocabulary
-    return network.denoise([canvas], [slot])
+    return network.denoise([torch.arange(length) * 11 % vocabulary], [slot])
 
 
 def network_of(network: Network, layers: Sequence[int]) -> Network:

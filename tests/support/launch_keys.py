@@ -36,7 +36,7 @@ from sfumato.model.loading import _kept_dtype
 from sfumato.model.network import Network
 from sfumato.model.scores import vocabulary_mass
 from sfumato.model.transformer import Transformer
-from sfumato.ops.triton import ahead_of_time, fill_cache, self_test, twins
+from sfumato.ops.triton import ahead_of_time, self_test, twins
 from sfumato.ops.triton import kernel as kernels
 from sfumato.ops.triton.kernel import Kernel, all_kernels
 from sfumato.ops.triton.linear import KERNELS
@@ -175,17 +175,7 @@ def scaled(dtype: torch.dtype, *shape: int) -> ScaledTensor:
     return ScaledTensor(torch.empty(shape, dtype=dtype), torch.empty(shape[:-1]))
 
 
-def compiled() -> tuple[int, list[str], int]:
-    """How many kernels a cache lacks that is empty, why they failed to compile, and how many it
-    lacks then."""
-    work = [(job, TARGETS[NAME].number) for job in ahead_of_time.jobs([NAME], ["rms_norm"])]
-    lacking = [each for each in work if not fill_cache.in_cache(each)]
-    failures = [each.failure for each in fill_cache.compile_all(lacking, 60) if each.failure]
-    return len(lacking), failures, sum(not fill_cache.in_cache(each) for each in work)
-
-
 def main() -> None:
-    filled = compiled()
     driver.set_active(Driver())
     known, launched = ahead(), set[Key]()
     network = two_layers()
@@ -204,7 +194,6 @@ def main() -> None:
     names = {name for name, *_ in launched}
     missing = sorted({name for name, *rest in launched if (name, *rest) not in known})
     findings = {"launched": len(launched), "names": sorted(names), "missing": missing}
-    findings["compiled"] = filled
     print(json.dumps(findings))
 
 

@@ -63,7 +63,7 @@ def test_a_new_child_goes_on_after_what_ends_one() -> None:
 
 def test_what_a_process_wrote_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it fails, or takes too long and hears no request to end."""
-    monkeypatch.setattr(fill_cache, "lacking", lambda *given: [])
+    monkeypatch.setattr(fill_cache, "serving", lambda *given: [])
     real, code = subprocess.Popen, ""
     written = 'import sys; sys.stdin.read(); print(\'["a", ""]\\n["b", "wrong"]\', flush=True); '
 
@@ -140,31 +140,16 @@ def test_a_start_tries_what_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert triton.prepare(GPU, sizes, formats) == served and len(starts) == 1
 
 
-@pytest.fixture
-def on_gpu(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A device of sm_90 that is not there, whose kernels are not interpreted."""
-    caplog.set_level("INFO")
-    monkeypatch.setattr(fill_cache, "interpreting", lambda: False)
+def test_what_is_compiled_before_the_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All kernels of a device of sm_90 that is not there, in all shapes, with the tiles that serve;
+    those of formats that the model has."""
     monkeypatch.setattr(fill_cache, "architecture", lambda device: "sm_90")
     monkeypatch.setattr(fill_cache, "own_architecture", lambda device: 90)
     first = lambda name, device, use: fill_cache.candidates(name, "sm_90")[use][0]  # noqa: E731
     monkeypatch.setattr(fill_cache, "tile_for", first)
-
-
-def test_what_the_cache_lacks(
-    on_gpu: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(fill_cache, "in_cache", lambda item: item[0].kernel != "linear")
-    work = fill_cache.lacking(GPU, HIDDEN)
-    assert len(work) == 16 and {job.kernel for job, _ in work} == {"linear"}
+    work = fill_cache.serving(GPU, HIDDEN, ("Q8_0",))
     assert all(number == 90 and not job.candidate for job, number in work)
-    assert not fill_cache.lacking(GPU, 64), "a model whose sizes the kernels do not know"
-
-    def fails(item: fill_cache.Item) -> bool:
-        raise ImportError("no such function of Triton")
-
-    monkeypatch.setattr(fill_cache, "in_cache", fails)
-    assert not fill_cache.lacking(GPU, HIDDEN)
-    assert [each.message for each in caplog.records] == [
-        "kernels are compiled where they first run (ImportError: no such function of Triton)"
-    ]
+    kernels = {job.kernel for job, _ in work}
+    assert {"linear", "linear_planes", "router_scores"} <= kernels and "linear_fp8" not in kernels
+    assert sum(job.kernel == "linear" for job, _ in work) == 16  # eight matrices, few and many
+    assert not fill_cache.serving(GPU, 64), "a model whose sizes the kernels do not know"

@@ -1,12 +1,11 @@
-"""Compiles into Triton's cache the kernels of the 26B-A4B that the cache lacks, on all cores.
+"""Compiles into Triton's cache the kernels of the 26B-A4B that serve on a device, on all cores.
 
-A launch then finds them, and compiles none. What fails here is compiled where it first runs.
+A launch then finds them, and compiles none; so does a second call, in milliseconds a kernel. What
+fails here is compiled where it first runs.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -24,7 +23,7 @@ from sfumato.ops.triton.ahead_of_time import (
     run_bounded,
     source_of,
 )
-from sfumato.ops.triton.kernel import all_kernels, interpreting
+from sfumato.ops.triton.kernel import all_kernels
 from sfumato.ops.triton.planes import LAYOUTS
 from sfumato.ops.triton.tiles import (
     TARGETS,
@@ -34,8 +33,6 @@ from sfumato.ops.triton.tiles import (
     own_architecture,
     tile_for,
 )
-
-log = logging.getLogger(__name__)
 
 Item = tuple[Job, int | str]
 """A compilation, and the device's own architecture, as Triton names it."""
@@ -47,29 +44,16 @@ SECONDS = 60.0
 _MEMORY = 2 << 30  # bytes of the machine's memory for each child, several times what one takes
 
 
-def lacking(device: torch.device, hidden: int, formats: Collection[str] = ()) -> list[Item]:
-    """What a device's launches would not find in Triton's cache.
+def serving(device: torch.device, hidden: int, formats: Collection[str] = ()) -> list[Item]:
+    """The compilations of all kernels in all shapes, with the tiles that serve on a device; of
+    those that read planes or codes, for these formats.
 
     hidden: size of a hidden state of the model; where it is another than that of which the kernels
-    know the sizes, there is nothing.  formats: of the model's quantized weights.  Raises nothing: a
-    failure is one log line.
+    know the sizes, there is nothing.
     """
-    if device.type != "cuda" or interpreting() or architecture(device) is None:
-        return []
-    try:
-        if all_kernels()["listed_scores"].sizes["HIDDEN"] == hidden:
-            return [item for item in serving(device, formats) if not in_cache(item)]
-    except Exception as error:  # Triton's own functions
-        why = f"{type(error).__name__}: {error}"
-        log.warning("kernels are compiled where they first run (%s)", why)
-    return []
-
-
-def serving(device: torch.device, formats: Collection[str] = ()) -> list[Item]:
-    """The compilations of all kernels in all shapes, with the tiles that serve on a device; of
-    those that read planes or codes, for these formats."""
     target, number = architecture(device), own_architecture(device)
-    assert target is not None
+    if target is None or all_kernels()["listed_scores"].sizes["HIDDEN"] != hidden:
+        return []
     known = sorted(LAYOUTS.keys() & set(formats))
     work = jobs([target], every=True, formats=known)
     return [(job, number) for job in work if _wanted(job, device, formats)]
@@ -85,22 +69,6 @@ def _wanted(job: Job, device: torch.device, formats: Collection[str]) -> bool:
     if kernel.format:
         return kernel.format in formats
     return not kernel.columns or job.variant.partition(": ")[0] in formats
-
-
-def in_cache(item: Item) -> bool:
-    """Whether a launch would find this in Triton's cache; takes milliseconds."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import compiler, make_backend
-    from triton.runtime.cache import get_cache_manager
-
-    source, options, target = _parts(item)
-    backend = make_backend(GPUTarget(target.backend, target.number, target.warp))
-    variables = compiler.get_cache_invalidating_env_vars()
-    parsed = backend.parse_options(dict(options))
-    key = compiler.get_cache_key(source, backend, parsed, env_vars=variables)
-    manager = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
-    name = f"{source.name[:150]}.json"
-    return name in (manager.get_group(name) or {})
 
 
 def usable_cores() -> int:
