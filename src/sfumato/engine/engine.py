@@ -277,10 +277,11 @@ class Engine:
         self._pool = make_pool(model.network, self.config, self._guard)
         self._longest, self._snapshot_points = self._pool.longest, snapshot_points_of(model)
         self._statistics, self._inbox = Statistics(clock), Inbox()
-        most_read = READ_TOKENS if model.network.device.type == "cpu" else None
+        own_chunk, on_cpu = self.config.prefill_chunk, model.network.device.type == "cpu"
+        most_read = READ_TOKENS if on_cpu or own_chunk is None else own_chunk
         chunk = self.config.chunk_on(model.network.device)
         self._scheduler = Scheduler(self._pool, chunk, clock, most_read)
-        self._runner = Runner(model.network, self.config.slots, chunk, clock)
+        self._runner = Runner(model.network, self.config.slots, most_read, clock)
         self._circuit = Circuit(lambda: probe(model), clock)
         self._outputs = OutputProcessor(
             self._scheduler, self._statistics, self._circuit, on_finish, clock

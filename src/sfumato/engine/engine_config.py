@@ -13,7 +13,7 @@ from sfumato.refused import Refused
 
 READ_TOKENS = 512
 """Tokens of the reads of a step on a CPU, where a step takes as long as its tokens; on another
-device they are as many as a chunk of a prefill has."""
+device they are as many as `EngineConfig.prefill_chunk` says, where it does."""
 
 KEPT_PICTURES = 16
 """Pictures of the largest size whose soft tokens an engine keeps, for turns that show them again

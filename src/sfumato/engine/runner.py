@@ -184,8 +184,8 @@ class Runner:
     """Encodes, denoises, draws and scores batches of rows."""
 
     def __init__(self, network: Network, rows: int, chunk: int, clock: Callable[[], float]) -> None:
-        """rows: that a step has at most, larger slots left aside; chunk: tokens of a prompt that a
-        step encodes at most."""
+        """rows: that a step has at most, larger slots left aside; chunk: tokens of the reads of a
+        step at most."""
         self._network, self._clock = network, clock
         self._backend = backend = None if network.is_mixed else graph_backend(network.device)
         if network.is_mixed:

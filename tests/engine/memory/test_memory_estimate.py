@@ -213,7 +213,9 @@ def test_parts_follow_the_layout() -> None:
     on_cuda = predict(cuda, replace(LAYOUT, prefill_chunk=2048)).reads
     assert on_cuda == (2 + 8) * piece + kept_for_reads(cuda, (2 + 8) * 256)
     by_itself = predict(replace(cuda, placement=None), LAYOUT)
-    assert by_itself.reads == on_cuda, "a GPU's chunks have 2,048 tokens"
+    small_chunks = predict(cuda, replace(LAYOUT, prefill_chunk=512))
+    assert by_itself.reads == small_chunks.reads < on_cuda, "reads share 512 tokens"
+    assert by_itself.prefill > small_chunks.prefill, "a GPU's chunks have 2,048 tokens"
     most = predict(cuda, replace(LAYOUT, prefill_chunk=1 << 20)).reads
     assert most == (2 + 4096) * piece + kept_for_reads(cuda, 4096)
     assert 0 < base.snapshots < LAYOUT.snapshot_bytes  # as many as a few slots are worth

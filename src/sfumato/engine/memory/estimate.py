@@ -301,9 +301,10 @@ def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) ->
     # A picture goes into one chunk, however large.
     encoded = chunk if footprint.vision is None else max(chunk, BUDGETS[-1])
     chunk_seen = _seen_of_chunk(footprint, encoded, context)
-    read, questions = _reads(footprint, rows, chunk, pools)
+    together = config.prefill_chunk or READ_TOKENS
+    read, questions = _reads(footprint, rows, together, pools)
     # Each decision has a piece of a question that goes on in the next step.
-    tokens = min(READ_TOKENS, chunk) if footprint.device.type == "cpu" else chunk
+    tokens = min(READ_TOKENS, chunk) if footprint.device.type == "cpu" else together
     pieces = rows + -(-tokens // PIECE)
     return Prediction(
         weights=footprint.weights,
