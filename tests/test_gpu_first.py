@@ -38,7 +38,7 @@ from sfumato.bench.subject import random_config, random_subject
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.ops import reference
 from sfumato.ops.triton import fill_cache, self_test, tiles
-from sfumato.ops.triton.kernel import Kernel
+from sfumato.ops.triton.kernel import EXACT, Kernel
 from sfumato.ops.triton.self_test import KernelTwin
 from sfumato.ops.triton.tiles import Target, Tile
 
@@ -61,9 +61,12 @@ def test_kernels_are_compiled_for_the_device_that_is_there(monkeypatch: pytest.M
     monkeypatch.setattr(fill_cache, "source_of", lambda kernel, tile, target: (kernel, {}))
     monkeypatch.setattr(fill_cache, "compile_source", compiled)
     findings = gpu_compile.compile_all("sm_89", 86, ("rms_norm", "linear"))
-    assert findings["compiled"] == 2 + 2 * 8  # norms; eight matrices, for few and many tokens
+    # Norms with weights of either kind; eight matrices, for few and many tokens.
+    assert findings["compiled"] == 2 * 2 + 2 * 8
     assert findings["failures"] == {
-        f"rms_norm {shape} 0": "RuntimeError: no such norm" for shape in ("plain", "plain heads")
+        f"rms_norm {shape}{kind} 0": "RuntimeError: no such norm"
+        for shape in ("plain", "plain heads")
+        for kind in ("", EXACT)
     }
 
 
