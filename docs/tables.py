@@ -1,8 +1,8 @@
 """What the docs take from the code's tables: docs/options.md and docs/exclusions.md (`make options`
 writes them), the formats in docs/conversion.md, the names of models in docs/serving.md, and the
-models in docs/performance.md (to be pasted).
+models in docs/performance.md, and the choices in docs/tuning.md (to be pasted).
 
-    python docs/tables.py options|exclusions|formats|models|catalogue
+    python docs/tables.py options|exclusions|formats|models|catalogue|tuning
 
 Tests hold that the files are up to date.
 """
@@ -17,6 +17,7 @@ from sfumato.cli.arguments import COMMANDS
 from sfumato.options import SETTINGS, Setting
 from sfumato.options.exclusions import EXCLUSIONS, Exclusion
 from sfumato.options.table import OPTIONS, Option, options_of
+from sfumato.options.tuning import TUNING
 from sfumato.values import Flag
 from sfumato.weights.formats import BLOCKS, FLOAT, FORMATS, SCALED, Format
 
@@ -193,6 +194,23 @@ def _setting(setting: Setting) -> str:
     )
 
 
+def tuning() -> str:
+    """The table of docs/tuning.md."""
+    rows = [
+        _cells(
+            f"`{each.name}`",
+            f"`--{each.name.replace('_', '-')}`",
+            each.kind.describe(),
+            "" if each.default is None else f"`{each.kind.show(each.default)}`",
+            each.help,
+        )
+        for each in TUNING
+    ]
+    return "\n".join(
+        ["| Python | Option | Values | Default | |", "|---|---|---|---|---|", *rows, ""]
+    )
+
+
 def _cells(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
@@ -264,6 +282,7 @@ PAGES = {
     "formats": formats,
     "models": models,
     "catalogue": catalogue,
+    "tuning": tuning,
 }
 
 if __name__ == "__main__":

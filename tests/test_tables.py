@@ -19,6 +19,11 @@ def test_the_page_of_exclusions_is_up_to_date() -> None:
     assert written == tables.exclusions(), "make options writes it"
 
 
+def test_the_choices_of_tuning_are_up_to_date() -> None:
+    page = PAGE.with_name("tuning.md").read_text(encoding="utf-8")
+    assert tables.tuning() in page, "paste what `python docs/tables.py tuning` prints"
+
+
 def test_its_example_is_a_file_of_options(tmp_path: Path) -> None:
     example = tables.options().split("```toml\n")[1].split("```")[0]
     (tmp_path / "sfumato.toml").write_text(example, encoding="utf-8")
