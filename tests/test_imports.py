@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convert": {"api", "diffusion", "text"} | _NETWORK,
     "engine": _ENGINE - {"engine"},
     "": _ENGINE,
-    "train": {"", "convert", "embedded_questions"} | _ENGINE,
+    "train": {"", "values", "convert", "embedded_questions"} | _ENGINE,
     # embedded_questions: a reply of the embedded model says where it is not one that it learned.
     "server": {"", "values", "embedded_questions"} | _ENGINE,
     "bench": {""} | _ENGINE,

@@ -60,6 +60,9 @@ def test_the_verdict_comes_first(machine: Any, cli: Any) -> None:
     fits = [line.split()[3] for line in lines[: len(catalog.PUBLISHED)]]
     assert fits == ["yes", "yes", "yes", "yes", "not", "not"]
     assert f"  {catalog.PUBLISHED[0].command}" in lines
+    tuned = next(line for line in lines if line.startswith("To tune Q4_K_M by an adapter"))
+    assert "1,024 tokens) takes about " in " ".join(lines)
+    assert tuned
     assert "busy" not in done.out
     assert "features" not in done.out
 

@@ -19,6 +19,7 @@ from PIL import Image
 from tests.support.seeing_model import seeing_model
 
 import sfumato
+from sfumato.engine.memory.device_memory import Budget
 from sfumato.model.adapter_files import read_adapter
 from sfumato.model.vision.mask import SoftTokens
 from sfumato.options.tuning import TUNING
@@ -28,7 +29,7 @@ from sfumato.train.chats import Canvases, exchanges, read_chats, split
 from sfumato.train.objective import loss
 from sfumato.train.run_folder import RunFolder
 from sfumato.train.trainer import Trainer
-from sfumato.train.tune import NUMBER, Tuning, _Run, tune
+from sfumato.train.tune import Tuning, _Run, tune
 from sfumato.weights.errors import CheckpointError
 
 
@@ -53,9 +54,9 @@ SHORT = Tuning(
 )
 
 
-def learnt(model: sfumato.Model) -> list[torch.Tensor]:
-    changes = model.network.transformer.get_submodule("layers.2.self_attn.q_proj").changes
-    return [changes[NUMBER].down, changes[NUMBER].up]
+def learnt(model: sfumato.Model, out: Path) -> list[torch.Tensor]:
+    written = read_adapter(out / "adapter", model.family, model.config).changes
+    return [half for change in written.values() for half in (change.down, change.up)]
 
 
 def losses(out: Path) -> list[tuple[int, dict[str, float]]]:
@@ -66,7 +67,8 @@ def losses(out: Path) -> list[tuple[int, dict[str, float]]]:
 def test_a_killed_run_goes_on_with_the_numbers_of_one_that_was_not(data, tmp_path):
     model = sfumato.load(dtype="float32")
     tuned = tune(model, data, tmp_path / "whole", SHORT)
-    uninterrupted = [each.detach().clone() for each in learnt(model)]
+    uninterrupted = learnt(model, tmp_path / "whole")
+    assert not model.network.transformer.get_submodule("layers.2.self_attn.q_proj").changes
     assert tuned.steps == 4 and tuned.ended == "steps" and tuned.held_out is not None
     killed = tmp_path / "killed"
     count = 0
@@ -91,7 +93,7 @@ def test_a_killed_run_goes_on_with_the_numbers_of_one_that_was_not(data, tmp_pat
         tune(model, data, killed, replace(SHORT, rate=2e-2), resume=True)
     tune(model, data, killed, SHORT, resume=True)
     assert losses(killed) == losses(tmp_path / "whole")
-    for ours, theirs in zip(learnt(model), uninterrupted, strict=True):
+    for ours, theirs in zip(learnt(model, killed), uninterrupted, strict=True):
         assert torch.equal(ours, theirs)
     written = read_adapter(killed / "adapter", model.family, model.config)
     assert (written.rank, written.alpha) == (2, 32.0)
@@ -237,10 +239,20 @@ def test_a_run_ends_without_progress_or_when_asked_and_writes_the_best(
     assert ended.ended == "patience" and ended.steps == len(values) < 4
     assert ended.held_out == min(values) < values[-1]
     (first, *_) = (tmp_path / "a" / "samples.jsonl").read_text().splitlines()
-    assert json.loads(first)["row"] == "chats.jsonl, line 1" and "was said" in lines[1]
+    assert json.loads(first)["row"] == "chats.jsonl, line 1" and "was said" in lines[2]
     ended = tune(embedded, data, tmp_path / "b", SHORT, held_out=0.0, stopped=lambda: True)
     assert (ended.ended, ended.steps, ended.held_out) == ("stopped", 1, None)
     assert (tmp_path / "b" / "adapter" / "adapter_config.json").is_file()
+
+
+def test_a_step_that_does_not_fit_is_refused_before_it_is_taken(data, tmp_path, monkeypatch):
+    free = Budget(100_000, "a test")
+    monkeypatch.setattr("sfumato.train.tune.budget", lambda device: free)
+    model = sfumato.load(dtype="float32")
+    with pytest.raises(Refused, match=r"context: a step .* 100 kB are free .*--recompute"):
+        tune(model, data, tmp_path / "a", SHORT)
+    with pytest.raises(Refused, match=r"lower --context, --at-once or --rank$"):
+        tune(model, data, tmp_path / "b", replace(SHORT, recompute=True))
 
 
 def test_all_weights_and_other_canvases_are_tuned_by_the_same_run(data, tmp_path):

@@ -49,6 +49,8 @@ from sfumato.ops.gpu import device_memory
 from sfumato.ops.paths import paths
 from sfumato.ops.registry import has_twins
 from sfumato.ops.triton.planes import LAYOUTS
+from sfumato.train.memory import adapter_size, step_memory
+from sfumato.train.tune import Tuning
 from sfumato.weights.formats import FORMATS, QuantizedTensor
 
 EXPERT = (1408, 2816)  # one expert's larger matrix: what is dequantized, or multiplied, in one go
@@ -152,6 +154,7 @@ def facts(tests: bool = False) -> dict[str, Any]:
         "formats": formats,
         "best": taken and taken["format"],
         "small": small(free_memory, usable),
+        "tuning": tuning(free_memory, usable),
         "least_s": least_seconds(measured.speed, catalog.PUBLISHED[0].nbytes),
     }
 
@@ -209,6 +212,18 @@ def small(free_memory: Budget | None, usable: int | None) -> dict[str, Any] | No
     return {"name": entry.name, "quantize": chosen[0], "memory": chosen[1]}
 
 
+def tuning(free_memory: Budget | None, usable: int | None) -> dict[str, Any]:
+    """The memory of tuning the smallest published format by an adapter, as `sfumato tune
+    --recompute` does without other options, and whether it fits."""
+    entry, how = catalog.PUBLISHED[0], Tuning(recompute=True)
+    config = config_of(random_checkpoint("26b-a4b"))
+    learned = adapter_size(config, how.targets, how.rank)
+    sizes = round(entry.nbytes), learned, how.context, how.at_once
+    memory = step_memory(config, *sizes, torch.bfloat16, how.recompute).total
+    fitting = fits(memory, free_memory, usable)
+    return {"format": entry.format, "tokens": how.context, "memory": memory, "fits": fitting}
+
+
 def verdict(findings: dict[str, Any]) -> list[str]:
     """Which small model fits, and whether the large one does and how fast it is, in two to four
     sentences."""
@@ -247,9 +262,18 @@ def large_verdict(findings: dict[str, Any]) -> list[str]:
     return lines
 
 
+_FITS = {"yes": "fits", "not now": "does not fit now", "no": "does not fit", "unknown": "may fit"}
+
+
 def notes(findings: dict[str, Any]) -> list[str]:
-    """Where the figures come from, and the next command."""
-    lines, busy = [""], findings["busy"]
+    """What tuning takes, where the figures come from, and the next command."""
+    tuned, busy = findings["tuning"], findings["busy"]
+    lines = [
+        "",
+        f"To tune {tuned['format']} by an adapter (sfumato tune --recompute, rows of "
+        f"{tuned['tokens']:,} tokens) takes about {size(tuned['memory'])}: it "
+        f"{_FITS[tuned['fits']]}.",
+    ]
     for unused in (each for each in findings["devices"] if each["problem"]):
         lines.append(f"{unused['name']} is not used: {unused['problem']}.")
     if busy["is"]:

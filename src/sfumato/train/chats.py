@@ -20,6 +20,7 @@ import numpy as np
 
 from sfumato.api import Model
 from sfumato.media.part import of_url
+from sfumato.media.patches import Patches
 from sfumato.refused import Refused
 from sfumato.tasks.works import PlacedPicture
 from sfumato.text.jsonscan import JsonTooLarge, extent
@@ -147,7 +148,7 @@ def _exchanges(chat: Chat, model: Model) -> Iterator[Exchange]:
     """An exchange for each of the assistant's messages."""
     if not any(message.get("role") == "assistant" for message in chat.messages):
         raise Refused("messages", "has no message of an assistant, from which to learn")
-    known: dict[str, Any] = {}
+    known: dict[str, Patches] = {}
     for at, message in enumerate(chat.messages):
         if message.get("role") != "assistant":
             continue
@@ -171,12 +172,20 @@ def _exchanges(chat: Chat, model: Model) -> Iterator[Exchange]:
         placed: tuple[PlacedPicture, ...] = ()
         if parts:
             assert model.text.pictures is not None
-            read = [known.setdefault(where, model.patches(part, where)) for where, part in parts]
+            read = [_patches(part, model, known) for _, part in parts]
             made = model.text.pictures.placed(ids, read)
             ids, placed = made.ids, made.pictures
         # What a reply without a thought begins with, where the prompt does not end with it.
         reply = [*model.fills.empty_thought, *reply]
         yield Exchange(chat.where, chat.messages[:at], chat.tools, ids, reply, placed)
+
+
+def _patches(part: Mapping[str, Any], model: Model, known: dict[str, Patches]) -> Patches:
+    """The patches of a picture, read once for all rows of its conversation."""
+    field = part["field"]
+    if field not in known:
+        known[field] = model.patches(part, field)
+    return known[field]
 
 
 def read_chats(path: Path) -> list[Chat]:

@@ -26,6 +26,7 @@ from sfumato.convert import write_tokenizer
 from sfumato.convert.files import config_files, save_folder
 from sfumato.convert.tower import hf_tower_tensors
 from sfumato.diffusion.canvas import Canvas
+from sfumato.engine.memory.device_memory import budget
 from sfumato.model.adapter_files import AdapterFile, write_peft
 from sfumato.model.adapters import NONE, Adapted, Adapter, LowRank
 from sfumato.model.families import open_checkpoint
@@ -39,15 +40,17 @@ from sfumato.tasks.reply import ReplyTask
 from sfumato.tasks.works import Prompt
 from sfumato.train.canvas_rows import collate
 from sfumato.train.chats import Canvases, Exchange, exchanges, read_chats, split
-from sfumato.train.memory import targeted
+from sfumato.train.memory import step_memory, targeted
 from sfumato.train.objective import Pictures, loss, mask_loss
 from sfumato.train.run_folder import ADAPTER, CURVES, MODEL, SAMPLES, RunFolder
 from sfumato.train.trainer import Gradients, Trainer, Watch, fallen, warm_up
+from sfumato.values import size
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.files.tensorfile import TensorStream
 
-NUMBER = 1
-"""The number under which the adapter is attached while it is tuned."""
+NUMBER = 1 << 30
+"""The number under which the adapter is attached while it is tuned; those of `Model.adapters` count
+from 1."""
 MOST_HELD_OUT = 256
 """Held-out rows that an evaluation reads."""
 MOST_ANSWER = 512  # tokens of an answer to a held-out prompt
@@ -128,8 +131,9 @@ def tune(
 ) -> Tuned:
     """Tunes a model on the conversations of a file of JSON Lines, or of a folder of `datasets`.
 
-    model: of `sfumato.load`, with float or quantized weights, on one device; it has the adapter, or
-    the weights, afterwards. out: a folder, which gets `adapter/` (PEFT's files) or, of a full
+    model: of `sfumato.load`, with float or quantized weights, on one device. Afterwards it is as it
+    was, or has the weights of the last step of a full tuning; `model.adapters` loads what was
+    written. out: a folder, which gets `adapter/` (PEFT's files) or, of a full
     tuning, `model/` (a checkpoint), and beside it checkpoints, `curves.jsonl`, `curves.svg`,
     `samples.jsonl` and `tuning.json`. held_out: a share of the conversations, 0 for none, or a file
     of others. resume: goes on with the run that is in `out`; force: replaces it. stopped: called
@@ -141,9 +145,14 @@ def tune(
     CheckpointError for a damaged state; ValueError or OSError where the disk is full: the last
     checkpoint is whole then.
     """
-    return _Run(model, Path(data), Path(out), tuning, held_out, progress, report, stopped).run(
-        resume, force
-    )
+    run = _Run(model, Path(data), Path(out), tuning, held_out, progress, report, stopped)
+    transformer = model.network.transformer
+    try:
+        return run.run(resume, force)
+    finally:
+        transformer.detach(NUMBER)
+        transformer.requires_grad_(False)
+        transformer.repeats_layers = False
 
 
 def new_adapter(
@@ -271,6 +280,7 @@ class _Run:
             self.trainer.load_state_dict(state)
             self.best, self.waited = state["best"], state["waited"]
             self.tokens, self.seconds, self.saved = state["tokens"], state["seconds"], state["done"]
+        self._check_memory()
         self.began = time.perf_counter()
         if self.trainer.done < self.steps and not self._is_over():
             self.trainer.run(self.steps, self._rate, self._work, self._after)
@@ -280,6 +290,23 @@ class _Run:
         return Tuned(
             self.folder.path / name, self.trainer.done, self.last, self.best["loss"], self.ended
         )
+
+    def _check_memory(self) -> None:
+        """Raises Refused where a step takes more than is free beside the loaded model."""
+        tuning, network = self.tuning, self.network
+        longest = max(len(row.prompt) + len(row.reply) for row in self.rows.rows)
+        learned = sum(each.numel() for each in self.trainer.learned)
+        how = longest, tuning.at_once, network.dtype, tuning.recompute
+        needed = step_memory(network.config, 0, learned, *how).total
+        free = budget(network.device)
+        what = f"a step with rows of up to {longest:,} tokens takes about {size(needed)} of memory"
+        self.report(f"{what} beside the model")
+        if free is not None and needed > free.nbytes:
+            less = "lower --context, --at-once or --rank"
+            advice = less if tuning.recompute else f"{less}, or set --recompute"
+            raise Refused(
+                "context", f"{what}, and {size(free.nbytes)} are free ({free.source})", advice
+            )
 
     def _rate(self, step: int) -> float:
         tuning = self.tuning
@@ -339,7 +366,7 @@ class _Run:
         self.last = losses["canvas"]
         if not all(map(math.isfinite, losses.values())):
             raise Refused(
-                "rate", f"the loss of step {done} is no number", "lower --rate, and --resume"
+                "rate", f"the loss of step {done} is no number", "begin again with a lower one"
             )
         spent = self.seconds + time.perf_counter() - self.began
         line = {"step": done, "rate": self._rate(done - 1), "tokens": self.tokens, "seconds": spent}
