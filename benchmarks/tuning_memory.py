@@ -91,8 +91,9 @@ class Run:
         count = LiveBytes(*held) if self.args.count else nullcontext()
         began, spent = time.perf_counter(), time.process_time()
         with count as live, watched_memory() as most:
+            random, adapted = torch.Generator().manual_seed(0), (Adapted(NUMBER),)
             losses = objective.loss(
-                self.network, batch, adapted=(Adapted(NUMBER),), dtype=torch.float32
+                self.network, batch, random, adapted=adapted, dtype=torch.float32
             )
             results = torch.autograd.grad(sum(losses.values()), self.learned)
             for each, gradient in zip(self.learned, results, strict=True):
@@ -102,7 +103,7 @@ class Run:
         return (
             f"{time.process_time() - spent:.1f} CPU s, {time.perf_counter() - began:.1f} s, most "
             f"anonymous {most['RssAnon'] / 1e6:,.0f} MB, of files {most['RssFile'] / 1e6:,.0f} MB"
-            f"{counted}, canvas {float(losses['canvas']):.3f} nats"
+            f"{counted}, canvas {losses['canvas'].item():.3f} nats"
         )
 
 
