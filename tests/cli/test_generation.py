@@ -6,7 +6,7 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.cli.conftest import FakeEngine, Terminal
@@ -111,3 +111,11 @@ def test_a_terminal_is_told_bytes_and_time_left_of_what_is_large(
             progress(quarter * total // 4, total)
     assert ("4.0/4.0 GB" in stream.getvalue()) == shown
     assert ("loading" in stream.getvalue()) == shown
+
+
+def test_a_packaged_model_that_has_not_learnt_to_decide_is_said_to_have_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for packaged, is_said in (("embedded-masks", True), ("embedded", False), (None, False)):
+        generation.note_deciding(cast(Model, SimpleNamespace(packaged=packaged)))
+        assert (generation.NO_DECISION in " ".join(capsys.readouterr().err.split())) == is_said

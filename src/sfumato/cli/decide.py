@@ -98,6 +98,7 @@ def _one(args: argparse.Namespace, asking: Asking) -> int:
     text: str = files.read_text("-") if args.state == "-" else args.state or ""
     state: State = pictures.content(text, [{"type": "image", "image": each} for each in images])
     model, questions = generation.load(args), asking.file.questions
+    generation.note_deciding(model)
     how = {**asking.options, "adapter": asking.adapter}
     decision = model.decide(state, questions, calibration=asking.calibration, **how)
     cells = cells_of(asking.columns(probabilities=True), decision, "")
@@ -116,6 +117,7 @@ def _table(args: argparse.Namespace, asking: Asking) -> int:
         rows = _rest(source, target, columns, total)
         if target.count < total:
             model = generation.load(args)
+            generation.note_deciding(model)
             asking.check(model)
             began = time.perf_counter()
             for outcome in ask_rows(args, asking, model, rows, total, target.count):

@@ -48,7 +48,7 @@ from sfumato.model.quantization import quantized_on_load
 from sfumato.model.vision.loading import find_tower
 from sfumato.options.table import DEVICES
 from sfumato.refused import Refused
-from sfumato.server.examples import CANNOT, is_answered
+from sfumato.server.examples import CANNOT, is_answered, page_texts
 from sfumato.weights.checkpoint import fingerprint
 
 Message = dict[str, Any]
@@ -67,6 +67,7 @@ TOYS = {
 ADAPTER = "adapter"
 """The name of the adapter of a command that loads one."""
 
+NO_DECISION = "this model has not learnt to decide: its answers mean nothing"
 NO_THOUGHT = "the embedded model has not learnt to think, and answers at once"
 
 
@@ -299,6 +300,12 @@ def note_thinking(args: argparse.Namespace, model: Model) -> None:
     """Says on standard error, before an answer, where thinking is asked of the embedded model."""
     if args.thinking and is_embedded(model):
         terminal.print_message("note", NO_THOUGHT)
+
+
+def note_deciding(model: Model) -> None:
+    """Says on standard error, before an answer, where a packaged model has not learnt to decide."""
+    if model.packaged and page_texts(model.packaged)["decisions"] is None:
+        terminal.print_message("note", NO_DECISION)
 
 
 def remark(answer: Answer, model: Model, raises: str = "--steps") -> str | None:
