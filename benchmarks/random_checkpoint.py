@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sfumato.bench.subject import PRESETS, RandomCheckpoint, random_checkpoint
+from sfumato.bench.subject import PRESETS, random_checkpoint
 from sfumato.convert import BYTE, CONTROL, NORMAL, SCORE, UNUSED, gguf_tensors
 from sfumato.convert.files import save_gguf
 from sfumato.diffusion.checkpoint_defaults import defaults_of_process, defaults_to_gguf
@@ -36,6 +36,7 @@ from sfumato.train.vocabulary import (
     QWEN,
     UNK,
 )
+from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.files.atomic_write import atomic_path
 from sfumato.weights.files.gguf import layout, read_gguf
 from sfumato.weights.files.tensorfile import TensorStream
@@ -66,7 +67,7 @@ def main() -> None:
 
 
 def header(
-    checkpoint: RandomCheckpoint, target: QuantRecipe, tokenizer: Path | None = None
+    checkpoint: Checkpoint, target: QuantRecipe, tokenizer: Path | None = None
 ) -> dict[str, Any]:
     """The metadata of a file of this target, with another file's vocabulary or a made-up one."""
     config, family = config_of(checkpoint), family_of(checkpoint)
@@ -83,7 +84,7 @@ def header(
     }
 
 
-def outgoing(checkpoint: RandomCheckpoint, target: QuantRecipe) -> list[TensorStream]:
+def outgoing(checkpoint: Checkpoint, target: QuantRecipe) -> list[TensorStream]:
     """The tensors of a file of this target, whatever formats the checkpoint's own are."""
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     return gguf_tensors(checkpoint, formats(shapes, target), config_of(checkpoint))

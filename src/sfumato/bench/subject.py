@@ -45,6 +45,7 @@ from sfumato.refused import Refused
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
+from sfumato.weights.files.tensorfile import Files
 from sfumato.weights.formats import (
     BLOCKS,
     FORMATS,
@@ -190,35 +191,37 @@ def random_config(
 
 
 @dataclass(frozen=True)
-class RandomCheckpoint(Checkpoint):
-    """A checkpoint whose tensors are made when they are read, the same for the same seed, on the
-    device where they are wanted: 50 GB need not pass through the host."""
+class RandomTensor(TensorInfo):
+    """A tensor that is made when it is read, the same for the same seed, on the device where it is
+    wanted: 50 GB need not pass through the host. middle: what a vector's values lie around;
+    is_output: whether it is the matrix of the scores."""
 
-    seed: int = field(default=0, repr=False)
+    seed: int = 0
     device: torch.device = field(default=CPU, repr=False)
-    query_norm: float = field(default=QUERY_NORM, repr=False)
+    middle: float = 1.0
+    is_output: bool = False
 
-    def read(self, name: str) -> Tensor | Stored:
-        info = self.tensors[name]
-        number = list(self.tensors).index(name)
-        random = torch.Generator().manual_seed(self.seed * len(self.tensors) + number)
-        deviation = info.shape[-1] ** -0.5
-        is_output = name == output_name(self.tensors)
-        if is_output:
+    @property
+    def stored(self) -> tuple[TensorInfo, ...]:
+        return ()
+
+    def read(self, files: Files) -> Tensor | Stored:
+        random = torch.Generator().manual_seed(self.seed)
+        deviation = self.shape[-1] ** -0.5
+        if self.is_output:
             deviation *= 3  # scores of deviation 3: a distribution that is neither flat nor certain
-        if len(info.shape) == 1:
-            vector = torch.randn(info.shape, generator=random).mul_(VECTOR_SPREAD).add_(1)
-            middle = self.query_norm if "q_norm" in name else _middle(name, info.shape[0])
-            return vector.mul_(middle)
-        format = FORMATS[info.format]
+        if len(self.shape) == 1:
+            vector = torch.randn(self.shape, generator=random).mul_(VECTOR_SPREAD).add_(1)
+            return vector.mul_(self.middle)
+        format = FORMATS[self.format]
         is_blocks = format.form == BLOCKS
-        floats = float_dtype(info.format) or torch.bfloat16  # codes are rounded from these
+        floats = float_dtype(self.format) or torch.bfloat16  # codes are rounded from these
         size = format.block_size
-        count = math.prod(info.shape) // size
+        count = math.prod(self.shape) // size
 
         def piece(length: int) -> Tensor:
             """So many numbers, or blocks of them."""
-            if info.format == "NVFP4":
+            if self.format == "NVFP4":
                 return _random_nvfp4(length, deviation, random).to(self.device)
             numbers = torch.randn(length * size, generator=random).mul_(deviation)
             if not is_blocks:
@@ -226,11 +229,11 @@ class RandomCheckpoint(Checkpoint):
             return quantize(numbers.view(length, size), format).data.to(self.device)
 
         # Tokens with the same row would share the probability of one.
-        data = _filled(piece, count, _BLOCK_TILE if is_blocks else _TILE, is_output)
+        data = _filled(piece, count, _BLOCK_TILE if is_blocks else _TILE, self.is_output)
         if is_blocks:
-            return QuantizedTensor(data.view(*info.shape[:-1], -1), format, info.shape)
-        data = data.view(info.shape)
-        return round_rows(data, CODED[info.format]) if info.format in CODED else data
+            return QuantizedTensor(data.view(*self.shape[:-1], -1), format, self.shape)
+        data = data.view(self.shape)
+        return round_rows(data, CODED[self.format]) if self.format in CODED else data
 
 
 def random_checkpoint(
@@ -240,7 +243,7 @@ def random_checkpoint(
     seed: int = 0,
     vocab: int | None = None,
     device: torch.device = CPU,
-) -> RandomCheckpoint:
+) -> Checkpoint:
     """A checkpoint of random weights, by name, format and number of layers and of tokens; device:
     where they are made.
 
@@ -261,12 +264,14 @@ def random_checkpoint(
     if published:
         narrow = (name for name, shape in shapes.items() if _narrows(format, name, shape))
         kinds |= dict.fromkeys(narrow, published)
-    tensors = {
-        name: TensorInfo(name, shapes[name], kind, FORMATS[kind].nbytes(shapes[name]), path, 0)
-        for name, kind in kinds.items()
-    }
     queries = 1.0 if network.design.scaled_queries else QUERY_NORM
-    return RandomCheckpoint(path, "safetensors", tensors, {}, metadata, {}, seed, device, queries)
+    output, tensors = output_name(kinds), dict[str, TensorInfo]()
+    for number, (name, kind) in enumerate(kinds.items(), seed * len(kinds)):
+        shape = shapes[name]
+        middle = queries if "q_norm" in name else _middle(name, shape[0])
+        file = name, shape, kind, FORMATS[kind].nbytes(shape), path, 0
+        tensors[name] = RandomTensor(*file, number, device, middle, name == output)
+    return Checkpoint(path, "safetensors", tensors, {}, metadata, {})
 
 
 def _narrows(format: str, name: str, shape: tuple[int, ...]) -> bool:
