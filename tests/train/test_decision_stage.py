@@ -30,7 +30,7 @@ def test_the_same_seed_gives_the_same_weights(first):
 
 
 def test_training_lowers_the_losses_and_reports_them(first, monkeypatch):
-    monkeypatch.setattr(recipe, "WARM_UP", 1)
+    monkeypatch.setattr("sfumato.train.trainer.WARM_UP", 1)
     lines, reported, network = [], [], copy.deepcopy(first)
     watch = Watch(lines.append, lambda *far: reported.append(far), every=1)
     recipe.train_decide(network, 6, watch=watch)

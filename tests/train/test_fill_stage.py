@@ -33,7 +33,7 @@ def test_the_same_seed_gives_the_same_weights(second):
 
 
 def test_training_lowers_the_loss_and_reports_it(second, monkeypatch):
-    monkeypatch.setattr(recipe, "WARM_UP", 1)
+    monkeypatch.setattr("sfumato.train.trainer.WARM_UP", 1)
     monkeypatch.setattr(recipe, "FILL_RATE", 3e-3)  # five steps are to show it
     same = next(recipe.fill_rows(0, 0))  # other rows, another loss
     monkeypatch.setattr(recipe, "fill_rows", lambda seed, part: itertools.repeat(same))

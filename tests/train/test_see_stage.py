@@ -57,7 +57,7 @@ def test_the_same_seed_gives_the_same_tower_and_the_text_network_stays(
 def test_training_lowers_the_losses(
     third: recipe.Transformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recipe, "WARM_UP", 1)
+    monkeypatch.setattr("sfumato.train.trainer.WARM_UP", 1)
     same = next(recipe.see_rows(0, 0))
     monkeypatch.setattr(recipe, "see_rows", lambda seed, part: itertools.repeat(same))
     lines: list[str] = []
@@ -71,7 +71,7 @@ def test_training_lowers_the_losses(
 def test_vectors_that_stand_for_digits_are_learnt_without_a_tower(
     third: recipe.Transformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recipe, "WARM_UP", 1)
+    monkeypatch.setattr("sfumato.train.trainer.WARM_UP", 1)
     before = {name: value.clone() for name, value in third.state_dict().items()}
     lines: list[str] = []
     vectors = recipe.train_digits(third, 12, 0, Watch(lines.append, every=1))

@@ -55,9 +55,9 @@ PRINTED = Watch()
 WARM_UP = 100
 
 
-def warm_up(step: int, steps: int = WARM_UP) -> float:
-    """A line up to 1 in so many steps."""
-    return min(1.0, (step + 1) / steps)
+def warm_up(step: int, steps: int | None = None) -> float:
+    """A line up to 1 in so many steps; None: WARM_UP."""
+    return min(1.0, (step + 1) / (steps or WARM_UP))
 
 
 def fallen(angle: float, least: float = 0.02) -> float:
