@@ -56,7 +56,6 @@ MOST_HELD_OUT = 256
 MOST_ANSWER = 512  # tokens of an answer to a held-out prompt
 BETAS = (0.95, 0.99)  # of Google's fine-tuning
 LAST_WARM_UP = 0.1  # share of the steps along which the rate may rise
-_POOL = 16  # batches whose rows are sorted by length together
 
 Progress = Callable[[int, int, str], None]
 """Called with the steps done, all of them, and a text for people."""
@@ -173,10 +172,17 @@ def new_adapter(
 
 
 class Rows:
-    """The rows of a data file in the order of training, by the number of their batch."""
+    """The rows of a data file in the order of training, by the number of their part of a step.
 
-    def __init__(self, rows: Sequence[Exchange], canvases: Canvases, size: int, seed: int) -> None:
-        self.rows, self.canvases, self.size, self.seed = rows, canvases, size, seed
+    A step has rows of all kinds, drawn at random: steps of one kind each would forget the others.
+    Its parts have rows of similar lengths, which need fewer pads."""
+
+    def __init__(
+        self, rows: Sequence[Exchange], canvases: Canvases, size: int, parts: int, seed: int
+    ) -> None:
+        """size: rows of a part; parts: of a step."""
+        self.rows, self.canvases, self.seed = rows, canvases, seed
+        self.size, self.parts = size, parts
         self._order = cache(self._permuted)
 
     def _permuted(self, epoch: int) -> list[int]:
@@ -186,16 +192,13 @@ class Rows:
         return order
 
     def batch(self, number: int) -> list[Exchange]:
-        """Rows of similar lengths; each row comes once before any comes again, but for the order
-        within a pool of batches."""
-        pool, place = divmod(number, _POOL)
-        places = range(pool * _POOL * self.size, (pool + 1) * _POOL * self.size)
-        drawn = (divmod(at, len(self.rows)) for at in places)
+        """The rows of a part. Each row comes once before any comes again."""
+        step, part = divmod(number, self.parts)
+        count = self.size * self.parts
+        drawn = (divmod(at, len(self.rows)) for at in range(step * count, (step + 1) * count))
         rows = [self.rows[self._order(epoch)[at]] for epoch, at in drawn]
         rows.sort(key=lambda row: len(row.prompt) + len(row.reply))
-        order = np.random.default_rng((self.seed, 3, pool)).permutation(_POOL)
-        first = int(order[place]) * self.size
-        return rows[first : first + self.size]
+        return rows[part * self.size : (part + 1) * self.size]
 
 
 class _Run:
@@ -220,7 +223,8 @@ class _Run:
         rows = exchanges(learnt, self.canvases)
         if not rows:
             raise Refused(str(data), "has no row that fits", "raise --context")
-        self.rows = Rows(rows, self.canvases, tuning.at_once, tuning.seed)
+        self.many = tuning.batch // tuning.at_once
+        self.rows = Rows(rows, self.canvases, tuning.at_once, self.many, tuning.seed)
         count = math.ceil(tuning.epochs * len(rows) / tuning.batch)
         self.steps = tuning.steps or max(1, count)
         self.folder = RunFolder(out, self._settings(data, held_out), tuning.keep)
@@ -270,8 +274,7 @@ class _Run:
         ]
         optimisers = [torch.optim.AdamW([each for each in groups if each["params"]], betas=BETAS)]
         watch = Watch(lambda line: None, lambda done, total: None)
-        many = tuning.batch // tuning.at_once
-        return Trainer("tune", learned, optimisers, self.steps, watch, accumulate=many)
+        return Trainer("tune", learned, optimisers, self.steps, watch, accumulate=self.many)
 
     def run(self, resume: bool, force: bool) -> Tuned:
         """See `tune`."""
@@ -315,8 +318,7 @@ class _Run:
         return tuning.rate * warm_up(step, rises) * curve
 
     def _work(self, part: int) -> Iterator[Gradients]:
-        many = self.trainer.accumulate
-        for number in itertools.count(self.trainer.done * many):
+        for number in itertools.count(self.trainer.done * self.many):
             losses = self._losses(self.rows.batch(number), (4, number))
             weights = dict.fromkeys(losses, 1.0)
             if "encoder" in weights:
