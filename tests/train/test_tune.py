@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +30,7 @@ from sfumato.train.chats import Canvases, exchanges, read_chats, split
 from sfumato.train.objective import loss
 from sfumato.train.run_folder import RunFolder
 from sfumato.train.trainer import Trainer
-from sfumato.train.tune import Tuning, _Run, tune
+from sfumato.train.tune import Rows, Tuning, _Run, tune
 from sfumato.weights.errors import CheckpointError
 
 
@@ -192,6 +193,20 @@ def test_a_share_is_held_out_and_always_the_same_one(data):
     assert split(chats, 0.3, 8)[1] != held
     with pytest.raises(Refused, match="held_out"):
         split(chats, 0.99, 7)
+
+
+def test_a_step_has_rows_of_all_lengths_and_a_part_of_it_similar_ones():
+    rows = [SimpleNamespace(prompt=(0,) * (1 + at % 40), reply=(0,)) for at in range(80)]
+    drawn = Rows(rows, None, size=4, parts=5, seed=3)
+    steps = [[drawn.batch(step * 5 + part) for part in range(5)] for step in range(8)]
+    lengths = [[[len(row.prompt) for row in part] for part in step] for step in steps]
+    for step in lengths:
+        every = list(chain.from_iterable(step))
+        assert every == sorted(every)
+        assert step[0][0] < 14 and step[-1][-1] > 26  # of 1 to 40
+    for epoch in (steps[:4], steps[4:]):  # each row once before any comes again
+        assert len({id(row) for step in epoch for part in step for row in part}) == 80
+    assert lengths[:4] != lengths[4:]
 
 
 def test_choices_are_held_against_the_table():
