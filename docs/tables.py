@@ -101,9 +101,9 @@ _FILES = """
 
 No command replaces a file that it did not write itself in the same run, unless `--force` is
 given: `--replay` of `run`, `--json`, `--csv` and `--plot` of `bench`, `--out` of `decide` and
-`train`, the calibration of `calibrate`, the target of `convert` and `merge`, and `/save` of `chat`. What
-cannot be written is refused before the work begins. A new file appears under its name only when
-it is complete, and a symbolic link's target is replaced, not the link. Pipes and devices
+`train`, the calibration of `calibrate`, the target of `convert` and `merge`, and `/save` of
+`chat`. What cannot be written is refused before the work begins. A new file appears under its name
+only when it is complete, and a symbolic link's target is replaced, not the link. Pipes and devices
 (`/dev/null`, `>(…)`) are always written.
 
 - `decide --out` writes rows as they come, and goes on with a table of its own that is not

@@ -92,8 +92,18 @@ def test_a_killed_run_goes_on_with_the_numbers_of_one_that_was_not(data, tmp_pat
         tune(model, data, killed, SHORT)
     with pytest.raises(Refused, match="rate: the run"):
         tune(model, data, killed, replace(SHORT, rate=2e-2), resume=True)
-    tune(model, data, killed, SHORT, resume=True)
+    # What a kill within a write leaves is no obstacle, and goes.
+    (killed / ".adapter.1234.part").mkdir()
+    for name in (".curves.svg.1234.part", "checkpoints/.step-000000004.pt.1234.part"):
+        (killed / name).touch()
+    tune(model, data, killed, replace(SHORT, recompute=True), resume=True)
+    assert not list(killed.rglob(".*"))
     assert losses(killed) == losses(tmp_path / "whole")
+    # A result that was not written is written by a run with nothing left to do.
+    (killed / "adapter" / "adapter_model.safetensors").unlink()
+    (killed / "adapter").rename(killed / ".adapter.99.old")
+    again = tune(model, data, killed, SHORT, resume=True)
+    assert (again.steps, again.ended) == (4, "steps") and again.loss == tuned.loss
     for ours, theirs in zip(learnt(model, killed), uninterrupted, strict=True):
         assert torch.equal(ours, theirs)
     written = read_adapter(killed / "adapter", model.family, model.config)
@@ -197,7 +207,7 @@ def test_a_share_is_held_out_and_always_the_same_one(data):
 
 def test_a_step_has_rows_of_all_lengths_and_a_part_of_it_similar_ones():
     rows = [SimpleNamespace(prompt=(0,) * (1 + at % 40), reply=(0,)) for at in range(80)]
-    drawn = Rows(rows, None, size=4, parts=5, seed=3)
+    drawn = Rows(rows, size=4, parts=5, seed=3)
     steps = [[drawn.batch(step * 5 + part) for part in range(5)] for step in range(8)]
     lengths = [[[len(row.prompt) for row in part] for part in step] for step in steps]
     for step in lengths:
@@ -207,6 +217,32 @@ def test_a_step_has_rows_of_all_lengths_and_a_part_of_it_similar_ones():
     for epoch in (steps[:4], steps[4:]):  # each row once before any comes again
         assert len({id(row) for step in epoch for part in step for row in part}) == 80
     assert lengths[:4] != lengths[4:]
+
+
+def test_a_folder_that_is_no_run_is_kept_and_what_is_read_is_not_within(data, tmp_path, embedded):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").touch()
+    for path in (tmp_path, data.parent):
+        with pytest.raises(Refused, match="out:"):
+            tune(embedded, data, path, SHORT, force=True)
+    assert (tmp_path / "model" / "weights").exists() and data.exists()
+
+
+def test_a_step_whose_rows_teach_nothing_changes_nothing(data, tmp_path, embedded):
+    alone = replace(SHORT, targets=("self-conditioning",), at_once=1, seed=3)
+    assert tune(embedded, data, tmp_path / "a", alone).steps == 4
+
+
+def test_a_run_goes_on_with_its_own_data_alone(data, tmp_path, embedded):
+    other = tmp_path / "other.jsonl"
+    lines = data.read_text().splitlines(keepends=True)
+    other.write_text("".join(reversed(lines)))
+    one = replace(SHORT, steps=1)
+    tune(embedded, data, tmp_path / "a", one)
+    with pytest.raises(Refused, match="data: the run"):
+        tune(embedded, other, tmp_path / "a", one, resume=True)
+    other.write_text("".join(lines))
+    tune(embedded, other, tmp_path / "a", one, resume=True)
 
 
 def test_choices_are_held_against_the_table():
@@ -255,6 +291,8 @@ def test_a_run_ends_without_progress_or_when_asked_and_writes_the_best(
     assert ended.held_out == min(values) < values[-1]
     (first, *_) = (tmp_path / "a" / "samples.jsonl").read_text().splitlines()
     assert json.loads(first)["row"] == "chats.jsonl, line 1" and "was said" in lines[2]
+    again = tune(embedded, data, tmp_path / "a", rising, held_out=data, resume=True)
+    assert (again.ended, again.steps) == ("patience", ended.steps)
     ended = tune(embedded, data, tmp_path / "b", SHORT, held_out=0.0, stopped=lambda: True)
     assert (ended.ended, ended.steps, ended.held_out) == ("stopped", 1, None)
     assert (tmp_path / "b" / "adapter" / "adapter_config.json").is_file()

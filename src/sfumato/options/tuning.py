@@ -25,7 +25,7 @@ TUNING = (
     Setting("targets", Listed(Choice(TARGETS)), f"what an adapter changes: {', '.join(TARGETS)}",
             ("attention", "mlp", "self-conditioning")),
     Setting("rank", Whole(1, 1024), "rank of an adapter's changes", 16),
-    Setting("alpha", Number(0, 10**6, (0,)), "an adapter's changes are scaled by alpha / rank",
+    Setting("alpha", Number(0, 10**5, (0,)), "an adapter's changes are scaled by alpha / rank",
             32.0),
     Setting("context", Whole(2, MOST_TOKENS), "tokens of a row, its last canvas included, at most",
             1024),
@@ -39,7 +39,7 @@ TUNING = (
     Setting("steps", _STEPS, "steps, in place of --epochs"),
     Setting("batch", _ROWS, "rows of a step", 8),
     Setting("at_once", _ROWS, "rows that are computed together: a divisor of --batch", 1),
-    Setting("rate", _RATE, "learning rate at the first step", 1.5e-4),
+    Setting("rate", _RATE, "highest learning rate, after the warm-up", 1.5e-4),
     Setting("last_rate", Number(0, 1), "learning rate at the last step, along a cosine", 1.5e-5),
     Setting("warm_up", Whole(1, 10**6), "first steps, along which the rate rises; at most a tenth "
             "of all", 100),

@@ -162,7 +162,7 @@ class Models:
         """Takes an adapter off; requests that named it before are served to their ends."""
         if self.adapters[name].base == self.name:
             self.engine.unload_adapter(name).result(ADAPTER_S)
-        del self.adapters[name]
+        self.adapters.pop(name, None)  # another request may have unloaded it meanwhile
         self.unloaded[name] = None
         while len(self.unloaded) > MOST_UNLOADED:
             del self.unloaded[next(iter(self.unloaded))]

@@ -50,8 +50,6 @@ class Exchange:
     """A prompt and the reply to learn, with the token that ends it."""
 
     where: str
-    messages: Sequence[Mapping[str, Any]]  # of the prompt
-    tools: Sequence[Mapping[str, Any]] | None
     prompt: Ids
     reply: Ids
     pictures: tuple[PlacedPicture, ...]
@@ -177,7 +175,7 @@ def _exchanges(chat: Chat, model: Model) -> Iterator[Exchange]:
             ids, placed = made.ids, made.pictures
         # What a reply without a thought begins with, where the prompt does not end with it.
         reply = [*model.fills.empty_thought, *reply]
-        yield Exchange(chat.where, chat.messages[:at], chat.tools, ids, reply, placed)
+        yield Exchange(chat.where, ids, reply, placed)
 
 
 def _patches(part: Mapping[str, Any], model: Model, known: dict[str, Patches]) -> Patches:
@@ -269,7 +267,7 @@ def _chat(row: Any, where: str, folder: Path) -> Chat:
     if len(messages) > MOST_MESSAGES:
         raise Refused(f"{where}: messages", f"there are more than {MOST_MESSAGES:,}")
     if isinstance(tools, str):  # as files of tables have them, whose columns have one type
-        tools = _decoded(tools.encode(), f"{where}: tools")
+        tools = _decoded(tools.encode("utf-8", "replace"), f"{where}: tools")
     if tools is not None and not isinstance(tools, list):
         raise Refused(f"{where}: tools", "must be a list")
     shown = [_message(each, f"{where}: messages[{i}]", folder) for i, each in enumerate(messages)]

@@ -26,15 +26,20 @@ SETTINGS, CURVES, PLOT, SAMPLES = "tuning.json", "curves.jsonl", "curves.svg", "
 CHECKPOINTS, ADAPTER, MODEL = "checkpoints", "adapter", "model"
 _OURS = {SETTINGS, CURVES, PLOT, SAMPLES, CHECKPOINTS, ADAPTER, MODEL}
 _CHECKPOINT = re.compile(r"step-(\d{9})\.pt")
+_UNFINISHED = re.compile(r"\.(.+)\.\d+\.(?:part|old)")
+"""What `atomic_path` leaves of a name where the process is killed."""
 _COLOURS = ("#1b6ca8", "#c0392b", "#2e7d32", "#8e44ad", "#b9770e")
 _WIDTH, _HEIGHT, _LEFT, _TOP = 640, 320, 56, 24
 
 
 def check_out(path: Path, resume: bool, force: bool) -> set[str]:
     """The names in the folder of a run, which need not exist. Raises Refused for a folder of
-    another run, and for one of something else."""
+    another run, and for one of something else: a run's has its settings."""
     entries = {each.name for each in path.iterdir()} if path.is_dir() else set[str]()
-    if path.exists() and (not path.is_dir() or entries - _OURS):
+    unfinished = {name for name in entries if _finished_name(name) in _OURS}
+    others = entries - _OURS - unfinished
+    is_run = not entries or SETTINGS in entries or entries == unfinished
+    if path.exists() and (not path.is_dir() or others or not is_run):
         raise Refused("out", f"{path} holds what is no part of a run", "name another")
     if entries and not (resume or force):
         raise Refused(
@@ -43,6 +48,19 @@ def check_out(path: Path, resume: bool, force: bool) -> set[str]:
             "go on with it by --resume, replace it by --force, or name another folder",
         )
     return entries
+
+
+def _finished_name(name: str) -> str:
+    """The name that an unfinished file or folder was to have; "" for any other."""
+    found = _UNFINISHED.fullmatch(name)
+    return found[1] if found else ""
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 class RunFolder:
@@ -56,11 +74,14 @@ class RunFolder:
         """Makes the folder; returns the state to go on from, None for a new run. Raises as
         `check_out` does, CheckpointError for what cannot be read, and OSError."""
         entries = check_out(self.path, resume, force)
-        if resume and entries:
-            return self._resumed()
-        for name in entries:
-            each = self.path / name
-            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        if resume and SETTINGS in entries:
+            state = self._resumed()
+            self._clean()
+            return state
+        for name in sorted(
+            entries, key=lambda name: name == SETTINGS
+        ):  # last: it says what this is
+            _remove(self.path / name)
         (self.path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         self._write(SETTINGS, json.dumps(self.settings, indent=2) + "\n")
         return None
@@ -89,6 +110,16 @@ class RunFolder:
             lines = [line for line in self.lines(name) if line["step"] <= state["done"]]
             self._write(name, "".join(json.dumps(line) + "\n" for line in lines))
         return state
+
+    def _clean(self) -> None:
+        """Removes what a killed run left unfinished."""
+        checkpoints = self.path / CHECKPOINTS
+        for folder in (self.path, checkpoints):
+            for each in list(folder.iterdir()) if folder.is_dir() else ():
+                name = _finished_name(each.name)
+                if name in _OURS or _CHECKPOINT.fullmatch(name):
+                    _remove(each)
+        checkpoints.mkdir(exist_ok=True)
 
     def checkpoints(self) -> list[Path]:
         """The checkpoints that there are, from the oldest."""

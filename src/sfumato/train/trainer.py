@@ -24,6 +24,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from sfumato.ops import reference
 from sfumato.ops.registry import differentiable
+from sfumato.refused import Refused
 
 CLIP = 1.0
 BETAS = (0.9, 0.98)
@@ -127,6 +128,8 @@ class Trainer:
         )
         # Without a soft embedding, what reads it has no gradient: one process then leaves it as it
         # is, for several the gradient is zero.
+        if not total.requires_grad:
+            total = total.requires_grad_()  # nothing that is learned was used at all
         of_parameters = torch.autograd.grad(
             total, self.learned, allow_unused=True, materialize_grads=self.parts > 0
         )
@@ -134,7 +137,8 @@ class Trainer:
 
     def step(self, results: Iterable[Gradients], rate: float) -> dict[str, float]:
         """One step at this learning rate, on the mean of these gradients; returns the mean of each
-        loss over those that have it."""
+        loss over those that have it. Raises Refused where a gradient is not finite; then nothing
+        has changed."""
         values: dict[str, list[float]] = {}
         count = 0
         for gradients, losses in results:
@@ -147,7 +151,10 @@ class Trainer:
         for parameter in self.learned:
             if parameter.grad is not None:
                 parameter.grad = parameter.grad / count
-        torch.nn.utils.clip_grad_norm_(self.learned, CLIP)
+        norm = torch.nn.utils.clip_grad_norm_(self.learned, CLIP)
+        if not norm.isfinite():
+            why = f"the gradient of step {self.done + 1} is not finite"
+            raise Refused("rate", why, "begin again with a lower one")
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = rate

@@ -7,12 +7,13 @@ machine.  Knows no command line.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from shutil import copyfile
 from typing import Any, NamedTuple
@@ -144,6 +145,12 @@ def tune(
     CheckpointError for a damaged state; ValueError or OSError where the disk is full: the last
     checkpoint is whole then.
     """
+    read = {"model": model.path, "data": data, "held_out": held_out}
+    for name, path in read.items():
+        if isinstance(path, str | Path) and Path(path).resolve().is_relative_to(
+            Path(out).resolve()
+        ):
+            raise Refused("out", f"{out} has the {name} in it, {path}", "name another folder")
     run = _Run(model, Path(data), Path(out), tuning, held_out, progress, report, stopped)
     transformer = model.network.transformer
     try:
@@ -177,13 +184,12 @@ class Rows:
     A step has rows of all kinds, drawn at random: steps of one kind each would forget the others.
     Its parts have rows of similar lengths, which need fewer pads."""
 
-    def __init__(
-        self, rows: Sequence[Exchange], canvases: Canvases, size: int, parts: int, seed: int
-    ) -> None:
+    def __init__(self, rows: Sequence[Exchange], size: int, parts: int, seed: int) -> None:
         """size: rows of a part; parts: of a step."""
-        self.rows, self.canvases, self.seed = rows, canvases, seed
-        self.size, self.parts = size, parts
-        self._order = cache(self._permuted)
+        self.rows, self.size, self.parts, self.seed = rows, size, parts, seed
+        # A step's parts follow each other, and a step may have rows of two epochs.
+        self._order = lru_cache(2)(self._permuted)
+        self._of_step = lru_cache(1)(self._sorted)
 
     def _permuted(self, epoch: int) -> list[int]:
         order: list[int] = (
@@ -194,11 +200,14 @@ class Rows:
     def batch(self, number: int) -> list[Exchange]:
         """The rows of a part. Each row comes once before any comes again."""
         step, part = divmod(number, self.parts)
+        return self._of_step(step)[part * self.size : (part + 1) * self.size]
+
+    def _sorted(self, step: int) -> list[Exchange]:
+        """The rows of a step, by length."""
         count = self.size * self.parts
         drawn = (divmod(at, len(self.rows)) for at in range(step * count, (step + 1) * count))
         rows = [self.rows[self._order(epoch)[at]] for epoch, at in drawn]
-        rows.sort(key=lambda row: len(row.prompt) + len(row.reply))
-        return rows[part * self.size : (part + 1) * self.size]
+        return sorted(rows, key=lambda row: len(row.prompt) + len(row.reply))
 
 
 class _Run:
@@ -224,27 +233,25 @@ class _Run:
         if not rows:
             raise Refused(str(data), "has no row that fits", "raise --context")
         self.many = tuning.batch // tuning.at_once
-        self.rows = Rows(rows, self.canvases, tuning.at_once, self.many, tuning.seed)
+        self.rows = Rows(rows, tuning.at_once, self.many, tuning.seed)
         count = math.ceil(tuning.epochs * len(rows) / tuning.batch)
         self.steps = tuning.steps or max(1, count)
-        self.folder = RunFolder(out, self._settings(data, held_out), tuning.keep)
+        self.folder = RunFolder(out, self._settings(), tuning.keep)
         self.adapter = None if tuning.full else self._adapter()
         self.trainer = self._trainer()
         self.best: dict[str, Any] = {"loss": None, "learned": None}
         self.waited, self.tokens, self.seconds, self.last = 0, 0, 0.0, math.nan
         self.saved, self.ended = -1, "steps"
 
-    def _settings(self, data: Path, held_out: float | str | Path) -> dict[str, Any]:
+    def _settings(self) -> dict[str, Any]:
         """What all numbers of the run depend on."""
-        kept = {"keep", "samples"}
-        chosen = {name: value for name, value in asdict(self.tuning).items() if name not in kept}
+        free = {"keep", "samples", "recompute"}
+        chosen = {name: value for name, value in asdict(self.tuning).items() if name not in free}
         known = {
             "model": self.model.identity.weights,
-            "data": str(data),
-            "held_out": held_out if isinstance(held_out, float) else str(held_out),
-            "rows": len(self.rows.rows),
-            "held_out_rows": len(self.held),
-            "tokens": sum(len(row.prompt) + len(row.reply) for row in self.rows.rows),
+            "dtype": str(self.network.dtype).removeprefix("torch."),
+            "data": _digest(self.rows.rows),
+            "held_out": _digest(self.held),
         }
         return known | chosen | {"targets": list(self.tuning.targets), "steps": self.steps}
 
@@ -283,11 +290,17 @@ class _Run:
             self.trainer.load_state_dict(state)
             self.best, self.waited = state["best"], state["waited"]
             self.tokens, self.seconds, self.saved = state["tokens"], state["seconds"], state["done"]
+            self.last = state["last"]
         self._check_memory()
         self.began = time.perf_counter()
-        if self.trainer.done < self.steps and not self._is_over():
+        if self._is_over():
+            self.ended = "patience"
+        elif self.trainer.done < self.steps:
             self.trainer.run(self.steps, self._rate, self._work, self._after)
-        self._save()
+        if self.saved != self.trainer.done:
+            self._save()
+        else:  # a run that was killed may have no result of its last checkpoint
+            self._write_result()
         self.folder.plot()
         name = MODEL if self.adapter is None else ADAPTER
         return Tuned(
@@ -366,10 +379,6 @@ class _Run:
         """What follows a step; False where it was the last one."""
         done, tuning = self.trainer.done, self.tuning
         self.last = losses["canvas"]
-        if not all(map(math.isfinite, losses.values())):
-            raise Refused(
-                "rate", f"the loss of step {done} is no number", "begin again with a lower one"
-            )
         spent = self.seconds + time.perf_counter() - self.began
         line = {"step": done, "rate": self._rate(done - 1), "tokens": self.tokens, "seconds": spent}
         self.folder.add(CURVES, line | {"losses": losses})
@@ -430,12 +439,14 @@ class _Run:
 
     def _save(self) -> None:
         """Writes a checkpoint, and what has been learnt."""
-        if self.saved == self.trainer.done:
-            return
         spent = self.seconds + time.perf_counter() - self.began
         own = {"best": self.best, "waited": self.waited, "tokens": self.tokens, "seconds": spent}
-        self.folder.save(self.trainer.state_dict() | own, self.trainer.done)
+        self.folder.save(self.trainer.state_dict() | own | {"last": self.last}, self.trainer.done)
         self.saved = self.trainer.done
+        self._write_result()
+
+    def _write_result(self) -> None:
+        """Writes the adapter, or the model, of the best evaluation, or of the last step."""
         learned = self.best["learned"] or [each.detach() for each in self.trainer.learned]
         if self.adapter is None:
             names = [name for name, _ in self.network.transformer.named_parameters()]
@@ -449,6 +460,14 @@ class _Run:
         file = AdapterFile(changes, self.tuning.rank, self.tuning.alpha, str(self.model.path.name))
         path = self.folder.path / ADAPTER
         write_peft(path, file, self.model.family, self.network.config, force=True)
+
+
+def _digest(rows: Sequence[Exchange]) -> str:
+    """A hash of all tokens of these rows, in their order."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(f"{list(row.prompt)} {list(row.reply)}\n".encode())
+    return digest.hexdigest()
 
 
 def _split(chats: Sequence[Any], held_out: float | str | Path, seed: int) -> tuple[Any, Any]:
