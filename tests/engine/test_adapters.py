@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.random_adapter import random_adapter
+from tests.support.random_adapter import random_changes
 from tests.support.random_model import random_model
 from tests.support.recorded_graphs import RecordedGraphs
 from tests.support.scripted_engine import run
@@ -20,6 +20,7 @@ from sfumato.diffusion.constraints.questions import YesNoQuestion
 from sfumato.diffusion.sampler import Never
 from sfumato.engine import DecisionRequest, Failed
 from sfumato.model.adapters import LowRank
+from sfumato.model.transformer import Linear
 from sfumato.ops import registry
 from sfumato.refused import Refused
 
@@ -32,7 +33,7 @@ PROMPT = "Name a color of the sea, and then the town at which its ships are."
 def model() -> Model:
     model = random_model()
     for seed, name in enumerate(("a", "b")):
-        model.adapters.attach(name, random_adapter(model.network, seed))
+        model.adapters.attach(name, random_changes(model.network, seed))
     return model
 
 
@@ -109,7 +110,7 @@ def test_a_prefix_serves_its_own_adapter_alone(model: Model) -> None:
     both = [Request(PROMPT, seed=1, max_tokens=9, adapter=name) for name in ("a", "b")]
     before = [each.text for each in result(engine, *map(engine.submit, both))]
     engine.unload_adapter("a")
-    engine.load_adapter("a", random_adapter(model.network, 9))
+    engine.load_adapter("a", random_changes(model.network, 9))
     run(engine)
     handles = [engine.submit(each) for each in both]
     after = [each.text for each in result(engine, *handles)]
@@ -135,7 +136,8 @@ def test_who_named_an_adapter_keeps_it_to_the_end(model: Model) -> None:
     assert [each.text for each in result(engine, *handles)] == [*alone, alone[0]]
     engine.step()
     assert not model.adapters.leaving
-    changes = (getattr(module, "changes", {}) for module in model.network.transformer.modules())
+    modules = model.network.transformer.modules()
+    changes = [module.changes for module in modules if isinstance(module, Linear)]
     assert {number for each in changes for number in each} == {2}
 
 
@@ -170,7 +172,7 @@ def test_what_cannot_be_loaded_is_refused_and_counted_as_nothing(
         assert engine._guard.view.spare == 100_000
     with pytest.raises(Refused, match="name: must be text"):
         engine.load_adapter("", {})
-    small = random_adapter(model.network, 3, ("v_proj",))
+    small = random_changes(model.network, 3, ("v_proj",))
     loaded = engine.load_adapter("c", small)
     run(engine)
     assert engine._guard.view.spare == 100_000 - loaded.result(0).nbytes < 100_000

@@ -78,7 +78,7 @@ def test_what_cannot_be_shown_is_refused_at_once(model: Model) -> None:
 
 
 def test_the_audit_has_no_pixels(model: Model) -> None:
-    patches = model._patches(part(1), "state[0]")
+    patches = model.patches(part(1), "state[0]")
     request = DecisionRequest([{"type": "image", "patches": patches}], QUESTIONS)
     assert json.dumps(request.texts())
     assert request.texts()["state"] == [{"type": "image", "patches": patches.key}]

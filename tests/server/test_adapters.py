@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.support.random_adapter import random_adapter
+from tests.support.random_adapter import random_changes
 from tests.support.random_model import random_model
 
 from sfumato import Engine, EngineConfig, Model
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir()
     model = random_model()
     for seed, path in enumerate((folder / "a", folder / "b", folder / "broken", folder / "../out")):
-        adapter = AdapterFile(random_adapter(model.network, seed), 2, 2.0)
+        adapter = AdapterFile(random_changes(model.network, seed), 2, 2.0)
         write_peft(path, adapter, model.family, model.config)
     (folder / "broken" / WEIGHTS).write_bytes(b"no tensors")
     return folder

@@ -51,7 +51,7 @@ def advance(canvas: Canvas, stats: HeadStats) -> Draft:
             dtype=stats.soft.dtype,
         )
         DENOISERS[canvas] = Denoiser(network, 1)
-    slot: Any = SimpleNamespace(pool=None, index=0)
+    slot: Any = SimpleNamespace(pool=None, index=0, adapter=0)
     denoiser = DENOISERS[canvas]
     layout = denoiser._lay_out([canvas], [slot])
     (batch_rows,) = denoiser._batch_rows.values()

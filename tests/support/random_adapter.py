@@ -1,4 +1,4 @@
-"""Random adapters of every weight that one can change."""
+"""Random adapters: of every weight that one can change, or of some."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from sfumato.model.adapter_files import AdapterFile, adaptable
-from sfumato.model.adapters import LowRank
+from sfumato.model.adapters import Adapter, LowRank
 from sfumato.model.model_config import ModelConfig
+from sfumato.model.network import Network
+from sfumato.model.transformer import Linear
 
 
 def random_adapter(
@@ -23,6 +25,21 @@ def random_adapter(
         )
         changes[path] = LowRank(down, up, (0.5 if "k_proj" in path else 1.0) * alpha / own)
     return AdapterFile(changes, rank, alpha, "tiny")
+
+
+def random_changes(
+    network: Network, seed: int, parts: tuple[str, ...] = ("q_proj", "down_proj"), size: float = 0.3
+) -> Adapter:
+    """Rank 2, of all matrices that have one of these names; size: of its numbers."""
+    generator, changes = torch.Generator().manual_seed(seed), {}
+    for path, module in network.transformer.named_modules():
+        if isinstance(module, Linear) and path.endswith(parts):
+            out, inputs = module.weight.shape
+            down, up = (
+                torch.randn(shape, generator=generator) * size for shape in ((2, inputs), (out, 2))
+            )
+            changes[path] = LowRank(down, up, 1.0)
+    return changes
 
 
 def tensor_name(path: str, change: LowRank) -> str:

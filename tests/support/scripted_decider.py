@@ -18,6 +18,7 @@ MODEL = SimpleNamespace(
     path=Path("scripted.gguf"),
     identity=ModelIdentity("scripted.gguf", "ab12", "float32", "int8", ""),
     plan_decision=lambda *_: None,
+    packaged=None,
 )
 
 

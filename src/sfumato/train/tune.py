@@ -248,8 +248,9 @@ class _Run:
         free = {"keep", "samples", "recompute"}
         chosen = {name: value for name, value in asdict(self.tuning).items() if name not in free}
         known = {
-            "model": self.model.identity.weights,
-            "dtype": str(self.network.dtype).removeprefix("torch."),
+            **{
+                name: value for name, value in asdict(self.model.identity).items() if name != "name"
+            },
             "data": _digest(self.rows.rows),
             "held_out": _digest(self.held),
         }

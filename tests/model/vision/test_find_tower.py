@@ -167,8 +167,12 @@ def test_a_gpu_tests_its_kernels_for_the_formats_of_the_tower(
     loading = "sfumato.model.vision.loading"
     monkeypatch.setattr(f"{loading}.gpu", SimpleNamespace(is_gpu=lambda device: True))
     monkeypatch.setattr(f"{loading}.ops.prepare", lambda *given: prepared.append(given))
-    load_tower(config, opened, torch.device("cpu"), torch.float32)
-    assert prepared == [(torch.device("cpu"), HIDDEN, frozenset({"F32"}))]
+    tower = load_tower(config, opened, torch.device("cpu"), torch.float32)
+    ((device, sizes, formats),) = prepared
+    assert (device, formats) == (torch.device("cpu"), frozenset({"F32"}))
+    layer = tower.blocks[0]
+    for matrix in (layer.self_attn.q_proj, layer.mlp.gate_proj, layer.mlp.down_proj):
+        assert tuple(matrix.weight.shape) in sizes.products
 
 
 def test_a_checkpoint_that_was_saved_without_its_tower_loads(gguf: Path, tmp_path: Path) -> None:
