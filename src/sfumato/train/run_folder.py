@@ -52,8 +52,8 @@ def check_out(path: Path, resume: bool, force: bool) -> set[str]:
 
 def _finished_name(name: str) -> str:
     """The name that an unfinished file or folder was to have; "" for any other."""
-    found = _UNFINISHED.fullmatch(name)
-    return found[1] if found else ""
+    match = _UNFINISHED.fullmatch(name)
+    return match[1] if match else ""
 
 
 def _remove(path: Path) -> None:
