@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 AOT_JOBS ?= 2
 AOT ?=
+EMULATOR ?=
+FULL ?=
 ONLY ?=
 AOT_TRITON ?= 3.6.0
 AOT_VENV := .venv-aot
@@ -15,7 +17,7 @@ WHEEL_LIMIT := 20000000
 INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard src/sfumato/ops/cpu/csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu test-aarch64 test-clang test-clients aot levels soak schemas lint style format options evaluate picture wheel wheels test-wheel clean
+.PHONY: help demo test test-slow test-gpu test-emulated test-aarch64 test-clang test-clients aot levels soak schemas lint style format options evaluate picture wheel wheels test-wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -31,6 +33,9 @@ test-slow: $(VENV)/.installed-test ## the tests that take minutes
 
 test-gpu: $(VENV)/.installed-test ## the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu --timeout 1800
+
+test-emulated: $(VENV)/.installed-test ## the machine code of the GPU kernels in an emulator: EMULATOR=its folder, FULL=1 for all formats
+	@SFUMATO_EMULATOR="$(EMULATOR)" FULL="$(FULL)" $(BIN)/python -m pytest -rs tests/ops/triton/test_machine_code.py
 
 test-aarch64: $(VENV)/.installed-test ## the compiled operations on ARM, by a cross-compiler and an emulator
 	@$(BIN)/python -m pytest -m slow --timeout 3600 tests/ops/cpu/test_aarch64.py
