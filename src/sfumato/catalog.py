@@ -188,8 +188,8 @@ def packaged_path(given: str) -> Path | None:
 
 
 def shown_name(path: str | None) -> str:
-    """What the model of a file or folder is called where none else names it; None: the first of
-    PACKAGED."""
+    """Returns the name of the model of a file or folder that has no other; None: that of the first
+    of PACKAGED."""
     packaged = next(iter(PACKAGED)) if path is None else packaged_name(Path(path))
     return f"sfumato-{packaged}" if packaged else Path(path or "").absolute().name
 

@@ -266,7 +266,7 @@ _FITS = {"yes": "fits", "not now": "does not fit now", "no": "does not fit", "un
 
 
 def notes(findings: dict[str, Any]) -> list[str]:
-    """What tuning takes, where the figures come from, and the next command."""
+    """Returns lines on the memory of tuning, the source of the figures, and the next command."""
     tuned, busy = findings["tuning"], findings["busy"]
     lines = [
         "",

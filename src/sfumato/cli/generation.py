@@ -62,7 +62,7 @@ TOYS = {
     "embedded": f"The embedded model is a toy: {_KNOWS}, and writes small JSON objects {_MORE}",
     "embedded-masks": f"This model is a toy: {_KNOWS}, and fills canvases of masks {_MORE}",
 }
-"""What each model in the package can do."""
+"""Sentences about the abilities of each model in the package."""
 
 ADAPTER = "adapter"
 """The name of the adapter of a command that loads one."""
@@ -287,7 +287,7 @@ def counted() -> Iterator[Presses]:
 
 
 def toy(model: Model) -> str | None:
-    """What a model in the package can do; None: it is another."""
+    """Returns the sentence of a model in the package; None: it is another."""
     return TOYS[model.packaged] if model.packaged else None
 
 

@@ -237,7 +237,7 @@ def _name_and_path(given: str | None) -> tuple[str | None, str | None]:
 
 
 def _adapters(args: argparse.Namespace, served: Served) -> Adapters:
-    """What `--adapter` names. Raises Refused."""
+    """Returns the adapters that `--adapter` names. Raises Refused."""
     adapters: Adapters = {}
     for given in args.adapter:
         named, equals, path = given.partition("=")

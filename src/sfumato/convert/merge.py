@@ -77,7 +77,7 @@ class ChangedTensor(TensorInfo):
             start += count
 
     def added(self, first: int, count: int) -> Tensor:
-        """What is added to rows of one matrix, float32 [count, in]."""
+        """The sum of the changes of rows of one matrix, float32 [count, in]."""
         up, down = self.change.up.flatten(0, -2), self.change.down
         if down.ndim == 3:
             down = down[first // self.shape[-2]]
@@ -186,7 +186,7 @@ def _check_written(changed: Mapping[str, ChangedTensor], chosen: Mapping[str, st
 def _rounding(
     files: Files, changed: Mapping[str, ChangedTensor], chosen: Mapping[str, str]
 ) -> list[str]:
-    """What writing in formats with fewer bits costs, of some rows of each changed tensor."""
+    """The error of formats with fewer bits beside the change, of some rows of changed tensors."""
     moved = error = 0.0
     rounded = Counter[str]()
     for name, tensor in changed.items():

@@ -79,7 +79,7 @@ IDLE_S = 1.0  # how often an engine without requests iterates, for what it check
 CLOSING = "the server is shutting down"
 
 Call = tuple[Callable[[], Any], Future[Any]]
-"""What the engine's thread is to do between two steps, and what becomes of it."""
+"""A call that the engine's thread makes between two steps, and the future of its result."""
 
 
 class Inbox:
