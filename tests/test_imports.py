@@ -52,7 +52,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     # embedded_questions: a reply of the embedded model says where it is not one that it learned.
     "server": {"", "values", "embedded_questions"} | _ENGINE,
     "bench": {""} | _ENGINE,
+    "deploy": {"", "options", "values", "server"} | _ENGINE,
     "cli": {"", "catalog", "hub", "options", "values", "server", "bench", "train", "convert"}
+    | {"deploy"}
     | {"device_trial", "embedded_questions"}
     | _ENGINE,
     "__main__": {"cli"},
