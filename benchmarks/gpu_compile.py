@@ -2,7 +2,7 @@
 
 Compiles for the device's own architecture and does not touch the device, so that processes may be
 forked.  What is compiled has the keys of launches, which a test holds: later parts find all of it.
-A start does the same with the tiles that serve (`fill_cache`); here, all candidates are compiled.
+A start does the same with the tiles that serve (`tries`); here, all candidates are compiled.
 """
 
 from __future__ import annotations
@@ -10,25 +10,22 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sfumato.ops.triton import fill_cache
-from sfumato.ops.triton.ahead_of_time import jobs
+from sfumato.ops.triton.ahead_of_time import compile_all, jobs, usable_cores
 
 SECONDS = 600.0
 FORMATS = ("Q4_K", "Q5_0", "Q6_K", "Q8_0")
 """Of weights in planes, those of Q4_K_M and Q8_0 files."""
 
 
-def compile_all(target: str, number: int | str, names: tuple[str, ...] = ()) -> dict[str, Any]:
+def compile_for(target: str, number: int | str, names: tuple[str, ...] = ()) -> dict[str, Any]:
     """Every kernel, or those named, in all shapes and with all candidates of tiles. target: whose
     tiles the device has; number: the device's own architecture, as Triton names it."""
     began = time.monotonic()
-    work: list[fill_cache.Item] = [
-        (job, number) for job in jobs([target], names, every=True, formats=FORMATS)
-    ]
-    cores, failed = fill_cache.usable_cores(), {}
-    for outcome in fill_cache.compile_all(work, SECONDS):
+    work = list(jobs([target], names, every=True, formats=FORMATS, number=number))
+    failed = {}
+    for outcome in compile_all(work, SECONDS):
         if outcome.failure:
-            failed[str(outcome.item[0])] = outcome.failure
-    findings = {"compiled": len(work) - len(failed), "cores": cores, "failures": failed}
+            failed[str(outcome.item)] = outcome.failure
+    findings = {"compiled": len(work) - len(failed), "cores": usable_cores(), "failures": failed}
     findings["compile_s"] = round(time.monotonic() - began, 1)
     return findings

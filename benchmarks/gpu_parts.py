@@ -139,9 +139,9 @@ def _compile(options: argparse.Namespace, findings: Findings, name: str) -> None
     elif options.sizes != "26b-a4b":
         findings.add(compiled=0, skipped="only the sizes of the 26B-A4B are known ahead of time")
     else:
-        from benchmarks.gpu_compile import compile_all
+        from benchmarks.gpu_compile import compile_for
 
-        findings.add(**compile_all(*target))
+        findings.add(**compile_for(*target))
 
 
 def _kernel(options: argparse.Namespace, findings: Findings, name: str) -> None:

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ from sfumato.bench.step_cost import LIMITS, StepShape
 from sfumato.bench.subject import random_config, random_subject
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.ops import reference
-from sfumato.ops.triton import fill_cache, self_test, tiles
+from sfumato.ops.triton import ahead_of_time, self_test, tiles
 from sfumato.ops.triton.kernel import EXACT, Kernel
 from sfumato.ops.triton.self_test import KernelTwin
 from sfumato.ops.triton.tiles import Target, Tile
@@ -53,14 +54,17 @@ SIZES = Sizes(
 def test_kernels_are_compiled_for_the_device_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """In all shapes, in processes of their own; what fails is told."""
 
-    def compiled(kernel: Kernel, options: dict[str, Any], target: Target) -> None:
+    def compiled(kernel: Kernel, options: dict[str, Any], target: Target) -> SimpleNamespace:
         assert (target.name, target.number) == ("sm_89", 86)
         if not kernel.sizes.get("WEIGHTED", True):
             raise RuntimeError("no such norm")
+        metadata = SimpleNamespace(shared=0, enable_fp_fusion=False)
+        return SimpleNamespace(metadata=metadata, asm={"ttir": "", "ptx": " "})
 
-    monkeypatch.setattr(fill_cache, "source_of", lambda kernel, tile, target: (kernel, {}))
-    monkeypatch.setattr(fill_cache, "compile_source", compiled)
-    findings = gpu_compile.compile_all("sm_89", 86, ("rms_norm", "linear"))
+    monkeypatch.setattr(ahead_of_time, "source_of", lambda kernel, tile, target: (kernel, {}))
+    monkeypatch.setattr(ahead_of_time, "compile_source", compiled)
+    monkeypatch.setattr(ahead_of_time, "_usage", lambda made, target: (0, 0))
+    findings = gpu_compile.compile_for("sm_89", 86, ("rms_norm", "linear"))
     # Norms with weights of either kind; eight matrices, for few and many tokens.
     assert findings["compiled"] == 2 * 2 + 2 * 8
     assert findings["failures"] == {

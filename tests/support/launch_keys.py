@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -102,7 +101,7 @@ def source_of_launch(kernel: Kernel, given: dict[str, Any]) -> ASTSource:
 def noted_launches(keys: set[Key]) -> Iterator[None]:
     """Notes what launches would compile, in place of them."""
 
-    def take(run: Any, kernel: Kernel, tile: Any, device: Any, parameters: Any) -> SimpleNamespace:
+    def take(kernel: Kernel, grid: Any, tile: Any, device: Any, parameters: Any) -> None:
         given = kernels.given(kernel, tile, device, parameters)
         options = {name: given[name] for name in ("num_warps", "num_stages", "enable_fp_fusion")}
         parsed = make_backend(TARGET).parse_options(options)
@@ -110,13 +109,12 @@ def noted_launches(keys: set[Key]) -> Iterator[None]:
         for name in ("entropy", "words"):  # garbage would be an error of the model's
             if isinstance(tensor := given.get(name), torch.Tensor):
                 tensor.zero_()
-        return SimpleNamespace(run=None)
 
-    before, kernels._call = kernels._call, take
+    before, kernels._run = kernels._run, take
     try:
         yield
     finally:
-        kernels._call = before
+        kernels._run = before
 
 
 def two_layers() -> Network:

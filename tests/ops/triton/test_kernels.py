@@ -8,7 +8,6 @@ import logging
 import os
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,11 +35,9 @@ from sfumato.ops.triton import tiles as table_of_tiles
 from sfumato.ops.triton.kernel import (
     FP_FUSION,
     Kernel,
-    LaunchError,
     all_kernels,
     installed,
     launch,
-    load,
 )
 from sfumato.ops.triton.planes import LAYOUTS
 from sfumato.ops.triton.self_test import KernelTwin, Sizes, Trial
@@ -191,24 +188,15 @@ def test_one_line_says_that_torch_serves(
 
 
 class Stub:
-    """A kernel's function that fails where it is compiled, or counts what it is asked for."""
+    """A kernel's function that fails where it is compiled."""
 
     arg_names = ("out",)
 
-    def __init__(self, fails: bool) -> None:
-        self.fails, self.calls = fails, Counter[str]()
-
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return lambda **parameters: self._called("run")
-
-    def warmup(self, **parameters: object) -> SimpleNamespace:
-        self._called("compile")
-        return SimpleNamespace(run=None)
-
-    def _called(self, what: str) -> None:
-        if self.fails:
+        def compiled(**parameters: object) -> None:
             raise ValueError("out of resource: shared memory\nmore lines")
-        self.calls[what] += 1
+
+        return compiled
 
 
 def test_torch_serves_once_a_kernel_does_not_run(
@@ -216,7 +204,7 @@ def test_torch_serves_once_a_kernel_does_not_run(
 ) -> None:
     monkeypatch.setattr(kernel_module, "interpreting", lambda: False)
     monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(("linear", "route"))})
-    stub, own = Kernel("stub", Stub(fails=True), {}, {}), Tile({}, 4, 1)
+    stub, own = Kernel("stub", Stub(), {}, {}), Tile({}, 4, 1)
 
     def failing(x: torch.Tensor, weight: torch.Tensor, tile: int | None) -> torch.Tensor:
         launch(stub, (1,), own, CPU, out=x)
@@ -236,22 +224,13 @@ def test_torch_serves_once_a_kernel_does_not_run(
     assert "linear" in record.getMessage() and "ValueError: out of" in record.getMessage()
 
 
-def test_a_kernel_is_loaded_once_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_module, "interpreting", lambda: False)
-    monkeypatch.setattr(kernel_module, "_loaded", set())
-    good, bad = (Kernel("stub", Stub(fails), {}, {}) for fails in (False, True))
-    for out in (torch.ones(1), torch.ones(2), torch.ones(1).double()):
-        load(good, Tile({}, 4, 1), CPU, out=out)
-    assert good.function.calls == {"compile": 2}  # one for each dtype
-    for _ in range(2):
-        with pytest.raises(LaunchError, match="stub: ValueError: out of resource"):
-            load(bad, Tile({}, 4, 1), CPU, out=torch.ones(1).half())
-
-
 def test_where_kernels_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_test, "interpreting", lambda: False)
     assert not self_test.usable(CPU)
     assert table_of_tiles.architecture(torch.device("meta")) is None
+    monkeypatch.setattr(self_test, "installed", lambda: True)
+    monkeypatch.setattr(self_test, "os", SimpleNamespace(name="nt"))
+    assert self_test.why_unusable(torch.device("cuda", 0)).startswith("Windows lacks")
 
 
 def _items(node: ast.Dict) -> Iterator[tuple[ast.expr, ast.expr]]:

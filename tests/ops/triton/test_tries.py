@@ -1,5 +1,5 @@
 """Operations are tried in processes that a wrong one may end, after what Triton's cache lacks has
-been compiled: with stand-ins for operations that crash, hang, fail or break the device."""
+been compiled: with stand-ins for operations that crash, hang or fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
@@ -21,49 +20,17 @@ from sfumato.ops.triton.self_test import KernelTwin, Sizes, Trial
 pytestmark = pytest.mark.skipif(not installed(), reason="Triton is not installed")
 if installed():
     from sfumato.ops import triton
-    from sfumato.ops.triton import fill_cache, self_test, tries
+    from sfumato.ops.triton import self_test, tries
+    from sfumato.ops.triton.ahead_of_time import Limits
+    from sfumato.ops.triton.tiles import candidates
 
 GPU = torch.device("cuda", 0)
 HIDDEN = 2816  # of the 26B-A4B
-NAMES = ("good", "crash", "raise", "hang", "break", "leave", "last")
-
-
-def behave(name: str) -> str:
-    """Why an operation is wrong, which in `broken` leaves the device in an error."""
-    if name == "crash":
-        faulthandler.disable()  # pytest's
-        os.kill(os.getpid(), signal.SIGSEGV)
-    if name == "hang":
-        subprocess.run(["sleep", "60"], check=False)
-    if name == "leave":
-        os._exit(0)
-    if name in ("raise", "break"):
-        broken[name] = True
-        return f"RuntimeError: {name}"
-    return ""
-
-
-broken: dict[str, bool] = {}
-
-
-def responds() -> bool:
-    return "break" not in broken
-
-
-def test_a_new_child_goes_on_after_what_ends_one() -> None:
-    began = time.monotonic()
-    results = list(tries.in_turn(NAMES, behave, responds, 0.5))
-    assert results == [
-        *(("good", ""), ("crash", "crashed: SIGSEGV"), ("raise", "RuntimeError: raise")),
-        *(("hang", "took more than 0.5 s"), ("break", "RuntimeError: break")),
-        *(("leave", "crashed: exit code 0"), ("last", "")),
-    ]
-    assert time.monotonic() - began < 10 and not broken
 
 
 def test_what_a_process_wrote_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it fails, or takes too long and hears no request to end."""
-    monkeypatch.setattr(fill_cache, "serving", lambda *given: [])
+    monkeypatch.setattr(tries, "serving", lambda *given: [])
     real, code = subprocess.Popen, ""
     written = 'import sys; sys.stdin.read(); print(\'["a", ""]\\n["b", "wrong"]\', flush=True); '
 
@@ -86,20 +53,37 @@ def test_what_a_process_wrote_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_process_tries_what_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A CPU in a device's place, with the widths that it is given."""
+    """A CPU in a device's place, with the widths that it is given, and operations that fail each in
+    a way of its own."""
 
     def check(trial: Trial) -> None:
         assert trial.wanted.hidden == 96 and trial.device == torch.device("cpu")
         assert trial.wanted.products == [[96, 64]], "as JSON has it"
 
-    twins = {"linear": KernelTwin("linear", max, bool, check)}
-    given = {"work": [], "device": "cpu", "names": ["linear"],
+    def crash(trial: Trial) -> None:
+        faulthandler.disable()  # pytest's
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def hang(trial: Trial) -> None:
+        subprocess.run(["sleep", "60"], check=False)
+
+    def fail(trial: Trial) -> None:
+        raise RuntimeError("out of memory")
+
+    checks = {"route": crash, "experts": hang, "linear": check, "attend": fail, "own_scores": check}
+    twins = {name: KernelTwin(name, max, bool, each) for name, each in checks.items()}
+    given = {"work": [], "device": "cpu", "names": [*twins],
              "sizes": {"hidden": 96, "products": [[96, 64]]}}  # fmt: skip
     monkeypatch.setattr(tries, "twins", lambda formats: twins)
+    monkeypatch.setattr(tries, "EACH", Limits(0.5))
     monkeypatch.setattr(sys.stdin, "read", lambda: json.dumps(given), raising=False)
     with restored_signals():
         tries.main()
-    assert capsys.readouterr().out == '["linear", ""]\n'
+    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert results == [
+        *(["route", "crashed: SIGSEGV"], ["experts", "time-out: took more than 0.5 s"]),
+        *(["linear", ""], ["attend", "RuntimeError: out of memory"], ["own_scores", ""]),
+    ]
 
 
 class restored_signals:
@@ -143,13 +127,13 @@ def test_a_start_tries_what_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_compiled_before_the_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     """All kernels of a device of sm_90 that is not there, in all shapes, with the tiles that serve;
     those of formats that the model has."""
-    monkeypatch.setattr(fill_cache, "architecture", lambda device: "sm_90")
-    monkeypatch.setattr(fill_cache, "own_architecture", lambda device: 90)
-    first = lambda name, device, use: fill_cache.candidates(name, "sm_90")[use][0]  # noqa: E731
-    monkeypatch.setattr(fill_cache, "tile_for", first)
-    work = fill_cache.serving(GPU, HIDDEN, ("Q8_0",))
-    assert all(number == 90 and not job.candidate for job, number in work)
-    kernels = {job.kernel for job, _ in work}
+    monkeypatch.setattr(tries, "architecture", lambda device: "sm_90")
+    monkeypatch.setattr(tries, "own_architecture", lambda device: 90)
+    first = lambda name, device, use: candidates(name, "sm_90")[use][0]  # noqa: E731
+    monkeypatch.setattr(tries, "tile_for", first)
+    work = tries.serving(GPU, HIDDEN, ("Q8_0",))
+    assert all(job.number == 90 and not job.candidate for job in work)
+    kernels = {job.kernel for job in work}
     assert {"linear", "linear_planes", "router_scores"} <= kernels and "linear_fp8" not in kernels
-    assert sum(job.kernel == "linear" for job, _ in work) == 16  # eight matrices, few and many
-    assert not fill_cache.serving(GPU, 64), "a model whose sizes the kernels do not know"
+    assert sum(job.kernel == "linear" for job in work) == 16  # eight matrices, few and many
+    assert not tries.serving(GPU, 64), "a model whose sizes the kernels do not know"

@@ -183,7 +183,7 @@ def _register(operation: str, form: str, known: Iterable[str] = ("",)) -> None:
         """The result of the kernels, or, where one of them does not run, of torch from then on.
 
         A kernel that does not run wrote nothing. Operations of several kernels write to memory of
-        their own, or load all of them before the first one writes."""
+        their own, or what torch writes again."""
         device, needed = device_of(arguments), _names(operation, arguments)
         try:
             return _twin(needed[0]).function(*arguments)

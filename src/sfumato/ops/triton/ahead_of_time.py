@@ -51,6 +51,7 @@ class Job:
     use: str
     candidate: int
     variant: str = ""  # see `Kernel.variants` and `shapes`
+    number: int | str | None = None  # the device's own architecture; None: the target's
 
     def __str__(self) -> str:
         return f"{self.kernel} {self.variant or self.use} {self.candidate}"
@@ -81,28 +82,35 @@ def jobs(
     names: Sequence[str] = (),
     every: bool = False,
     formats: Sequence[str] = (),
+    number: int | str | None = None,
 ) -> Iterator[Job]:
     """The compilations of all kernels, or of those named, for targets, in all their variants: with
     the tiles that serve, or with every candidate, and then in all their shapes too.
 
-    formats: of weights in planes, for which the kernels that read those are compiled too."""
+    formats: of weights in planes, for which the kernels that read those are compiled too.  number:
+    see `Job`."""
     known = all_kernels()
     for name in names or sorted(known):
         kernel = known[name]
         variants = kernel.names(every) + kernel.of_formats(formats, every)
         for target in targets:
             for use, tiles in candidates(name, target).items():
-                for number in range(len(tiles) if every else 1):
+                for at in range(len(tiles) if every else 1):
                     for variant in variants:
-                        yield Job(name, target, use, number, variant)
+                        yield Job(name, target, use, at, variant, number)
+
+
+def kernel_of(job: Job) -> tuple[Kernel, Tile]:
+    """What a job compiles."""
+    tile = candidates(job.kernel, job.target)[job.use][job.candidate]
+    return all_kernels()[job.kernel].as_variant(job.variant), tile
 
 
 def compile_job(job: Job) -> Compiled:
-    """Compiles, and measures what came out. Raises what the compilers raise."""
+    """Compiles into Triton's cache, and measures what came out. Raises what the compilers raise."""
     target = TARGETS[job.target]
-    tile = candidates(job.kernel, job.target)[job.use][job.candidate]
-    kernel = all_kernels()[job.kernel].as_variant(job.variant)
-    made = compile_source(*source_of(kernel, tile, target), target)
+    target = replace(target, number=job.number or target.number)
+    made = compile_source(*source_of(*kernel_of(job), target), target)
     shared = int(made.metadata.shared)
     registers, spilled = _usage(made, target)
     excess = f"shared memory: {shared} bytes of {target.shared}" if shared > target.shared else ""
@@ -327,6 +335,28 @@ def _call(sender: Connection, function: Callable[[Any], Any], item: Any, limits:
         answer = None, ": ".join(filter(None, (type(error).__name__, str(error).strip()[-400:])))
     sender.send(answer)
     sender.close()
+
+
+_MEMORY = 2 << 30  # bytes of the machine's memory for each child, several times what one takes
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, and no more than have memory for a compilation."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(len(os.sched_getaffinity(0)), memory // _MEMORY))
+
+
+def compile_all(
+    work: Sequence[Job], seconds: float, limits: Limits = Limits(90, 16 << 30)
+) -> Iterator[Outcome[Job, Compiled]]:
+    """The outcome of each compilation, on all cores, as they end, until the time is up. Forks: call
+    it before the device is used."""
+    all_kernels()  # before processes are forked, so that each has them
+    end = time.monotonic() + seconds
+    for outcome in run_bounded(compile_job, work, usable_cores(), limits):
+        yield outcome
+        if time.monotonic() > end:
+            return
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

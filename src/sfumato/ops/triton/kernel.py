@@ -8,28 +8,18 @@ Where the environment variable TRITON_INTERPRET is 1 before Triton is imported, 
 process are interpreted on a CPU.  The interpreter multiplies the bit patterns of bfloat16 numbers
 and truncates where it stores them, so interpreted kernels get UPCAST = True, by which they
 multiply float32 operands, and tests give them float32 tensors.
-
-The interpreter replaces the operations of `triton.language` by its own before each launch and each
-call of a device function, and that takes longer than the kernel does.  `patch_once` has it do so
-once in a process.  Its matrix products are NumPy's, which on some processors sum in an order that
-depends on the number of rows; summed in float64 and rounded once, they do not show the order.
-Nothing changes where kernels are compiled.
 """
 
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 
 from sfumato.ops.triton.planes import LAYOUTS
@@ -117,8 +107,6 @@ class Kernel:
 
 
 _kernels: dict[str, Kernel] = {}
-_counters: list[Counter[str]] = []
-_loaded: set[tuple[Any, ...]] = set()
 
 
 def register(kernel: Kernel) -> Kernel:
@@ -153,44 +141,23 @@ def launch(
     grid: programs along each axis; parameters: all of the kernel's but those that the tile gives
     and UPCAST and DESCRIPTORS.  Raises LaunchError where a kernel does not get to run.
     """
-    for counter in _counters:
-        counter[kernel.name] += 1
-    if interpreting():
-        patch_once()
     try:
-        _call(kernel.function[grid], kernel, tile, device, parameters)
+        _run(kernel, grid, tile, device, parameters)
     except Exception as error:  # Triton's compilers raise errors of many classes
         if interpreting():
             raise
         raise LaunchError(f"{kernel.name}: {type(error).__name__}: {error}") from error
 
 
-def load(kernel: Kernel, tile: Tile, device: torch.device, **parameters: Any) -> None:
-    """Compiles what `launch` would run and loads it on the device, once, and runs nothing: for an
-    operation that must not end between two launches.  Raises LaunchError as `launch` does."""
-    kinds = ((name, getattr(x, "dtype", x)) for name, x in sorted(parameters.items()))
-    key = (kernel.name, device, *kinds)
-    if interpreting() or key in _loaded:
-        return
-    warmup = partial(kernel.function.warmup, grid=(1,))
-    try:
-        with _current(device):
-            compiled = _call(warmup, kernel, tile, device, parameters)
-            _ = compiled.run  # loads it, where it was not loaded
-    except Exception as error:
-        raise LaunchError(f"{kernel.name}: {type(error).__name__}: {error}") from error
-    _loaded.add(key)
-
-
-def _call(
-    run: Callable[..., Any],
+def _run(
     kernel: Kernel,
+    grid: tuple[int, ...],
     tile: Tile,
     device: torch.device,
     parameters: dict[str, Any],
-) -> Any:
+) -> None:
     with _current(device):
-        return run(**given(kernel, tile, device, parameters))
+        kernel.function[grid](**given(kernel, tile, device, parameters))
 
 
 def given(
@@ -208,36 +175,3 @@ def given(
 def _current(device: torch.device) -> AbstractContextManager[Any]:
     """Triton launches on the current device, whatever the device of the tensors."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-@cache
-def patch_once() -> None:
-    """Replaces the operations of the language for good; only where all kernels of the process are
-    interpreted."""
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    patches: Any = interpreter
-    _steady_products(patches)
-    original = getattr(patches, "_patch_lang", None)
-    if original is None:  # another version of Triton: slower, and as right
-        return
-    # Kernels use the first module, and Triton's own device functions the second.
-    original(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-    nothing = SimpleNamespace(restore=lambda: None)
-    patches._patch_lang = lambda function: nothing
-
-
-def _steady_products(interpreter: Any) -> None:
-    """Has products of float32 tiles summed in float64."""
-    builder = interpreter.InterpreterBuilder
-    original = builder.create_dot
-
-    def create_dot(self: Any, a: Any, b: Any, d: Any, *precision: Any) -> Any:
-        if not a.data.dtype == b.data.dtype == d.data.dtype == np.float32:
-            return original(self, a, b, d, *precision)
-        with np.errstate(invalid="ignore", over="ignore"):  # infinities, as a device takes them
-            product = np.matmul(a.data, b.data, dtype=np.float64).astype(np.float32)
-        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
-
-    builder.create_dot = create_dot

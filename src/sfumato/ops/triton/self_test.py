@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -250,6 +251,8 @@ def why_unusable(device: torch.device) -> str:
     """Why no kernel can run on a GPU; empty where kernels can."""
     if not installed():
         return "Triton is not installed"
+    if os.name == "nt":
+        return "Windows lacks the processes in which kernels are tried"
     if architecture(_indexed(device)) is None:
         return "the table of tiles has none for this GPU"
     return ""

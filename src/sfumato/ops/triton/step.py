@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sfumato.ops.triton.kernel import Kernel, launch, load, register
+from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.self_test import KernelTwin, Trial
 from sfumato.ops.triton.tiles import tile_for
 
@@ -370,10 +370,8 @@ def move_rows(
         "TOP": stats.top_ids.shape[-1],
         "PLACES": triton.next_power_of_2(width),
     }
-    tile = tile_for("move_rows", device)
-    # Rows whose soft embedding is new and whose tokens are old would be lost.
-    load(MOVE_ROWS, tile, device, **of_rows)
-    # First, since it reads which rows are done before this step.
+    # First, since it reads which rows are done before this step; torch, if the second does not run,
+    # writes the same again.
     launch(
         TAKE_SOFT,
         (count * width,),
@@ -386,7 +384,7 @@ def move_rows(
         width=width,
         HIDDEN=soft.shape[-1],
     )
-    launch(MOVE_ROWS, (count,), tile, device, **of_rows)
+    launch(MOVE_ROWS, (count,), tile_for("move_rows", device), device, **of_rows)
 
 
 def _serves(

@@ -1,10 +1,9 @@
 """Tries kernels in processes that a wrong one may end: before a start, and for benchmarks.
 
-A process of its own, which does not touch the device, first compiles what Triton's cache lacks on
-all cores, each kernel in a child that is bounded in time and memory. Then a child tries one
-operation after another; where one crashes, hangs or leaves the device in an error, a new child
-goes on with the next. Each result is written as soon as it is known. What is not compiled when the
-time is up, or fails, is compiled where it is first tried.
+A process of its own, which does not touch the device, first compiles into Triton's cache what the
+26B-A4B launches there, on all cores.  Then a child for each operation tries it, so that one that
+crashes, hangs or leaves the device in an error fails alone.  Each result is written as soon as it
+is known.  What is not compiled when the time is up, or fails, is compiled where it is first tried.
 """
 
 from __future__ import annotations
@@ -16,77 +15,69 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
-from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-from sfumato.ops.triton import fill_cache, twins
-from sfumato.ops.triton.ahead_of_time import Job, begin
+from sfumato.ops.triton import twins
+from sfumato.ops.triton.ahead_of_time import (
+    Job,
+    Limits,
+    compile_all,
+    jobs,
+    kernel_of,
+    run_bounded,
+)
+from sfumato.ops.triton.kernel import all_kernels
+from sfumato.ops.triton.planes import LAYOUTS
 from sfumato.ops.triton.self_test import Sizes, Trial, why_wrong
+from sfumato.ops.triton.tiles import architecture, own_architecture, tile_for
 
 log = logging.getLogger(__name__)
 
-SECONDS = 300.0
-"""Seconds for one operation, whose kernels may have to be compiled."""
+COMPILING = 60.0
+"""Seconds for all compilations."""
+EACH = Limits(300.0)
+"""Limits of one operation, whose kernels may have to be compiled."""
 ALL_SECONDS = 1800.0
 """Seconds for the process."""
 
 
-def in_turn(
-    names: Sequence[str],
-    check: Callable[[str], str],
-    responds: Callable[[], bool],
-    seconds: float = SECONDS,
-) -> Iterator[tuple[str, str]]:
-    """Each name and why its check failed, empty where it passed, as they end.
+def serving(device: torch.device, hidden: int, formats: Collection[str] = ()) -> list[Job]:
+    """The compilations of all kernels in all shapes, with the tiles that serve on a device; of
+    those that read planes or codes, for these formats.
 
-    check: why an operation is wrong.  responds: whether the device is still of use after that.
+    hidden: size of a hidden state of the model; where it is another than that of which the kernels
+    know the sizes, there is nothing.
     """
-    left = list(names)
-    while left:
-        receiver, child = begin(None, _try, tuple(left), check, responds)
-        goes_on = True
-        try:
-            while left and goes_on:
-                why, goes_on = f"took more than {seconds:g} s", False
-                if receiver.poll(seconds):
-                    answer = None
-                    with suppress(EOFError):
-                        answer = receiver.recv()
-                    why, goes_on = answer or (child.crash(), False)
-                yield left.pop(0), why
-        finally:
-            child.kill()
-            receiver.close()
+    target, number = architecture(device), own_architecture(device)
+    if target is None or all_kernels()["listed_scores"].sizes["HIDDEN"] != hidden:
+        return []
+    known = sorted(LAYOUTS.keys() & set(formats))
+    work = jobs([target], every=True, formats=known, number=number)
+    return [job for job in work if _wanted(job, device, formats)]
 
 
-def _try(
-    sender: Connection,
-    names: Sequence[str],
-    check: Callable[[str], str],
-    responds: Callable[[], bool],
-) -> None:
-    """In the child."""
-    for name in names:
-        why = check(name)
-        goes_on = not why or responds()
-        sender.send((why, goes_on))
-        if not goes_on:
-            return
+def _wanted(job: Job, device: torch.device, formats: Collection[str]) -> bool:
+    """Whether a device launches this with the tiles that serve there, of weights of formats."""
+    kernel, tile = kernel_of(job)
+    of_others = kernel.sizes.get("SILU")  # no network of these sizes
+    if of_others or tile != tile_for(job.kernel, device, job.use):
+        return False
+    if kernel.format:
+        return kernel.format in formats
+    return not kernel.columns or job.variant.partition(": ")[0] in formats
 
 
 def run(trial: Trial, formats: Collection[str], names: Sequence[str]) -> dict[str, str]:
     """Why each operation fails on a GPU, empty where it passes: in a process of its own, which ends
     with all its children. formats: of the model's quantized weights."""
-    began, work = time.monotonic(), fill_cache.serving(trial.device, trial.sizes.hidden, formats)
+    began, work = time.monotonic(), serving(trial.device, trial.sizes.hidden, formats)
     log.info("trying %d operations; %d kernels are compiled first", len(names), len(work))
     given = {
-        "work": [(asdict(job), number) for job, number in work],
+        "work": [asdict(job) for job in work],
         "device": str(trial.device),
         "sizes": asdict(trial.wanted),
         "names": list(names),
@@ -121,32 +112,22 @@ def _ended(process: subprocess.Popen[str]) -> str:
         return process.communicate()[0]
 
 
-def responds(device: torch.device) -> bool:
-    """Whether a device still computes: after some errors no call of the process succeeds."""
-    try:
-        return float(torch.ones(1, device=device).sum()) == 1.0
-    except RuntimeError:
-        return False
-
-
 def main() -> None:
     """Reads what to do from standard input; writes a line of JSON for each operation."""
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, lambda number, frame: sys.exit(1))  # ends the children too
     given: dict[str, Any] = json.loads(sys.stdin.read())
     signal.setitimer(signal.ITIMER_REAL, ALL_SECONDS)  # whatever becomes of the parent
-    work = [(Job(**job), number) for job, number in given["work"]]
-    for _ in fill_cache.compile_all(work, fill_cache.SECONDS):
+    for _ in compile_all([Job(**job) for job in given["work"]], COMPILING):
         pass
-    names, device = given["names"], torch.device(given["device"])
-    known = twins(name.partition(" ")[2] for name in names)
-    trial = Trial(device, Sizes(**given["sizes"]))
+    known = twins(name.partition(" ")[2] for name in given["names"])
+    trial = Trial(torch.device(given["device"]), Sizes(**given["sizes"]))
 
     def check(name: str) -> str:
         return why_wrong(known[name], trial)
 
-    for each in in_turn(names, check, partial(responds, device)):
-        print(json.dumps(each), flush=True)
+    for tried in run_bounded(check, given["names"], 1, EACH):
+        print(json.dumps((tried.item, tried.failure or tried.result)), flush=True)
 
 
 if __name__ == "__main__":
