@@ -1,8 +1,9 @@
 """What the docs take from the code's tables: docs/options.md and docs/exclusions.md (`make options`
 writes them), the formats in docs/conversion.md, the names of models in docs/serving.md, and the
-models in docs/performance.md, and the choices in docs/tuning.md (to be pasted).
+models in docs/performance.md, the choices in docs/tuning.md, and the metrics of gateways in
+docs/scale.md (to be pasted).
 
-    python docs/tables.py options|exclusions|formats|models|catalogue|tuning
+    python docs/tables.py options|exclusions|formats|models|catalogue|tuning|gateways
 
 Tests hold that the files are up to date.
 """
@@ -18,6 +19,7 @@ from sfumato.options import SETTINGS, Setting
 from sfumato.options.exclusions import EXCLUSIONS, Exclusion
 from sfumato.options.table import OPTIONS, Option, options_of
 from sfumato.options.tuning import TUNING
+from sfumato.server.gateways import METRICS, GatewayMetric
 from sfumato.values import Flag
 from sfumato.weights.formats import BLOCKS, FLOAT, FORMATS, SCALED, Format
 
@@ -276,6 +278,18 @@ def catalogue() -> str:
     return "\n".join(_cells(*row) for row in rows)
 
 
+def gateways() -> str:
+    """The table of docs/scale.md."""
+    rows = [_cells(_gateway_names(each), each.kind, each.help, each.readers) for each in METRICS]
+    return "\n".join(["| Metric | | | read by |", "|---|---|---|---|", *rows, ""])
+
+
+def _gateway_names(metric: GatewayMetric) -> str:
+    labels = f"{{{','.join(metric.labels)}}}"
+    older = f", `{metric.older}`" if metric.older else ""
+    return f"`{metric.name}{labels}`{older}"
+
+
 PAGES = {
     "options": options,
     "exclusions": exclusions,
@@ -283,6 +297,7 @@ PAGES = {
     "models": models,
     "catalogue": catalogue,
     "tuning": tuning,
+    "gateways": gateways,
 }
 
 if __name__ == "__main__":

@@ -24,6 +24,11 @@ def test_the_choices_of_tuning_are_up_to_date() -> None:
     assert tables.tuning() in page, "paste what `python docs/tables.py tuning` prints"
 
 
+def test_the_metrics_of_gateways_are_up_to_date() -> None:
+    page = PAGE.with_name("scale.md").read_text(encoding="utf-8")
+    assert tables.gateways() in page, "paste what `python docs/tables.py gateways` prints"
+
+
 def test_its_example_is_a_file_of_options(tmp_path: Path) -> None:
     example = tables.options().split("```toml\n")[1].split("```")[0]
     (tmp_path / "sfumato.toml").write_text(example, encoding="utf-8")

@@ -24,6 +24,7 @@ from sfumato.engine.memory.guard import MemoryView
 from sfumato.engine.queue.slots import SlotState
 from sfumato.engine.request import Request
 from sfumato.engine.stats import EngineState, Health, History, RowState, Speeds, Totals
+from sfumato.server import gateways
 from sfumato.server.metrics import Metrics
 
 CHAT = "/v1/chat/completions"
@@ -170,12 +171,40 @@ def test_the_engine_is_read_at_the_scrape(metrics: Metrics) -> None:
     assert read("sfumato_build_info", **about) == 1
 
 
+def test_what_gateways_read_of_a_replica() -> None:
+    """The types too: a router reads gauges and counters, and numbers in labels."""
+    engine = scripted()
+    read = reader(Metrics(engine))
+    of = {"model_name": "small.gguf"}
+    assert read("vllm:num_requests_waiting", **of) == 23
+    assert read("vllm:num_requests_running", **of) == 3
+    # Three of five slots of 512 positions are leased, however few they hold.
+    assert read("vllm:kv_cache_usage_perc", **of) == 0.6
+    assert read("vllm:gpu_cache_usage_perc", **of) == 0.6
+    assert read("vllm:cache_config_info", block_size="64", num_gpu_blocks="40") == 1
+    assert read("vllm:prefix_cache_queries_total", **of) == TOTALS.prompt_tokens
+    assert read("vllm:gpu_prefix_cache_hits_total", **of) == TOTALS.cached_tokens
+    assert read("vllm:generation_tokens_total", **of) == TOTALS.output_tokens
+    text = Metrics(engine).text().decode()
+    assert "vllm:lora_requests_info" not in text
+    cast("Any", engine).adapters = {"b": None, "a": None}
+    large = SlotState(5, 9999, True, 1, True, None)  # made for one request: the labels stay
+    cast("Any", engine).state().slots = (*engine.state().slots, large)
+    text = Metrics(engine).text().decode()
+    labels = 'max_lora="2",running_lora_adapters="a,b",waiting_lora_adapters=""'
+    assert float(text.split(f"vllm:lora_requests_info{{{labels}}} ")[1].split()[0]) > 1.7e9
+    assert 'num_gpu_blocks="40"' in text
+    for metric in gateways.METRICS:
+        for name in metric.names:
+            assert f"# TYPE {name} {metric.kind}\n" in text
+
+
 def test_names_follow_the_conventions(metrics: Metrics) -> None:
     metrics.observe(Request(""), finished())
     families = list(text_string_to_metric_families(metrics.text().decode()))
     assert CONTENT_TYPE_LATEST.startswith("text/plain; version=")
     for family in families:
-        assert family.name.startswith(("sfumato_", "process_", "llamacpp:"))
+        assert family.name.startswith(("sfumato_", "process_", "llamacpp:", "vllm:"))
         assert family.documentation and family.type != "unknown"
         assert not family.name.endswith(("_ms", "_s", "_mb", "_per_second"))
         labels = {name for sample in family.samples for name in sample.labels} - {"le"}

@@ -157,6 +157,7 @@ def test_a_refusal_is_counted_and_audited(
 
 
 def test_a_signal_lets_requests_finish(start: Callable[..., Program]) -> None:
+    """And meanwhile the server answers: it is not ready, lives, and refuses what is new."""
     program = start("--slots", "1", "--context", "4096", "--drain", "30")
     answers: list[httpx.Response] = []
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True}
@@ -168,9 +169,19 @@ def test_a_signal_lets_requests_finish(start: Callable[..., Program]) -> None:
     thread = threading.Thread(target=ask)
     thread.start()
     wait_until_running(program)
-    code, _ = program.end()
+    assert httpx.get(f"{program.url}/readyz").status_code == 200
+    program.process.send_signal(signal.SIGTERM)
+    until = time.monotonic() + 5
+    while (ready := httpx.get(f"{program.url}/readyz")).status_code == 200:
+        assert time.monotonic() < until
+    assert ready.status_code == 503 and "shutting down" in ready.json()["reason"]
+    assert httpx.get(f"{program.url}/livez").status_code == 200
+    late = httpx.post(f"{program.url}/v1/chat/completions", json=body | {"max_tokens": 1})
+    assert late.status_code == 503 and int(late.headers["retry-after"]) >= 1
+    assert late.headers["connection"] == "close" and not answers
+    _, stderr = program.process.communicate(timeout=30)
     thread.join()
-    assert code == 0
+    assert program.process.returncode == 0 and "1 request has 30 seconds" in stderr
     assert answers[0].json()["usage"]["completion_tokens"] == 320
 
 

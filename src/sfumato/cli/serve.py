@@ -269,6 +269,7 @@ def _settings(args: argparse.Namespace, served: Served) -> ServerSettings:
         aliases=tuple(args.alias),
         api_keys=_api_keys(args),
         public_models=args.public_models,
+        public_metrics=args.public_metrics,
         model_paths=paths if args.show_model_path else {},
         cors_origins=tuple(args.cors_origin),
         lenient=args.lenient,

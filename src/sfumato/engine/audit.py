@@ -75,6 +75,8 @@ def entry(
     }
     if account is None:
         fields["tokens"]["requested"] = request.max_tokens
+    if request.call:
+        fields["headers"] = dict(request.call)
     if account is not None and account.constraint is not None:
         fields["constraint"] = asdict(account.constraint)
     if account is not None and account.questions is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,6 +39,12 @@ def new_id(kind: str = "req") -> str:
     return f"{kind}-{secrets.token_hex(8)}"
 
 
+_NO_CALL: Mapping[str, str] = {}
+CALL: ContextVar[Mapping[str, str]] = ContextVar("sfumato_call", default=_NO_CALL)
+"""What the audit says of the call that is being answered, by name: headers. The requests that are
+made in its context take it with them, those that are refused before they are complete too."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AnyRequest:
     """What all requests have. By itself, a request for a task that its caller has made."""
@@ -50,6 +57,7 @@ class AnyRequest:
     id: str = field(default_factory=new_id)
     endpoint: str = "api"  # where it came in, for the audit
     user: str | None = None  # whose it is, for the audit
+    call: Mapping[str, str] = field(default_factory=CALL.get, compare=False)  # see `CALL`
 
     def texts(self) -> dict[str, Any]:
         """What it asks, as plain values, for the audit; nothing where only the task knows."""

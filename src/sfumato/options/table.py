@@ -424,6 +424,8 @@ SERVING = (
     Option("api-key-file", PATH, SERVE, "file that has the keys, one a line", None, "FILE", HTTP),
     Option("public-models", FLAG, SERVE,
            "answer /v1/models without a key", False, "", HTTP),
+    Option("public-metrics", FLAG, SERVE,
+           "answer /metrics without a key, which gateways do not send", False, "", HTTP),
     Option("show-model-path", FLAG, SERVE,
            "show in /props where the model lies", False, "", HTTP),
     Option("cors-origin", Each(TEXT), SERVE,

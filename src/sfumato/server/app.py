@@ -13,7 +13,7 @@ from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from sfumato import __version__
-from sfumato.server import adapters, info, replay
+from sfumato.server import adapters, info, render, replay
 from sfumato.server.dialects import DECISIONS, DIALECTS, by_path, decisions, ollama
 from sfumato.server.dialects.anthropic import COUNT_TOKENS
 from sfumato.server.dialects.responses.renderer import add_routes as add_response_routes
@@ -56,7 +56,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.service = service
-    posts = (*dialects, COUNT_TOKENS, ollama.SHOW, *info.POSTS, *adapters.POSTS)
+    posts = (*dialects, COUNT_TOKENS, ollama.SHOW, *info.POSTS, *render.POSTS, *adapters.POSTS)
     for post in posts:
         _add_post(app, service, post)
     for each in DECISIONS:

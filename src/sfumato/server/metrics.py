@@ -2,12 +2,13 @@
 
 Names and units follow Prometheus' conventions: base units, `_total` for what only grows, and the
 values of a label never overlap, so that `sum()` is right. What `rate()` computes (tokens a second,
-seconds a step) has no gauge. The engine's state also stands under the names that llama-server has;
-what llama-server counts of speculative decoding has no counterpart here. Each app has a registry of
-its own."""
+seconds a step) has no gauge. The engine's state also stands under the names of llama-server, and
+under those that gateways read (`gateways`); what llama-server counts of speculative decoding has no
+counterpart here. Each app has a registry of its own."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -30,6 +31,7 @@ from sfumato.engine.events import Terminal
 from sfumato.engine.memory.guard import MemoryView
 from sfumato.engine.request import AnyRequest
 from sfumato.engine.stats import EngineState, Phase
+from sfumato.server import gateways
 
 PHASES: tuple[Phase, ...] = ("prefill", "denoise", "causal", "commit", "read")
 MINUTES = (60, 120, 300, 900, 3600, 21600)  # in seconds; a request may take six hours
@@ -189,6 +191,7 @@ def _engine(engine: Engine | None) -> Iterator[Metric]:
     yield from _counters(state)
     yield from _gauges(state)
     yield from _llama_families(state)
+    yield from _gateway_families(engine, state)
     yield from _memory(engine.used_memory(), state.memory)
 
 
@@ -319,3 +322,37 @@ def _llama_families(state: EngineState) -> Iterator[Metric]:
     }
     yield from _families(CounterMetricFamily, counters)
     yield from _families(GaugeMetricFamily, gauges)
+
+
+def _gateway_families(engine: Engine, state: EngineState) -> Iterator[Metric]:
+    """What gateways read; see `gateways.METRICS`."""
+    totals, model = state.totals, engine.served.name
+    positions = sum(slot.context for slot in state.slots)
+    leased = sum(slot.context for slot in state.slots if slot.busy)
+    # Without the slots made for long requests: a label must not change from scrape to scrape.
+    blocks = sum(slot.context for slot in state.slots if not slot.larger) // gateways.PREFIX_BLOCK
+    adapters = sorted(engine.adapters)
+    numbers: dict[str, float] = {
+        "vllm:num_requests_waiting": state.waiting,
+        "vllm:num_requests_running": len(state.running),
+        "vllm:kv_cache_usage_perc": leased / positions if positions else 0.0,
+        "vllm:prefix_cache_queries_total": totals.prompt_tokens,
+        "vllm:prefix_cache_hits_total": totals.cached_tokens,
+        "vllm:prompt_tokens_total": totals.prompt_tokens,
+        "vllm:generation_tokens_total": totals.output_tokens,
+        "vllm:cache_config_info": 1.0,
+    }
+    labels: dict[str, tuple[str, ...]] = {
+        "vllm:cache_config_info": (str(gateways.PREFIX_BLOCK), str(blocks)),
+    }
+    if adapters:
+        numbers["vllm:lora_requests_info"] = time.time()
+        labels["vllm:lora_requests_info"] = (str(len(adapters)), ",".join(adapters), "")
+    for metric in gateways.METRICS:
+        if metric.name not in numbers:
+            continue
+        kind: Kind = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
+        for name in metric.names:
+            family = kind(name, metric.help, labels=metric.labels)
+            family.add_metric(labels.get(metric.name, (model,)), numbers[metric.name])
+            yield family

@@ -25,7 +25,7 @@ from fastapi import Request as HttpRequest
 from sfumato.engine import Engine, Health
 from sfumato.engine.engine import CLOSING, JOIN_S
 from sfumato.refused import Refused
-from sfumato.server.http.errors import CLIENT_GONE, RETRY_LATER, ApiError, without_paths
+from sfumato.server.http.errors import CLIENT_GONE, GOODBYE, RETRY_LATER, ApiError, without_paths
 from sfumato.server.http.inflight import disconnect
 from sfumato.server.http.middleware import ASGIApp, Receive, Scope, Send
 
@@ -193,7 +193,7 @@ class Models:
                 if leaving.done():
                     raise ApiError(CLIENT_GONE, "the client has disconnected")
                 if self._is_closed:
-                    raise ApiError(503, CLOSING, code="shutdown")
+                    raise ApiError(503, CLOSING, code="shutdown", headers=RETRY_LATER | GOODBYE)
                 if loop.time() > until:
                     raise _busy(f"the turn of this request did not come in {WAIT_S:g} seconds")
                 await asyncio.wait(either, timeout=CHECK_S, return_when=asyncio.FIRST_COMPLETED)

@@ -96,9 +96,8 @@ _FAILS = {
     413: "The body is too large.",
     415: "The body has a Content-Encoding other than zstd.",
     422: "A field is wrong, unknown or not supported, or a rule is broken that 400 lists.",
-    429: "The queue is full.",
     500: "A fault of the server.",
-    503: "The engine is shutting down, or has no memory.",
+    503: "The queue is full, or the engine is shutting down, or has no memory.",
     504: "The deadline has passed.",
     529: "The server is overloaded.",
 }
@@ -131,7 +130,7 @@ def takes(
     schema = _any_of(model.__name__ for model in models)
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     others = {status for form in forms for status in form.statuses}
-    answers = fails(400, 408, 415, 429, 503, 504, *others, *statuses, forms=forms)
+    answers = fails(400, 408, 415, 503, 504, *others, *statuses, forms=forms)
     if stream:
         answers[200] = {
             "description": "The reply, as one body or as a stream.",

@@ -17,6 +17,7 @@ class ServerSettings:
     aliases: tuple[str, ...] = ()  # further names of the first model, which /v1/models lists
     api_keys: tuple[str, ...] = ()  # one of which is asked for; none: no key is asked for
     public_models: bool = False  # /v1/models needs no key
+    public_metrics: bool = False  # /metrics needs no key
     # What /props shows of where models lie, by their names; else it has the names of the files.
     model_paths: Mapping[str, str] = field(default_factory=dict)
     cors_origins: tuple[str, ...] = ()  # web pages elsewhere that may call, as https://host:port

@@ -195,12 +195,12 @@ def test_bad_grammars_hold_up_no_stream(server: Served) -> None:
     assert frames and gap < 3  # on a machine that does nothing else: some tenths
 
 
-def test_too_many_that_wait_to_be_compiled_are_a_429(
+def test_too_many_that_wait_to_be_compiled_are_a_503(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inflight, "MOST_WAITING", 0)
     answer = server.chat("x", json_schema=SCHEMA)
-    assert answer.status_code == 429 and answer.json()["error"]["code"] == "queue_full"
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "queue_full"
     assert "Retry-After" in answer.headers
     assert server.chat("x", max_tokens=1).status_code == 200
 

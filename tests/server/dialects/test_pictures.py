@@ -128,6 +128,20 @@ def user(*content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": list(content)}]
 
 
+def test_a_rendered_prompt_names_its_pictures_and_their_places(seeing: Served) -> None:
+    """As llm-d's router reads them; the same picture has the same hash in any prompt."""
+    messages = user(image_url(), TEXT, image_url(OTHER_URL))
+    _, prompt = ask(seeing, CHAT, messages=messages, **SHORT)
+    body = seeing.post(f"{CHAT}/render", messages=messages).json()
+    assert body["token_ids"] == prompt.ids
+    features, placed = body["features"], prompt.pictures
+    assert features["mm_hashes"]["image"] == [each.patches.key for each in placed]
+    places = [(p["offset"], p["length"]) for p in features["mm_placeholders"]["image"]]
+    assert places == [(each.start, each.patches.soft_tokens) for each in placed]
+    alone = seeing.post(f"{CHAT}/render", messages=user(image_url())).json()["features"]
+    assert alone["mm_hashes"]["image"] == features["mm_hashes"]["image"][:1]
+
+
 def input_image(url: str = URL, **more: Any) -> dict[str, Any]:
     return {"type": "input_image", "image_url": url, **more}
 

@@ -216,7 +216,7 @@ def test_text_that_no_context_holds_is_not_tokenized(
     assert "440,000 characters" in error["message"] or path == "/v1/chat/completions"
 
 
-def test_a_full_queue_is_a_429(serve: Callable[..., Any], eventually: Any) -> None:
+def test_a_full_queue_is_a_503(serve: Callable[..., Any], eventually: Any) -> None:
     model = answering_model(LONG)
     slow_down(model, lambda: time.sleep(0.02))
     served = serve(model, slots=1, queue=2, context=4096)
@@ -232,9 +232,9 @@ def test_a_full_queue_is_a_429(serve: Callable[..., Any], eventually: Any) -> No
     threads[2].start()
     eventually(lambda: served.engine.state().waiting == 2)
     # Of n requests none runs where there is no room for the first.
-    refused(served.chat("Hi", n=2), 429)
+    refused(served.chat("Hi", n=2), 503)
     answer = served.chat("Hi")
-    assert refused(answer, 429)["type"] == "rate_limit_error"
+    assert refused(answer, 503)["code"] == "queue_full"
     assert int(answer.headers["retry-after"]) >= 1
     for thread in threads:
         thread.join()

@@ -19,6 +19,8 @@ from tests.server.test_metrics import finished
 from sfumato.api import Model
 from sfumato.cli import serve
 from sfumato.engine import Engine, EngineConfig, Failed, Request
+from sfumato.engine.audit import entry
+from sfumato.server import gateways
 from sfumato.server.app import ServerSettings, create_app
 from sfumato.server.http import logs
 from sfumato.server.http.logs import RateLimit
@@ -112,6 +114,44 @@ def test_what_the_engine_has_told_of_is_not_audited_twice(observed: ServedEngine
     assert observed.lines == []
     route = {"route": "/v1/completions", "status": "400"}
     assert observed.count("sfumato_http_requests_total", **route) == 1
+
+
+def test_headers_of_routers_reach_the_logs_and_no_answer(
+    observed: ServedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The exchange of a router, written by hand after llm-d-router's source: it sets or passes
+    these headers, and reads the request id."""
+    ended: list[Any] = []
+    engine = observed.client.app.state.service.engine  # type: ignore[attr-defined]
+    engine._outputs._on_finish = lambda request, event: ended.append(request)
+    key = {"Authorization": "Bearer key"}
+    body = {"prompt": "Hi", "max_tokens": 1, "seed": 1}
+    plain = observed.client.post("/v1/completions", json=body, headers=key)
+    named = {name: f"{at}-of/router=" for at, name in enumerate(gateways.HEADERS)}
+    answer = observed.client.post("/v1/completions", json=body, headers=key | named)
+    assert answer.json()["choices"] == plain.json()["choices"]
+    assert answer.headers.get_list("x-request-id") == [named["x-request-id"]]
+    own = answer.json()["id"].replace("cmpl-", "req-")
+    line = entry(ended[1], finished(), {})
+    assert (line["request_id"], line["headers"]) == (own, named)
+    assert plain.headers["x-request-id"] == ended[0].id
+    assert "headers" not in entry(ended[0], finished(), {})
+    # What is refused has them too: before the engine, and by it.
+    assert (
+        observed.client.get("/nowhere", headers=key | named).headers["x-request-id"].startswith("0")
+    )
+    assert observed.lines[-1]["headers"] == named
+    assert "x-session-token 2-of/router=" in caplog.records[-1].getMessage()
+    long = {"prompt": "x" * 1500, "max_tokens": 16_000}
+    assert observed.client.post("/v1/completions", json=long, headers=key | named).is_client_error
+    assert ended[-1].call == named
+    # A value that could forge a line, or is too long, counts as absent.
+    for bad in ("a b", "x" * 129, "ä".encode("latin-1"), "a\tb"):
+        wrong = observed.client.post(
+            "/v1/completions", json=body, headers=key | {"x-request-id": bad}
+        )
+        assert wrong.status_code == 200 and wrong.headers["x-request-id"] == ended[-1].id
+        assert not ended[-1].call
 
 
 def test_a_flood_of_refusals_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:

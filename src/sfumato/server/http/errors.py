@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 2
 RETRY_LATER = {"Retry-After": str(RETRY_AFTER_S)}
+GOODBYE = {"Connection": "close"}  # of a server that ends: the next request goes to another one
 CLIENT_GONE = 499  # as nginx writes it; there is no client to read it
 # Keys of an ASGI scope.
 REFUSAL = "sfumato.refusal"  # the ApiError of its answer
@@ -40,7 +41,7 @@ _PATH = re.compile(r"(?<![\w/.:])/(?:[^\s/'\",;]+/)+([^\s/'\",;]*)")
 _STATUS = {
     "invalid": 400,
     "too_large": 400,
-    "queue_full": 429,
+    "queue_full": 503,  # so that a gateway tries another server; 429 would be the client's rate
     "not_ready": 503,
     "timeout": 504,
     "cancelled": CLIENT_GONE,
@@ -49,7 +50,7 @@ _STATUS = {
     "internal": 500,
 }
 _REFUSALS = (
-    (QueueFull, 429, "queue_full"),
+    (QueueFull, 503, "queue_full"),
     (NotReady, 503, "not_ready"),
     (EngineDead, 503, "engine_unavailable"),
 )
@@ -58,7 +59,6 @@ _TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    429: "rate_limit_error",
     503: "service_unavailable_error",
     504: "timeout_error",
 }
@@ -258,6 +258,8 @@ def from_refusal(error: Exception, request: AnyRequest) -> ApiError:
         if isinstance(error, kind):
             seconds = math.ceil(error.retry_s) if isinstance(error, NotReady) else 0
             headers = {"Retry-After": str(max(RETRY_AFTER_S, seconds)), "X-Request-Id": request.id}
+            if isinstance(error, EngineDead):
+                headers |= GOODBYE
             answer = ApiError(status, without_paths(str(error)), code=code, headers=headers)
             answer.recorded = True
             return answer
@@ -277,7 +279,7 @@ def from_failed(failed: Failed) -> ApiError:
         else:
             answer.code = failed.kind
     else:
-        headers = dict(RETRY_LATER) if status in (429, 503) else None
+        headers = dict(RETRY_LATER) if status == 503 else None
         message = without_paths(failed.message)
         answer = ApiError(status, message, code=failed.kind, headers=headers)
     answer.recorded = True

@@ -2,9 +2,9 @@
 
 The gate checks path, host, origin, key and size of the body, and adds headers to answers. The
 observer, which is outermost and so sees what the gate refuses too, counts every answer by route,
-status and time, and writes refusals to the logs; its labels are templates of routes and statuses,
-never a client's text. Plain ASGI, so that a stream passes through unbuffered and a disconnect
-reaches its route.
+status and time, gives a client's request id back, and writes refusals to the logs; its labels are
+templates of routes and statuses, never a client's text. Plain ASGI, so that a stream passes through
+unbuffered and a disconnect reaches its route.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any
@@ -23,6 +23,8 @@ from urllib.parse import SplitResult, urlsplit
 
 from fastapi.datastructures import Headers
 
+from sfumato.engine.request import CALL
+from sfumato.server.gateways import REQUEST_ID, kept
 from sfumato.server.http.errors import (
     CLIENT_GONE,
     ERROR_FORM,
@@ -62,7 +64,8 @@ OWNER = "sfumato.owner"
 
 KEY_HEADERS = ("x-api-key", "x-goog-api-key")  # besides Authorization
 OPEN_PATHS = frozenset({"/health", "/v1/health", "/readyz", "/livez"})
-MODEL_PATHS = frozenset({"/v1/models"})  # open where the operator says so
+MODEL_PATHS = frozenset({"/v1/models"})  # open where the operator says so, as the next one
+METRICS_PATHS = frozenset({"/metrics"})
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -136,6 +139,7 @@ class Gate:
         self.app, self.settings, self._form_of = app, settings, form_of
         self._keys = [key.encode() for key in settings.api_keys]
         self._open = OPEN_PATHS | (MODEL_PATHS if settings.public_models else frozenset())
+        self._open |= METRICS_PATHS if settings.public_metrics else frozenset()
         self._files = files
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -248,13 +252,15 @@ def _is_address(name: str) -> bool:
 
 
 PAGE, OTHER = "page", "other"
+_NO_HEADERS: Mapping[str, str] = {}
 AuditLine = Callable[[dict[str, Any]], None]
 
 
 def observer(
     app: ASGIApp, routes: Sequence[Any], metrics: Metrics, audit: AuditLine | None
 ) -> ASGIApp:
-    """Counts and times answers, and reports refusals. audit: takes a line for the audit log."""
+    """Counts and times answers, and reports refusals; headers of routers go into the log lines of
+    the call, and its request id into its answer. audit: takes a line for the audit log."""
     refusals = Refusals(audit)
 
     async def observed(scope: Scope, receive: Receive, send: Send) -> None:
@@ -263,11 +269,17 @@ def observer(
             return
         began = time.perf_counter()
         status = CLIENT_GONE  # where no answer is begun
+        call = kept(Headers(scope=scope).get)
+        CALL.set(call)  # of this call's task alone
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if (given := call.get(REQUEST_ID)) is not None:
+                    own = REQUEST_ID.encode()
+                    others = [item for item in message["headers"] if item[0].lower() != own]
+                    message["headers"] = [*others, (own, given.encode())]
             await send(message)
 
         path = canonical(scope["path"])  # as the gate has it
@@ -280,7 +292,7 @@ def observer(
             route = _template(routes, scope, path, status)
             metrics.answered(route, status, time.perf_counter() - began)
             if status >= 400 and status != CLIENT_GONE:
-                refusals.add(scope, route, status)
+                refusals.add(scope, route, status, call)
 
     return observed
 
@@ -300,7 +312,10 @@ class Refusals:
     def __init__(self, audit: AuditLine | None, limit: RateLimit | None = None) -> None:
         self._audit, self._limit = audit, limit or RateLimit()
 
-    def add(self, scope: Scope, route: str, status: int) -> None:
+    def add(
+        self, scope: Scope, route: str, status: int, call: Mapping[str, str] = _NO_HEADERS
+    ) -> None:
+        """call: headers of routers, by name."""
         held_back = self._limit.passes(status)
         if held_back is None:
             return
@@ -308,10 +323,11 @@ class Refusals:
         kind = error.code if error else None
         client = scope["client"][0] if scope.get("client") else None
         method = str(scope["method"])[:20]
+        named = "".join(f", {name} {value}" for name, value in call.items())
         more = f"; {held_back} more with this status since the last such line" if held_back else ""
         log.warning(
-            "refused: %s %s, status %d, %s, client %s%s",
-            *(method, route, status, kind or "no code", client, more),
+            "refused: %s %s, status %d, %s, client %s%s%s",
+            *(method, route, status, kind or "no code", client, named, more),
         )
         if self._audit is None or (error is not None and error.recorded):
             return
@@ -328,5 +344,6 @@ class Refusals:
                 "success": False,
                 "seconds": None,
                 "held_back": held_back,
+                **({"headers": dict(call)} if call else {}),
             }
         )

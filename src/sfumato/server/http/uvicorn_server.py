@@ -1,7 +1,9 @@
 """uvicorn around the application: the socket, and an orderly shutdown.
 
-After SIGTERM or SIGINT the server accepts no connection, running requests have some time to finish,
-and each that does not ends in an error event. A second signal ends the wait at once.
+After SIGTERM or SIGINT the server is not ready and takes no request: `/readyz` and new requests get
+a 503, so that what stands in front turns to other servers. Running requests have some time to
+finish, and each that does not ends in an error event. Then no connection is accepted. A second
+signal ends the wait at once.
 """
 
 from __future__ import annotations
@@ -101,18 +103,30 @@ class Listener(uvicorn.Server):
         )
         self._drain_s, self._close, self._ready, self._dead = drain_s, close, ready, dead
         self._halt, self._running = halt, running
+        self._signalled = False
+        self._closer: threading.Thread | None = None  # in it the engine drains
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready()
 
     async def on_tick(self, counter: int) -> bool:
-        return await super().on_tick(counter) or self._dead()
+        """After the first signal connections are accepted until the engine has drained."""
+        is_over = self._signalled and (self.force_exit or not self._drain().is_alive())
+        return await super().on_tick(counter) or self._dead() or is_over
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal starts an orderly shutdown, the second one forces the end."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        self.force_exit, self._signalled = self._signalled, True
+
+    def _drain(self) -> threading.Thread:
+        """Begins to drain the engine, once: from then on no request is taken."""
+        if self._closer is None:
+            if self._signalled or self.should_exit:
+                _own_log.warning("%s", _stopping(self._running(), self._drain_s))
+            self._closer = threading.Thread(target=self._close, args=(self._drain_s,), daemon=True)
+            self._closer.start()
+        return self._closer
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         try:
@@ -121,12 +135,9 @@ class Listener(uvicorn.Server):
             _log.disabled = False
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """The engine drains while uvicorn waits for its connections."""
-        if self.should_exit:
-            _own_log.warning("%s", _stopping(self._running(), self._drain_s))
+        """The engine drains, if it has not, while uvicorn waits for its connections."""
+        closer = self._drain()
         _log.disabled = True  # it would show a trace for each request that is broken off
-        closer = threading.Thread(target=self._close, args=(self._drain_s,), daemon=True)
-        closer.start()
         closing = asyncio.create_task(self._close_connections(closer))
         await super().shutdown(sockets)
         closing.cancel()

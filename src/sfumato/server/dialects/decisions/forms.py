@@ -199,7 +199,6 @@ _ERROR_TYPES = {
     408: "timeout_error",
     413: "request_too_large_error",
     415: "api_usage_error",
-    429: "rate_limit_error",
     503: "service_unavailable_error",
     504: "timeout_error",
     OVERLOADED: "overloaded_error",
@@ -304,7 +303,7 @@ def _system_one_status(error: ApiError) -> int:
         return 403
     if error.code == "context_length_exceeded":
         return 413
-    if error.code in ("bodies_busy", "memory"):
+    if error.code in ("bodies_busy", "memory", "queue_full"):
         return OVERLOADED
     return 422 if error.status == 400 and error.field else error.status
 
@@ -404,7 +403,6 @@ _STATUSES = {
     408: "DEADLINE_EXCEEDED",
     413: "INVALID_ARGUMENT",
     415: "INVALID_ARGUMENT",
-    429: "RESOURCE_EXHAUSTED",
     499: "CANCELLED",
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",

@@ -54,7 +54,7 @@ encrypted."""
 
 
 _STATUS = {"max_tokens": "incomplete", "cancelled": "cancelled"}  # other replies are completed
-_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}  # others are errors of the server
+_CODES = {400: "invalid_prompt"}  # others are errors of the server
 _NOT_KEPT = "store: the response was not kept: --response-store has no room, or it was deleted"
 
 
