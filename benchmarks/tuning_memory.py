@@ -57,7 +57,7 @@ def main() -> None:
     if args.file is None:
         checkpoint = random_checkpoint(args.preset, args.format, args.layers, 0, args.vocab)
     else:
-        checkpoint = open_checkpoint(args.file)[0]
+        checkpoint = open_checkpoint(args.file)
     runs = {base: Run(checkpoint, base, args) for base in args.bases}
     for _ in range(args.steps):
         for base, run in runs.items():

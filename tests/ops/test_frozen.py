@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.ops.cpu.forced import blocks, compiled, normal, relative, weights
+from tests.support.live_bytes import LiveBytes
 from torch import Tensor
 
 from sfumato import ops
@@ -113,3 +114,20 @@ def test_nothing_of_a_weights_size_is_kept_or_made(monkeypatch: pytest.MonkeyPat
     rows = [40 * HIDDEN, 40 * HIDDEN, 20 * HIDDEN]
     # The experts that are chosen, by one weight and then by the other.
     assert sorted(made) == sorted(rows + 3 * [HIDDEN * INNER] + 3 * [2 * INNER * HIDDEN])
+
+
+@pytest.mark.parametrize("function", [ops.linear, ops.linear.reference])
+def test_a_product_without_gradient_dequantizes_by_parts(
+    function: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix, x = blocks("Q4_K", 100, HIDDEN), normal(4, 3, HIDDEN)
+
+    def product() -> tuple[Tensor, int]:
+        with LiveBytes() as count, torch.no_grad():
+            return function(x, matrix), count.most
+
+    by_parts, some = product()
+    monkeypatch.setattr(reference, "SLICE", 100 * HIDDEN)
+    at_once, most = product()
+    assert relative(by_parts, at_once) < 1e-6
+    assert most - some >= 4 * 60 * HIDDEN

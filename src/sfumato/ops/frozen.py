@@ -9,7 +9,6 @@ weight's codes, the gradient is that of the product without this rounding: strai
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,33 +16,23 @@ from torch import Tensor
 
 from sfumato.ops import reference
 from sfumato.ops.reference import Gating, Weight, dense, gated
-from sfumato.ops.registry import PANELS, form_of, frozen
+from sfumato.ops.registry import frozen
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Weight, tile: int | None) -> Tensor:
         ctx.weight = weight
-        return torch.cat([reference.linear(x, part, tile) for part in _parts(weight)], -1)
+        return reference.linear(x, weight, tile)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         start, of_x = 0, gradients[0].new_zeros(*gradients[0].shape[:-1], ctx.weight.shape[1])
-        for part in _parts(ctx.weight):
+        for part in reference.parts(ctx.weight):
             end = start + part.shape[0]
             of_x += gradients[0][..., start:end] @ dense(part, of_x.dtype)
             start = end
         return of_x, None, None
-
-
-def _parts(weight: Weight) -> Iterator[Weight]:
-    """All rows of a matrix, in parts that are dequantized at a time."""
-    if form_of(weight) == PANELS:  # whose rows do not lie apart
-        yield weight
-        return
-    rows, columns = weight.shape
-    step = max(1, reference.SLICE // columns)
-    yield from (weight[start : start + step] for start in range(0, rows, step))
 
 
 class _ExpertProducts(torch.autograd.Function):

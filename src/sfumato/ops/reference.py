@@ -16,14 +16,14 @@ sees the operation and not what serves it; on no device has it been measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.ops.registry import operation
+from sfumato.ops.registry import PANELS, form_of, operation
 from sfumato.weights.formats import Stored, Weight
 
 Gating = Literal["gelu", "silu"]
@@ -37,7 +37,7 @@ GROUP = 16
 the shape how they split a sum."""
 
 SLICE = 1 << 26
-"""Elements of the experts' weights that are dequantized at a time."""
+"""Elements of a weight that are dequantized at a time."""
 
 COLUMNS = 128
 """Columns of the embedding that `own_scores` gathers at a time, or those of one block."""
@@ -61,7 +61,20 @@ def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
     tile: rows of each of torch's products on a CPU, such as ROWS for a small number of rows; None:
     by the weight's size.
     """
-    return F.linear(multiplied(x, weight), dense.reference(weight, x.dtype))
+    x = multiplied(x, weight)
+    products = [F.linear(x, dense.reference(part, x.dtype)) for part in parts(weight)]
+    return products[0] if len(products) == 1 else torch.cat(products, -1)
+
+
+def parts(weight: Weight) -> Iterator[Weight]:
+    """The rows of a matrix in order, in parts of SLICE elements if it has to be dequantized: the
+    output matrix of a large vocabulary would take gigabytes at once."""
+    if not isinstance(weight, Stored) or form_of(weight) == PANELS:  # whose rows do not lie apart
+        yield weight
+        return
+    rows, columns = weight.shape
+    step = max(1, SLICE // columns)
+    yield from (weight[start : start + step] for start in range(0, rows, step))
 
 
 def multiplied(x: Tensor, weight: Weight) -> Tensor:

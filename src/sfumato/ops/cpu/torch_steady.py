@@ -51,17 +51,20 @@ def _dense(weight: Weight, dtype: torch.dtype, spare: Tensor | None = None) -> T
 @twin("linear", "cpu", backend=TORCH)
 def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
     """See `ops.linear`."""
-    factor = _dense(weight, x.dtype)
     rows = reference.multiplied(x.reshape(-1, x.shape[-1]).contiguous(), weight)
-    size = tile or (LARGE_TILE if factor.numel() >= LARGE else ROWS)
-    out = rows.new_empty(len(rows), len(factor))
-    full = len(rows) // size * size
-    for at in range(0, full, size):
-        torch.mm(rows[at : at + size], factor.T, out=out[at : at + size])
-    if rest := len(rows) - full:
-        padded = F.pad(rows[full:], (0, 0, 0, size - rest))
-        out[full:] = torch.mm(padded, factor.T)[:rest]
-    return out.view(*x.shape[:-1], len(factor))
+    size = tile or (LARGE_TILE if math.prod(weight.shape) >= LARGE else ROWS)
+    out, start = rows.new_empty(len(rows), weight.shape[0]), 0
+    for part in reference.parts(weight):
+        factor = _dense(part, x.dtype).T
+        columns = out[:, start : start + factor.shape[1]]
+        full = len(rows) // size * size
+        for at in range(0, full, size):
+            torch.mm(rows[at : at + size], factor, out=columns[at : at + size])
+        if rest := len(rows) - full:
+            padded = F.pad(rows[full:], (0, 0, 0, size - rest))
+            columns[full:] = torch.mm(padded, factor)[:rest]
+        start += factor.shape[1]
+    return out.view(*x.shape[:-1], weight.shape[0])
 
 
 @twin("gated", "cpu", backend=TORCH)
