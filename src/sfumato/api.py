@@ -32,7 +32,7 @@ from sfumato.decisions.calibration import DecideOptions
 from sfumato.device_trial import try_device, try_network
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
-from sfumato.diffusion.checks import check_tensor
+from sfumato.diffusion.checks import check_tensor, check_verify
 from sfumato.diffusion.constraints.call_grammar import Source
 from sfumato.diffusion.constraints.decision_plan import (
     DecisionPlan,
@@ -45,7 +45,7 @@ from sfumato.diffusion.constraints.grammar import schema_of_type, schema_source
 from sfumato.diffusion.constraints.hole import Part
 from sfumato.diffusion.constraints.questions import Answer, Question
 from sfumato.diffusion.constraints.read_template import ReadTemplate
-from sfumato.diffusion.limits import Limits, ReplyPlan, Stats, plan_reply
+from sfumato.diffusion.limits import Limits, ReplyPlan, Stats, Verify, plan_reply
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.diffusion.sampler_config import SamplerConfig, check_sampler
 from sfumato.media.fetch import PORTS, fetch
@@ -193,6 +193,7 @@ class Model:
         mode: Literal["canvas", "causal"] | None = None,
         schema: Any = None,
         adapter: str | None = None,
+        verify: Verify | None = None,
         cancelled: Callable[[], bool] = lambda: False,
         **unknown: Never,
     ) -> Iterator[Draft | Settled | Done]:
@@ -206,8 +207,10 @@ class Model:
         after another, each of them a canvas of its own in the events (None: the sampler's); schema:
         a pydantic model, or a JSON schema as a dict, that the answer matches as JSON (its thought
         is free), and that `Reply.parsed` reads it by; adapter: the name of one that was loaded,
-        which replies (None: the model alone); cancelled: called before every step and every
-        chunk of a prefill, True ends the reply with what is committed.
+        which replies (None: the model alone); verify: "report" lets the causal mode read what the
+        canvases have written, for `Reply.verification` and `Settled.verification`, and "abstain"
+        calls a short answer that it doubts undecided too; cancelled: called before every step and
+        every chunk of a prefill, True ends the reply with what is committed.
         Raises ValueError, naming the argument, for what cannot be done, and TypeError for an
         argument that there is not. The stream itself raises FloatingPointError where the model's
         scores are no numbers, and ValueError where a sampler or processor returns a wrong tensor.
@@ -219,20 +222,12 @@ class Model:
             sampler = replace(sampler or SamplerConfig(), mode=mode)
         source = None if schema is None else schema_source(schema_of_type(schema))
         if source is not None:
-            given = {"grammar": source, "prediction": prediction}
-            exclusions.check(exclusions.GRAMMAR, given)
+            exclusions.check(exclusions.GRAMMAR, {"grammar": source, "prediction": prediction})
             made = made.followed_by([] if thinking else self.fills.empty_thought)
         # What cannot be done is refused by this call, and not by the first `next`.
-        plan, transcript = self.plan_reply(
-            made.ids,
-            max_tokens,
-            seed,
-            sampler,
-            stop,
-            cancelled,
-            source=source,
-            thinking=thinking,
-        )
+        given = made.ids, max_tokens, seed, sampler, stop, cancelled
+        how: dict[str, Any] = {"source": source, "thinking": thinking, "verify": verify}
+        plan, transcript = self.plan_reply(*given, **how)
         plan = self.fills.with_prediction(plan, prediction, thinking)
         make = partial(Canvas.of, network=self.network)
         task = ReplyTask(plan, made, make, text=transcript)
@@ -261,22 +256,26 @@ class Model:
         most_steps: int = MOST_STEPS,
         source: Source | None = None,
         thinking: bool = False,
+        verify: Verify | None = None,
     ) -> tuple[ReplyPlan, Transcript]:
         """All checks of a reply to a prompt of these ids, for `stream` and for the engine.
         most_steps: denoising steps per canvas; source: what the reply has to match; thinking:
-        whether a thought may come before that. Raises ValueError, naming the argument, for what
-        cannot be done."""
+        whether a thought may come before that; verify: as in `stream`. Raises ValueError, naming
+        the argument, for what cannot be done."""
         check_sampler(sampler)
         config = (sampler or SamplerConfig()).over(self.sampler_defaults)
         constraint, markers = None, self.template.markers
         begins = region_after(prompt, self.tokenizer, markers)
+        check_verify(verify, self.config)
+        given = {f"mode={config.mode}": True, f"verify={verify}": True, "grammar": source}
+        exclusions.check(exclusions.VERIFY, given | {"verify": verify})
         if source is not None:
             exclusions.check(exclusions.GRAMMAR, {**config.beside_grammar, "stop": stop})
             constraint = self.grammars.constraint(source, thinking, begins)
         transcript = Transcript(self.tokenizer, markers, stop, config.ignore_eos, begins)
         limits = Limits(max_tokens, self.end_ids, transcript.cut, cancelled)
         plan = plan_reply(self.network, len(prompt), config, limits, seed, most_steps)
-        return replace(plan, constraint=constraint), transcript
+        return replace(plan, constraint=constraint, verify=verify), transcript
 
     @cached_property
     def grammars(self) -> ModelGrammars:

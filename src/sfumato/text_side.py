@@ -12,8 +12,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ from sfumato.diffusion.limits import (
 from sfumato.diffusion.prediction import PredictedText, Prediction
 from sfumato.diffusion.sampler import LogitBias
 from sfumato.diffusion.sampler_config import SamplerConfig
+from sfumato.diffusion.verification import CanvasVerification
 from sfumato.model.families import Family, ReadFormat, family_of
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
@@ -56,10 +57,20 @@ from sfumato.refused import Refused
 from sfumato.tasks.alone import alone
 from sfumato.tasks.fill import FillTask, FillText
 from sfumato.tasks.works import PlacedPicture, Prompt
+from sfumato.text.aligned import AlignedTokens
 from sfumato.text.calls import ToolCall
 from sfumato.text.markers import ChatMarkers
 from sfumato.text.prompt import empty_thought_ids, user_turn
-from sfumato.text.reply import Delta, Region, ReplyParser, Stop, StopCut, StopGate, StopStrings
+from sfumato.text.reply import (
+    Delta,
+    Region,
+    ReplyParser,
+    Stop,
+    StopCut,
+    StopGate,
+    StopStrings,
+    parse_reply,
+)
 from sfumato.text.template import ChatTemplate, TemplateError
 from sfumato.text.tokenizer import Detokenizer, Tokenizer
 from sfumato.weights.checkpoint import Checkpoint
@@ -189,6 +200,33 @@ def _token(tokenizer: Tokenizer, marker: str) -> int:
 
 
 @dataclass(frozen=True)
+class Doubt:
+    """A part of an answer that the causal mode doubts: adjacent tokens of one canvas."""
+
+    start: int  # characters of the answer that come before it
+    text: str
+    nats: float  # of its token that is doubted most: minus the logarithm of the probability
+    preferred: str  # the token that the causal mode would have written in the place of its first
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What the causal mode finds of a reply, as a second reader. A text that it does not doubt may
+    be false."""
+
+    canvases: tuple[CanvasVerification, ...]
+    doubts: tuple[Doubt, ...]  # of the answer; thoughts and calls have only the numbers of tokens
+    undecided: bool = False  # whether a short answer is in doubt, where that was asked
+    other: str | None = None  # what the causal mode answers then
+
+    @property
+    def agreement(self) -> float:
+        """The share of tokens that are the causal mode's most probable ones; 1 of none."""
+        ranks = [rank for canvas in self.canvases for rank in canvas.ranks]
+        return sum(rank == 1 for rank in ranks) / max(1, len(ranks)) if ranks else 1.0
+
+
+@dataclass(frozen=True)
 class Settled:
     """A canvas has settled: its text is final."""
 
@@ -207,6 +245,10 @@ class Settled:
     named: Tensor | None = field(default=None, compare=False)
     # Of the causal mode: log probabilities of these tokens themselves, float32 [n]; see `Draft`.
     log_probs: Tensor | None = field(default=None, compare=False)
+    # Where it was wanted, what the causal mode finds of these tokens, and the doubts in the text
+    # that is complete with them.
+    verification: CanvasVerification | None = field(default=None, compare=False)
+    doubts: tuple[Doubt, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -223,6 +265,7 @@ class Reply:
     filled: Filled | None = None  # of a text with holes, whose texts joined are `text` then
     stop: str | None = None  # the stop string that ended the reply, where one did
     schema: Any = field(default=None, compare=False)  # that it was asked to match, as given
+    verification: Verification | None = None  # by a second reader, where one was wanted
 
     @property
     def parsed(self) -> Any:
@@ -260,6 +303,14 @@ class Done:
     reply: Reply
 
 
+class _Doubted(NamedTuple):
+    """What the tokens of a span in doubt have in common."""
+
+    place: int
+    nats: float
+    preferred: int
+
+
 class Transcript(ReplyText):
     """The text of one reply, as its canvases settle."""
 
@@ -281,6 +332,11 @@ class Transcript(ReplyText):
         self._detokenizer = Detokenizer(tokenizer)
         self._gate = StopGate(stops, markers, ignore_ends, begins)
         self._parser = ReplyParser(markers, begins, ignore_ends)
+        # The doubts of the answer, by its tokens; its characters so far; and the canvases.
+        self._aligned = AlignedTokens[_Doubted | None](tokenizer, markers, begins)
+        self._shown, self._doubts = 0, list[Doubt]()
+        self._verified: list[CanvasVerification] = []
+        self._preferred = tokenizer.decode
 
     def add(self, settled: SettledCanvas, last: Draft | None = None) -> Settled:
         """What a canvas adds; `last` is the draft of its last step, where the caller has it."""
@@ -311,7 +367,35 @@ class Transcript(ReplyText):
             None if last is None else first(last.top_probs),
             None if last is None else first(last.named),
             None if last is None or is_cut else first(last.log_probs),
+            settled.verification,
+            self._doubted(settled, texts["answer"]),
         )
+
+    def _doubted(self, settled: SettledCanvas, text: str) -> tuple[Doubt, ...]:
+        """The doubts in the text that a canvas adds to the answer."""
+        verification, is_last = settled.verification, settled.stop_reason is not None
+        if verification is None:
+            return ()
+        self._verified.append(verification)
+        by_place: dict[int, _Doubted] = {}
+        for run in verification.doubted_runs:
+            nats = max(-verification.log_probs[at] for at in run)
+            doubted = _Doubted(run.start, nats, verification.preferred[run.start])
+            by_place |= dict.fromkeys(run, doubted)
+        self._aligned.push(verification.token_ids, lambda at, token: by_place.get(at))
+        parts = self._aligned.take(text)
+        return self._merged([*parts, *self._aligned.end()] if is_last else parts)
+
+    def _merged(self, parts: Sequence[tuple[str, list[_Doubted | None]]]) -> tuple[Doubt, ...]:
+        doubts = list[Doubt]()
+        for doubt, run in groupby(parts, lambda part: next(filter(None, part[1]), None)):
+            text = "".join(each for each, _ in run)
+            if doubt is not None:
+                preferred = self._preferred([doubt.preferred])
+                doubts.append(Doubt(self._shown, text, doubt.nats, preferred))
+            self._shown += len(text)
+        self._doubts += doubts
+        return tuple(doubts)
 
     def finish(self, outcome: Outcome) -> Reply:
         """The complete reply; called once."""
@@ -327,7 +411,18 @@ class Transcript(ReplyText):
             outcome.stats,
             (*outcome.warnings, *parsed.warnings),
             stop=self._gate.stop if outcome.stop_reason == "stop" else None,
+            verification=self._verification(outcome.other),
         )
+
+    def _verification(self, other: list[int] | None) -> Verification | None:
+        """other: what the causal mode answers, where it doubts the answer."""
+        if not self._verified:
+            return None
+        text = None
+        if other is not None:
+            text = parse_reply(self.pieces(other), self.markers, self.begins).text
+        canvases, doubts = tuple(self._verified), tuple(self._doubts)
+        return Verification(canvases, doubts, other is not None, text)
 
     def _rest(self) -> list[Delta | ToolCall]:
         """What was held back in case something followed."""

@@ -49,37 +49,76 @@ def log_likelihoods(network: Network, slot: Slot, ids: Tensor) -> Tensor:
     return row_log_likelihoods(network, [slot], [ids])[0]
 
 
-@torch.no_grad()
 def row_log_likelihoods(
     network: Network, slots: Sequence[Slot], rows: Sequence[Tensor], together: int = PREFILL_CHUNK
 ) -> list[Tensor]:
-    """`log_likelihoods` of several rows, packed into few forwards of at most so many tokens
-    `together`, or of one piece; rows[i] follows slots[i], and rows may share a slot. On a CPU no
-    row's result depends on the others, to the bit."""
+    """`log_likelihoods` of several rows, as `row_scores` packs them."""
+    scored = row_scores(network, slots, rows, [None] * len(rows), together=together)
+    empty = torch.zeros(0, device=network.device)
+    return [empty if scores is None else scores.log_probs for scores in scored]
+
+
+@torch.no_grad()
+def row_scores(
+    network: Network,
+    slots: Sequence[Slot],
+    rows: Sequence[Tensor],
+    states: Sequence[Tensor | None],
+    ranks: bool = False,
+    together: int = PREFILL_CHUNK,
+) -> list[TokenScores | None]:
+    """The scores of each token of several rows, int64 [n from 1], packed into few forwards of at
+    most so many tokens `together`, or of one piece; rows[i] follows slots[i], and rows may share a
+    slot. states[i]: the hidden state [1, hidden] of the last token in slots[i]; None: the row's
+    first token is not scored, and a row of one token has no scores. ranks: as `token_scores` has
+    them. On a CPU no row's result depends on the others, to the bit.
+
+    The slots stay as they are. Raises as `log_likelihoods` does."""
     for index, (slot, ids) in enumerate(zip(slots, rows, strict=True)):
         _check(network, slot, ids, f"row {index}")
     suffixes = [Suffix(slot) for slot in slots]
-    parts: list[list[Tensor]] = [[] for _ in rows]
+    parts: list[list[TokenScores]] = [[] for _ in rows]
 
     def count(row: int) -> int:
-        """Tokens of its next piece. The last token of a row has no token to score."""
-        return min(PIECE, len(rows[row]) - 1 - suffixes[row].length)
+        """Tokens of its next piece. The last token of a row has no token to score, but behind a
+        state a row of one token is a piece."""
+        least = 0 if states[row] is None else 1
+        return min(PIECE, max(least, len(rows[row]) - 1) - suffixes[row].length)
 
     while left := [row for row in range(len(rows)) if count(row) > 0]:
         for group in packed(left, count, together):
             ends = [(suffixes[row].length, suffixes[row].length + count(row)) for row in group]
             cuts = list(zip((rows[row] for row in group), ends, strict=True))
             pieces, members = [ids[a:b] for ids, (a, b) in cuts], [suffixes[row] for row in group]
-            hidden = torch.cat(network.encode_beside_hidden(pieces, members))
-            following = torch.cat([ids[a + 1 : b + 1] for ids, (a, b) in cuts])
-            scores = token_scores(network.head, hidden, following.to(network.device)).log_probs
-            for row, part in zip(group, scores.split([b - a for a, b in ends]), strict=True):
-                parts[row].append(part)
-    empty = torch.zeros(0, device=network.device)
-    results = [torch.cat(own) if own else empty for own in parts]
+            hidden = network.encode_beside_hidden(pieces, members)
+            given = [None if a else states[row] for row, (a, _) in zip(group, ends, strict=True)]
+            scored = [
+                with_following(ids, a, own, state)
+                for (ids, (a, _)), own, state in zip(cuts, hidden, given, strict=True)
+            ]
+            before, tokens = (torch.cat(each) for each in zip(*scored, strict=True))
+            scores = token_scores(network.head, before, tokens.to(network.device), ranks=ranks)
+            start = 0
+            for row, (own, _) in zip(group, scored, strict=True):
+                parts[row].append(scores[start : start + len(own)])
+                start += len(own)
+    results = [TokenScores.joined(own) if own else None for own in parts]
     for result in results:
-        check_finite(result)
+        if result is not None:
+            check_finite(result.log_probs)
     return results
+
+
+def with_following(
+    ids: Tensor, start: int, hidden: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """What is scored once a piece of a row is encoded: hidden states, and the tokens that follow
+    them. ids int64 [n]: the row; hidden [m, hidden]: of its tokens from `start` on; state [1,
+    hidden]: of the token before the piece, where it scores the piece's first token."""
+    first = start + (state is None)
+    tokens = ids[first : start + len(hidden) + 1]
+    before = hidden if state is None else torch.cat((state, hidden))
+    return before[: len(tokens)], tokens
 
 
 @torch.no_grad()

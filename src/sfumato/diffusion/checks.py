@@ -33,6 +33,13 @@ def check_causal(config: ModelConfig, field: str = "mode") -> None:
         )
 
 
+def check_verify(value: object, config: ModelConfig) -> None:
+    """Raises Refused for no choice of `verify`, and for a network that has no second reader."""
+    if value is not None:
+        check_setting("verify", value)
+        check_causal(config, "verify")
+
+
 def check_setting(name: str, value: object, field: str | None = None) -> None:
     """Raises Refused for a value that a setting does not take. field: its name, if that differs."""
     kind = setting(name).kind

@@ -24,12 +24,18 @@ from sfumato.diffusion.sampler import (
     StableAndConfident,
 )
 from sfumato.diffusion.sampler_config import SamplerConfig
+from sfumato.diffusion.verification import CanvasVerification
 from sfumato.model.model_config import NO_BLOCKS, Blocks
 from sfumato.model.network import Network
 from sfumato.options.limits import MOST_STEPS
 from sfumato.refused import Refused, TooLarge
 
 StopReason = Literal["eos", "max_tokens", "stop", "cancelled"]
+
+
+Verify = Literal["report", "abstain"]
+"""What the causal mode is asked of the canvases of a reply: how probable their tokens are; and
+whether an answer that it doubts is undecided."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ class ReplyPlan:
     prediction: Prediction | None = None  # what the reply is expected to be
     constraint: Constraint | None = None  # what the reply must satisfy
     blocks: Blocks = NO_BLOCKS  # of prompt and reply
+    verify: Verify | None = None  # what a second reader does; None: there is none
 
     @property
     def opened(self) -> int:
@@ -82,15 +89,7 @@ def plan_reply(
         check_causal(network.config)
         if prompt_tokens < 1:
             raise Refused("prompt", "has no token, which the causal mode could go on from")
-        # A canvas for each token, of one step, at the temperature of the config itself.
-        config = replace(
-            config,
-            canvas_length=1,
-            max_steps=1,
-            schedule=LinearTemperature(1.0, 1.0),
-            soft_skip=None,
-            soft_top_k=None,
-        )
+        config = of_tokens(config)
     assert config.max_steps
     config = replace(config, max_steps=min(config.max_steps, most_steps))
     config = resolve(network, config, limits)
@@ -105,6 +104,20 @@ def plan_reply(
     canvases = check_context(network, prompt_tokens, config, limits, blocks)
     context = network.config.context_length
     return ReplyPlan(prompt_tokens, config, limits, seed, canvases, context, blocks=blocks)
+
+
+def of_tokens(config: SamplerConfig) -> SamplerConfig:
+    """The config of the causal mode: a canvas for each token, of one step, at the temperature of
+    the config itself."""
+    return replace(
+        config,
+        mode="causal",
+        canvas_length=1,
+        max_steps=1,
+        schedule=LinearTemperature(1.0, 1.0),
+        soft_skip=None,
+        soft_top_k=None,
+    )
 
 
 def check_seed(seed: object) -> None:
@@ -255,6 +268,7 @@ class SettledCanvas:
     convergence: Convergence
     stop_reason: StopReason | None  # None: another canvas follows
     end_id: int | None = field(default=None, compare=False)  # the end token after token_ids
+    verification: CanvasVerification | None = None  # of these tokens, where it was wanted
 
 
 @dataclass(frozen=True)
@@ -265,6 +279,7 @@ class Outcome:
     stop_reason: StopReason
     stats: Stats
     warnings: tuple[str, ...]
+    other: list[int] | None = None  # what the causal mode answers, where it doubts the answer
 
 
 class ReplyText:

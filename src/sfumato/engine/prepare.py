@@ -182,6 +182,7 @@ def _prepare_reply(
         most_steps=most_steps,
         source=request.grammar,
         thinking=request.thinking,
+        verify=request.verify if writes else None,
     )
     opening = _opening(model, request, longest, max_tokens)
     plan = _with_canvas(plan, request, model.config.vocab_size)

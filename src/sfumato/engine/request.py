@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sfumato.diffusion.constraints.call_grammar import Source
     from sfumato.diffusion.constraints.hole import Part
     from sfumato.diffusion.constraints.questions import Question
+    from sfumato.diffusion.limits import Verify
     from sfumato.diffusion.prediction import PredictedText
     from sfumato.diffusion.sampler_config import SamplerConfig
     from sfumato.media.patches import Cut
@@ -85,6 +86,7 @@ class Request(AnyRequest):
     canvas: GivenCanvas | None = None  # what the first canvas begins as; instead of an opening
     parts: Sequence[Part] | None = None  # of a text with holes, which follows the prompt
     prediction: PredictedText | None = None  # what the reply is expected to be
+    verify: Verify | None = None  # what a second reader does
     drafts: bool = False  # whether Draft events are wanted
     # Whether the prompt's tokens are scored, in causal mode; max_tokens may then be 0.
     scoring: PromptScoring | None = None

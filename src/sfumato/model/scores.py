@@ -199,8 +199,8 @@ def token_scores(
 ) -> TokenScores:
     """Scores of the token that stands at each position, int64 [n], of hidden states [n, hidden].
     top: how many of the most probable tokens are wanted; ranks: whether the rank of each token is
-    wanted, which takes a second pass; together: positions of a pass. No position's results depend
-    on the others, on a CPU to the bit."""
+    wanted, which takes a second pass where a token is not among the most probable ones; together:
+    positions of a pass. No position's results depend on the others, on a CPU to the bit."""
     pairs = zip(hidden.split(together), ids.split(together), strict=True)
     return TokenScores.joined([_scores(head, *pair, top, ranks) for pair in pairs])
 
@@ -222,8 +222,17 @@ def _scores(
     top_ids, top_logs = top_ids[:, :count], top_logs[:, :count]
     same = top_ids == ids[:, None]
     listed = top_logs.masked_fill(~same, float("-inf")).amax(dim=1)
-    rank = _above(head, hidden, own) + 1 if ranks else torch.zeros_like(ids)
-    log_probs = torch.where(same.any(dim=1), listed, head.capped(own) - total)
+    is_listed = same.any(dim=1)
+    rank = torch.zeros_like(ids)
+    if ranks:
+        rank = same.int().argmax(dim=1) + 1
+        # Elsewhere than on a CPU, products of fewer positions round otherwise than those of all.
+        others = ~is_listed if hidden.device.type == "cpu" else ~is_listed.all().expand(len(ids))
+        if others.any():
+            above = _above(head, hidden[others], own[others]) + 1
+            rank[others] = torch.where(is_listed[others], rank[others], above)
+    # Last, since it may overwrite the products.
+    log_probs = torch.where(is_listed, listed, head.capped(own) - total)
     return TokenScores(log_probs, top_ids, top_logs, rank)
 
 

@@ -107,7 +107,7 @@ REQUEST = (
         "parts",
         (
             *("tools", "opening", "continued", "canvas", "prediction", "scoring", "pooling"),
-            "grammar",
+            *("grammar", "verify"),
         ),
         "give at most one of them",
         "a fill has no {other}",
@@ -139,6 +139,16 @@ DECISION = (
     ),
     Exclusion(
         "calibration", ("adapter",), "a calibration is of the model without adapters", about=_BOTH
+    ),
+)
+VERIFY = (
+    Exclusion("mode=causal", ("verify",), "the causal mode has written the reply itself"),
+    Exclusion(
+        "verify=abstain",
+        ("grammar",),
+        "the other answer would match no schema and no grammar",
+        "ask for a report, or leave one of them out",
+        _BOTH,
     ),
 )
 PLAN = (
@@ -281,7 +291,7 @@ FILL_AT = (Exclusion("--tokens", ("--at-most",), "give at most one of them", "",
 EXCLUSIONS: Mapping[str, tuple[Exclusion, ...]] = {
     "How a reply is decoded": (*CAUSAL, *SOFT, *NAMED),
     "A schema or grammar": GRAMMAR,
-    "A request": (*REQUEST, *PLAN),
+    "A request": (*REQUEST, *VERIFY, *PLAN),
     "A decision": DECISION,
     "A canvas that the client gives (`vllm_xargs`)": GIVEN_CANVAS,
     "Text completions": COMPLETION,

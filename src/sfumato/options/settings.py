@@ -36,6 +36,9 @@ MODES = ("canvas", "causal")
 POOLINGS = ("mean", "last")
 """How the states of tokens become one embedding."""
 
+VERIFICATIONS = ("report", "abstain")
+"""What the causal mode is asked of a reply that canvases have written."""
+
 SAMPLERS = ("entropy-bound", "fixed-count", "threshold", "low-confidence", "sequential")
 """Names of the samplers; diffusion/sampler.py has a class for each, and needs torch. The last two
 are for models with a mask token."""
@@ -137,6 +140,8 @@ REPLY = (
     Setting("thinking", _FLAG, "let the model think before it answers", False, "", "thinking", ""),
     Setting("max_thinking_tokens", _TOKENS, "then a thought is closed and the answer begins"),
     Setting("retry_empty", _FLAG, "draw an empty answer again", True),
+    Setting("verify", Choice(VERIFICATIONS), "let the causal mode read the reply: report what it "
+            "doubts, or abstain too where it doubts a short answer", None, "", "", ""),
     Setting("timeout_s", Number(0, MOST_SECONDS, (0,)), "seconds until a request fails", None, "",
             "", "timeout"),
     Setting("drafts", _FLAG, "send the draft of every step", False, "", "", "stream_drafts"),

@@ -28,12 +28,15 @@ from sfumato.diffusion.limits import (
     SettledCanvas,
     Stats,
     StopReason,
+    of_tokens,
 )
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.prediction import predicted_steps
 from sfumato.diffusion.sampler import MinTokens
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.tasks.wants import LastState, NextScores, Together
+from sfumato.diffusion.verification import CanvasVerification
+from sfumato.model.scores import TokenScores
+from sfumato.tasks.wants import LastState, NextScores, Ranks, Together
 from sfumato.tasks.works import (
     Claim,
     Denoise,
@@ -42,11 +45,13 @@ from sfumato.tasks.works import (
     Figures,
     MakeCanvas,
     Prompt,
+    Rank,
+    Score,
     Want,
     prompt_work,
 )
 from sfumato.text.markers import ChatMarkers
-from sfumato.text.reply import Region
+from sfumato.text.reply import Region, common_start
 from sfumato.text.tokenizer import Tokenizer
 
 ANSWER = 256
@@ -195,7 +200,8 @@ def committed_tokens(plan: ReplyPlan, policies: Policies) -> int:
         return plan.blocks.border(plan.prompt_tokens + plan.limits.max_tokens - 1)
     assert plan.config.canvas_length
     encoded = plan.prompt_tokens - plan.opened
-    return encoded + (plan.canvases - 1) * plan.config.canvas_length
+    other = plan.verify == "abstain"  # the answer of the causal mode to a first canvas
+    return encoded + max(plan.canvases - 1, int(other)) * plan.config.canvas_length
 
 
 def visible(ids: list[int], end_ids: Collection[int]) -> list[int]:
@@ -238,7 +244,9 @@ class ReplyTask:
         self._make, self._text, self._want = make, text, want
         self.wanted: Any = None
         self.is_causal = plan.config.mode == "causal"
-        least = max(0 if want is None else want.least, int(self.is_causal))
+        self._wants_state = self.is_causal or plan.verify is not None
+        self._state: Tensor | None = None  # [1, hidden], of the last token of the prefix, if wanted
+        least = max(0 if want is None else want.least, int(self._wants_state))
         # What is behind the last whole block begins the canvas under way, with its tokens pinned.
         prompt, self._opened = prompt.opened(plan.blocks)
         self._encoded = len(prompt.ids)
@@ -265,28 +273,36 @@ class ReplyTask:
         self._attempt = self._spent_steps = 0  # of the canvas under way, before this attempt
         # Of the tokens of the last canvas that were written one by one.
         self._scored: Mapping[int, Tensor] = {}
+        # Those tokens, where they are verified, and their scores.
+        self._written, self._ranked = list[int](), list[TokenScores]()
+        self._verified: list[CanvasVerification] = []
         most = plan.config.max_steps or 0
         self.figures = Figures(plan.seed, plan.limits.max_tokens, max_steps=most)
         self._show()
 
     def run(self) -> Generator[Any, Any, Any]:
         """Yields a `Draft` for every step, and what `ReplyText.add` makes of every canvas."""
-        state = yield from self._encoded_prompt()
+        yield from self._encoded_prompt()
         while self.reason is None:
             canvas = self._make(self.next_canvas())
-            ids, last = yield from self._drafted(canvas, state)
+            ids, last = yield from self._drafted(canvas)
             assert canvas.convergence
             settled, held = yield from self._finish_canvas(ids, canvas.convergence)
             self._positions += canvas.length
             self._show()
             if settled is None:  # drawn again
                 continue
-            yield self._text.add(settled, self.as_settled(last, settled))
+            last = self.as_settled(last, settled)
+            if self.plan.verify is not None:
+                settled = yield from self._verify(settled, held, last)
+                yield self._text.add(settled, last)
+                continue
+            yield self._text.add(settled, last)
             # Only a canvas that another follows goes into the cache.
             if self.reason is None and (ids := self._whole_blocks(settled.token_ids[held:])):
-                want = LastState() if self.is_causal else None
-                state = yield Encode(ids, want)
-        return self._text.finish(self.outcome(self.reason))
+                self._state = yield Encode(ids, LastState() if self.is_causal else None)
+        other = yield from self._other_answer()
+        return self._text.finish(replace(self.outcome(self.reason), other=other))
 
     def stopped(self) -> Any:
         return self._text.finish(self.outcome("cancelled"))
@@ -295,14 +311,74 @@ class ReplyTask:
         budget = self.policies.thought
         return None if budget is None else budget.read(self.reply)
 
-    def _encoded_prompt(self) -> Generator[Any, Any, Tensor | None]:
-        """Encodes the prompt; returns the hidden state of its last token, in causal mode."""
+    def _encoded_prompt(self) -> Generator[Any, Any, None]:
         wants = [*([] if self._want is None else [self._want])]
-        wants += [LastState()] if self.is_causal else []
+        wants += [LastState()] if self._wants_state else []
         results = yield prompt_work(self.claim.prompt, Together(*wants) if wants else None)
         if self._want is not None:
             self.wanted = results[0]
-        return results[-1] if self.is_causal else None
+        if self._wants_state:
+            self._state = results[-1]
+
+    def _verify(
+        self, settled: SettledCanvas, held: int, last: Draft
+    ) -> Generator[Any, Any, SettledCanvas]:
+        """The canvas with what the causal mode finds of it. One that another follows is encoded,
+        and the last one is read beside the prefix. held: as many of its tokens are encoded."""
+        ids = settled.token_ids + ([] if settled.end_id is None else [settled.end_id])
+        written, ranked, state = self._written, self._ranked, self._state
+        self._written, self._ranked = [], []
+        assert state is not None
+        if (
+            kept := common_start(written, ids)
+        ) < held:  # what closes a reply has replaced the others
+            ids = ids[:kept]
+        if (rest := ids[held:]) and self.reason is None:
+            scores, self._state = yield Encode(rest, Ranks(rest, state))
+            ranked.append(scores)
+        elif rest:
+            ranked += yield Score((Rank(rest, state),))
+        if not ids:
+            return settled
+        scores = TokenScores.joined(ranked)[: len(ids)]
+        verification = CanvasVerification.of(settled.canvas, ids, scores, last)
+        self._verified.append(verification)
+        return replace(settled, verification=verification)
+
+    def _other_answer(self) -> Generator[Any, Any, list[int] | None]:
+        """What the causal mode writes, most probable token by token, from the first token on that
+        it doubts; None where it doubts none, and for an answer that is more than a canvas."""
+        first = self._first_doubted()
+        if first is None:
+            return None
+        answer, state, limits = self.reply[:first], self._state, self.plan.limits
+        if answer:
+            state = yield Encode(answer, LastState())
+        config = replace(of_tokens(self.plan.config), temperature=0.0)
+        most = min(limits.max_tokens, self._width)
+        while len(answer) < most:
+            assert state is not None
+            canvas = self._make(CanvasPlan(config, Noise(self.plan.seed, len(answer)), [*answer]))
+            draft = yield Draw(state, canvas)
+            new = draft.token_ids.tolist()
+            if new[0] in limits.end_ids and not config.ignore_eos:
+                break
+            answer = answer + new
+            if limits.cut(answer, []) is not None:
+                return answer[: limits.cut(answer, [])]
+            if len(answer) < most:
+                state = yield Encode(new, LastState())
+        return answer
+
+    def _first_doubted(self) -> int | None:
+        """The place of the first token in doubt behind a thought; None where an answer that the
+        causal mode doubts is not to be undecided."""
+        if self.plan.verify != "abstain" or self.stats.canvases != 1 or not self._verified:
+            return None
+        thoughts = () if self._thoughts is None else self._thoughts.ranges
+        begin = max((places.stop for _, places in thoughts), default=0)
+        doubted = enumerate(self._verified[0].doubted[: len(self.reply) + 1])
+        return next((at for at, is_in in doubted if is_in and at >= begin), None)
 
     def _whole_blocks(self, ids: Sequence[int]) -> list[int]:
         """What is to be encoded now that these tokens follow; the rest begins the next canvas."""
@@ -311,15 +387,14 @@ class ReplyTask:
         self._opened, self._encoded = following[count:], self._encoded + count
         return following[:count]
 
-    def _drafted(
-        self, canvas: Canvas, state: Tensor | None
-    ) -> Generator[Any, Any, tuple[list[int], Draft]]:
+    def _drafted(self, canvas: Canvas) -> Generator[Any, Any, tuple[list[int], Draft]]:
         """Steps a canvas until it is done; returns its ids and the draft of its last step."""
         while True:
-            if state is None:
-                (draft,) = yield Denoise((canvas,), ahead=self.constrained is None)
+            if self.is_causal:
+                assert self._state is not None
+                draft = yield Draw(self._state, canvas)
             else:
-                draft = yield Draw(state, canvas)
+                (draft,) = yield Denoise((canvas,), ahead=self.constrained is None)
             draft = draft.behind(len(self._opened))
             self.stepped(draft)
             ids = self.ids_of(draft)  # before a caller can write into the draft
@@ -453,7 +528,12 @@ class ReplyTask:
         encoded = 0
         while not held.done:  # where the grammar forces all that is left, nothing waits for scores
             new, encoded = held.ids[encoded:], len(held.ids)
-            scores = yield Encode(new, NextScores())
+            if self._state is None:
+                scores = yield Encode(new, NextScores())
+            else:
+                both = yield Encode(new, Together(NextScores(), Ranks(new, self._state)))
+                scores, (ranked, self._state) = both
+                self._written, self._ranked = [*self._written, *new], [*self._ranked, ranked]
             held.write(scores, self.config.processors, self.reply)
         ids, self._scored = self.constrained.written(held), held.scored
         # What was written is in the slot: a thought in it is ended in the next canvas.

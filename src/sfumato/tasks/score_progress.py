@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from sfumato.diffusion.causal import masked_log_likelihoods, row_log_likelihoods
+from sfumato.diffusion.causal import masked_log_likelihoods, row_log_likelihoods, row_scores
 from sfumato.diffusion.constraints.read import PIECE, OpenRead, ReadChunk, next_chunk
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
-from sfumato.tasks.works import Likelihood, Score
+from sfumato.tasks.works import Likelihood, Rank, Score
 
 
 class ScoreProgress:
@@ -25,7 +25,8 @@ class ScoreProgress:
         self.results: list[Any] = [None] * len(self._items)  # of each item, once all are done
         self._begun = 0  # items
         self._open: dict[int, OpenRead] = {}  # by number
-        self._lines: dict[int, Likelihood] = {}  # that the last chunks score, by number
+        # That the last chunks score, by number.
+        self._lines: dict[int, Likelihood | Rank] = {}
 
     @property
     def holds_long(self) -> bool:
@@ -54,7 +55,7 @@ class ScoreProgress:
             number, item = self._begun, self._items[self._begun]
             size = len(item.ids)
             is_first = not (chunks or self._lines)
-            if isinstance(item, Likelihood):
+            if isinstance(item, Likelihood | Rank):
                 if not is_first and size > left:
                     break
                 self._lines[number], left = item, left - size
@@ -69,30 +70,39 @@ class ScoreProgress:
 
     @property
     def line_tokens(self) -> int:
-        """Tokens of the likelihoods that belong to the last chunks."""
+        """Tokens of the likelihoods and ranks that belong to the last chunks."""
         return sum(len(line.ids) for line in self._lines.values())
 
     def score_lines(self, network: Network, slot: Slot, prefix: Sequence[int]) -> None:
-        """Scores the likelihoods that belong to the last chunks; prefix: what the slot holds.
-        Raises FloatingPointError where the model's scores are no numbers. May be called again where
-        it raised."""
+        """Scores the likelihoods and ranks that belong to the last chunks; prefix: what the slot
+        holds. Raises FloatingPointError where the model's scores are no numbers. May be called
+        again where it raised."""
         slots, rows, firsts = [], [], []
+        lines = {n: line for n, line in self._lines.items() if isinstance(line, Likelihood)}
+        ranked = {n: line for n, line in self._lines.items() if isinstance(line, Rank)}
         if network.config.block is not None:
-            for number, line in self._lines.items():
+            for number, line in lines.items():
                 ids = torch.tensor(line.ids)
                 logs = masked_log_likelihoods(network, slot, ids, line.first)
                 self.results[number] = float(logs.sum())
             self._lines.clear()
             return
-        for line in self._lines.values():
+        for line in lines.values():
             # A slot has no hidden state of its last token, from which the token after it is scored.
             before = prefix if line.first == 0 else []
             slots.append(_empty(network, slot) if before else slot)
             rows.append(torch.tensor([*before, *line.ids]))
             firsts.append(len(before) + line.first - 1)  # the row's first token is not scored
         scores = row_log_likelihoods(network, slots, rows) if rows else []
-        for number, row, first in zip(list(self._lines), scores, firsts, strict=True):
+        for number, row, first in zip(lines, scores, firsts, strict=True):
             self.results[number] = float(row[first:].sum())
+        if ranked:
+            rows = [torch.tensor(line.ids) for line in ranked.values()]
+            states = [line.state for line in ranked.values()]
+            by_row = row_scores(network, [slot] * len(rows), rows, states, ranks=True)
+            for number, of_row in zip(ranked, by_row, strict=True):
+                assert of_row is not None
+                self.results[number] = of_row.to("cpu")
         self._lines.clear()
 
     def collect(self) -> int:

@@ -1,6 +1,6 @@
 """What tasks want of hidden states: the last one, the scores of the next token, a vector of them
-all, the scores of a prompt's own tokens. Each is gathered while the prefix is encoded, chunk by
-chunk. Knows no slots and no threads.
+all, the scores of a prompt's own tokens, those of a canvas that is committed. Each is gathered
+while the prefix is encoded, chunk by chunk. Knows no slots and no threads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.causal import check_finite
+from sfumato.diffusion.causal import check_finite, with_following
 from sfumato.diffusion.checks import check_setting
 from sfumato.diffusion.limits import Stats
 from sfumato.model.head import VocabularyHead
@@ -167,6 +167,37 @@ class TokenScoring:
 
     def result(self) -> PromptScores:
         return PromptScores(self._ids, TokenScores.joined(self._parts) if self._parts else None)
+
+
+class Ranks:
+    """The `TokenScores` of the ids that are encoded, on the host, with ranks, and the hidden state
+    [1, hidden] of the last of them. Raises FloatingPointError where the scores are no numbers."""
+
+    def __init__(self, ids: Sequence[int], state: Tensor) -> None:
+        """state: [1, hidden], of the token before the ids."""
+        self._ids, self._first = torch.tensor(ids), state
+        self.least = len(ids)
+
+    def begin(self, end: int) -> None:
+        self._start, self._last = end - len(self._ids), self._first
+        self._parts: list[TokenScores] = []
+
+    def add(self, head: VocabularyHead, start: int, hidden: Tensor, together: int) -> None:
+        at = start - self._start
+        if at < 0:  # a prefix that is encoded anew
+            hidden, at = hidden[-at:], 0
+        if not len(hidden):
+            return
+        before, ids = with_following(self._ids, at, hidden, None if at else self._first)
+        if len(ids):
+            ids = ids.to(hidden.device)
+            scores = token_scores(head, before, ids, ranks=True, together=together)
+            check_finite(scores.log_probs)
+            self._parts.append(scores.to("cpu"))
+        self._last = hidden[-1:].clone()
+
+    def result(self) -> tuple[TokenScores, Tensor]:
+        return TokenScores.joined(self._parts), self._last
 
 
 class EmbedTask:

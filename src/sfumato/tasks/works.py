@@ -105,10 +105,21 @@ class Likelihood:
 
 
 @dataclass(frozen=True, eq=False)
+class Rank:
+    """How the causal mode ranks ids behind the prefix. The result: the `TokenScores` of each id, on
+    the host, with ranks.
+
+    state: [1, hidden], which an `Encode` gave, of the token before them."""
+
+    ids: Sequence[int]
+    state: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Score:
     """Scores behind the prefix, which stays as it is. The result: that of each item, in order."""
 
-    items: tuple[Read | Likelihood, ...]
+    items: tuple[Read | Likelihood | Rank, ...]
 
 
 Work = Encode | Draw | Denoise | Score

@@ -50,8 +50,8 @@ class Region(Enum):
         return Region.ANSWER if marker == markers.thought_close else None
 
 
-def common_start(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+def common_start(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many characters or tokens two sequences begin with alike."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 import re
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from sfumato.api import Reply
@@ -26,20 +25,19 @@ from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.route import Frame, Renderer
 from sfumato.server.schemas import Body
 from sfumato.server.service import Service, token_text
-from sfumato.text.reply import Region, ToolCall, common_start, region_after
-from sfumato.text.tokenizer import Detokenizer
+from sfumato.text.aligned import AlignedTokens
+from sfumato.text.reply import ToolCall, region_after
 
 NOT_IN_TOP = -9999.0  # OpenAI's value for a token that is not among the most probable
 Entry = dict[str, Any]  # of one token, as OpenAI's API has it
 Logged = tuple[str, list[Entry]]  # text, and the tokens that it is made of
 
 
-class TokenLog:
+class TokenLog(AlignedTokens[Entry]):
     """Matches tokens with the parts of an answer's text as they are sent.
 
-    Thoughts, tool calls and markers are not part of an answer's text and have no entry. The
-    `token` of an entry is the text that it completes, so that tokens joined are the answer: of the
-    tokens that are the bytes of one character, the last has it.
+    The `token` of an entry is the text that it completes, so that tokens joined are the answer: of
+    the tokens that are the bytes of one character, the last has it.
     """
 
     def __init__(
@@ -51,13 +49,9 @@ class TokenLog:
     ) -> None:
         """alternatives: most probable tokens at each position; named: tokens that are named there
         too; by_id: tokens are named by their ids, and not by their texts."""
+        super().__init__(service.model.tokenizer, service.model.template.markers)
         self._model, self._alternatives = service.model, alternatives
         self._named, self._by_id = tuple(named), by_id
-        self._region = Region.ANSWER
-        self._detokenizer = Detokenizer(service.model.tokenizer)
-        self._incomplete: list[Entry] = []  # tokens of a character that is not complete
-        self._complete_texts: deque[Logged] = deque()  # tokens by the text they complete
-        self._text = ""  # taken, and ends within a token
 
     def follow(self, prompt: Sequence[int]) -> None:
         """The reply is to a prompt of these ids, which may end in a thought. Before any `add`."""
@@ -66,65 +60,17 @@ class TokenLog:
 
     def add(self, commit: Settled) -> None:
         """The tokens of a settled canvas."""
-        special = self._model.tokenizer.special_ids
-        for at, token in enumerate(commit.token_ids):
-            if token in special:
-                self._flush()
-                # Where an end marker ends the reply, no text follows that asks for its tokens.
-                markers = self._model.template.markers
-                region = self._region.begun_by(
-                    token_text(self._model, token), markers, ignore_ends=True
-                )
-                self._region = region or self._region
-            elif self._region is Region.ANSWER:
-                if self._model.tokenizer.bytes_of(token) is None:
-                    self._flush()
-                text = self._detokenizer.push([token])
-                self._incomplete.append(self._entry(commit, at, token))
-                self._resolve(text)
+        self.push(commit.token_ids, partial(self._entry, commit))
 
-    def take(self, text: str) -> list[Logged]:
-        """The answer's next text in parts, each with its tokens. Text that ends within a token
-        waits for the rest of that token."""
-        self._text += text
-        parts = []
-        while self._complete_texts and self._text:
-            written, tokens = self._complete_texts[0]
-            if len(written) > len(self._text) and written.startswith(self._text):
-                break
-            self._complete_texts.popleft()
-            # White space beside thoughts and calls is no part of the answer.
-            shown = common_start(written, self._text)
-            if shown:
-                parts.append((self._text[:shown], tokens))
-            self._text = self._text[shown:]
-        return parts
+    def completed(self, text: str, items: list[Entry]) -> None:
+        if not self._by_id:
+            for entry in items:
+                entry["token"] = ""
+            items[-1]["token"] = text
 
-    def end(self) -> list[Logged]:
-        """The text that still waits, once no text follows. A stop string may begin within a token;
-        of such a token the entry has the part that is in the text."""
-        self._flush()
-        parts = self.take("")
-        if self._text:
-            tokens = self._complete_texts.popleft()[1] if self._complete_texts else []
-            if tokens and not self._by_id:
-                tokens[-1] |= {"token": self._text, "bytes": list(self._text.encode())}
-            parts.append((self._text, tokens))
-        return parts
-
-    def _flush(self) -> None:
-        """The next token begins another character."""
-        self._resolve(self._detokenizer.flush())
-
-    def _resolve(self, text: str) -> None:
-        """The incomplete tokens make up this text; there are none where it is no answer's."""
-        if text and self._incomplete:
-            if not self._by_id:
-                for entry in self._incomplete:
-                    entry["token"] = ""
-                self._incomplete[-1]["token"] = text
-            self._complete_texts.append((text, self._incomplete))
-            self._incomplete = []
+    def cut(self, text: str, items: list[Entry]) -> None:
+        if items and not self._by_id:
+            items[-1] |= {"token": text, "bytes": list(text.encode())}
 
     def _entry(self, commit: Settled, at: int, token: int) -> Entry:
         top: list[tuple[int, float]] = []
