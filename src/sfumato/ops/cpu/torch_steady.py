@@ -55,16 +55,21 @@ def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
     size = tile or (LARGE_TILE if math.prod(weight.shape) >= LARGE else ROWS)
     out, start = rows.new_empty(len(rows), weight.shape[0]), 0
     for part in reference.parts(weight):
-        factor = _dense(part, x.dtype).T
-        columns = out[:, start : start + factor.shape[1]]
-        full = len(rows) // size * size
-        for at in range(0, full, size):
-            torch.mm(rows[at : at + size], factor, out=columns[at : at + size])
-        if rest := len(rows) - full:
-            padded = F.pad(rows[full:], (0, 0, 0, size - rest))
-            columns[full:] = torch.mm(padded, factor)[:rest]
-        start += factor.shape[1]
+        end = start + part.shape[0]
+        _multiply(rows, part, size, out[:, start:end])
+        start = end
     return out.view(*x.shape[:-1], weight.shape[0])
+
+
+def _multiply(rows: Tensor, weight: Weight, size: int, out: Tensor) -> None:
+    """Writes rows @ weight.T to `out`, `size` rows at a time."""
+    factor = _dense(weight, rows.dtype).T
+    full = len(rows) // size * size
+    for at in range(0, full, size):
+        torch.mm(rows[at : at + size], factor, out=out[at : at + size])
+    if rest := len(rows) - full:
+        padded = F.pad(rows[full:], (0, 0, 0, size - rest))
+        out[full:] = torch.mm(padded, factor)[:rest]
 
 
 @twin("gated", "cpu", backend=TORCH)
