@@ -63,6 +63,19 @@ def test_embed(dtype: torch.dtype) -> None:
     assert torch.equal(ops.embed(ids, blocks, dtype), blocks.dequantize()[ids].to(dtype))
 
 
+def test_the_router_is_exact_in_float64() -> None:
+    """What kernels are compared with has an error of its own where it is float32 inside."""
+    random = generator(3)
+    x, weight = normal(random, 4, 2816).double(), normal(random, 16, 2816).double()
+    ones = torch.ones(2816, dtype=torch.float64)
+    with registry.reference_only():
+        chosen, shares = ops.route(x, weight, ones, None, 4, 1e-6)
+    scores = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() / 2816**0.5 @ weight.T
+    best = scores.topk(4)
+    assert torch.equal(chosen, best.indices)
+    torch.testing.assert_close(shares, best.values.softmax(-1), rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scaled", [True, False])
 def test_rms_norm(dtype: torch.dtype, scaled: bool) -> None:

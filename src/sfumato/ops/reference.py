@@ -100,8 +100,9 @@ def embed(ids: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
 
 @operation
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """`x / sqrt(mean(x²) + eps) · weight` over the last axis, in float32; x's dtype again."""
-    wide = x.float()
+    """`x / sqrt(mean(x²) + eps) · weight` over the last axis, in float32 at least; x's dtype
+    again."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
     wide = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
     if weight is not None:
         wide = wide * weight.float()
@@ -303,15 +304,15 @@ def route(
     eps: float,
     shares_of_one: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """The experts of each token and their shares, in float32: of the scores `norm(x) · scale /
-    sqrt(hidden) @ weight.T`, or `x @ weight.T` without a scale, the highest, and their softmax
-    times `per_expert` (None: 1).
+    """The experts of each token and their shares, in float32 at least: of the scores `norm(x) ·
+    scale / sqrt(hidden) @ weight.T`, or `x @ weight.T` without a scale, the highest, and their
+    softmax times `per_expert` (None: 1).
 
     x [tokens, hidden]; weight [experts, hidden]; scale [hidden]; per_expert [experts];
     shares_of_one: whether the softmax is among the experts chosen, else among all → chosen int64
-    and shares float32 [tokens, active].
+    and shares float32 [tokens, active]; float64 where x is.
     """
-    given = x.float()
+    given = x.to(torch.promote_types(x.dtype, torch.float32))
     if scale is not None:
         given = rms_norm(given, None, eps) * scale.float() * x.shape[-1] ** -0.5
     shares, chosen = torch.softmax(linear(given, weight), dim=-1).topk(active, dim=-1)

@@ -19,6 +19,7 @@ _NUMBERS = {
     "i1": "<b", "i8": "<b", "u8": "<B", "i16": "<h", "u16": "<H", "i32": "<i", "u32": "<I",
     "i64": "<q", "u64": "<Q", "fp32": "<f", "f32": "<f", "fp64": "<d",
 }  # fmt: skip
+_DENORMALS = 0xF << 16  # of the registers' settings: numbers below the normal ones are kept
 _HIDDEN = 256  # bytes of what the runtime adds to the arguments, in code objects of version 5
 
 
@@ -51,10 +52,12 @@ class CodeObject:
                     table[binary[names + name : end].decode()] = value
         descriptor = self.base + table[f"{kernel}.kd"]
         raw = ctypes.string_at(descriptor, _DESCRIPTOR.size)
-        self.shared, self.scratch, self.arguments, start, _, _, self.resources, wanted = (
+        self.shared, self.scratch, self.arguments, start, _, settings, self.resources, wanted = (
             _DESCRIPTOR.unpack(raw)
         )
         self.entry = descriptor + start
+        if settings & _DENORMALS != _DENORMALS:
+            raise ValueError(f"{kernel}: flushes denormal numbers, which the emulator keeps")
         if wanted & 0x7F != _KERNARG_POINTER_ALONE:
             raise ValueError(f"{kernel}: wants other registers at its start ({wanted:#x})")
 

@@ -24,6 +24,7 @@ _BYTES = {"U8": 1, "I8": 1, "B8": 1, "U16": 2, "I16": 2, "B16": 2} | {
 def apply() -> None:
     """Changes the emulator for this process."""
     ops_cpu.CPUDevice.__init__ = _without_workers
+    ops_cpu.CPULLVMRenderer.supported_dtypes = _with_half
     emu._load_dpp16_src0 = lanes_of_another
     emu._Ctx.compile_lane_pcode = _with_literals(emu._Ctx.compile_lane_pcode)
     formats._load_formats()["rdna3"].append(ir3.MUBUF)
@@ -40,6 +41,13 @@ def _without_workers(self: Any, device: str = "") -> None:
         self, device, ops_cpu.CPUAllocator(self), [ops_cpu.CPULLVMRenderer], ops_cpu.CPUProgram,
         arch="x86_64,native",
     )  # fmt: skip
+
+
+def _with_half(self: Any) -> set[Any]:
+    """Float16 as the processor has it (F16C). Tinygrad makes such numbers of integers, and takes
+    those below 2⁻¹⁴ for zeros; a device keeps them, as kernels ask
+    (.amdhsa_float_denorm_mode_16_64 3)."""
+    return set(dtypes.all) - set(dtypes.fp8s)
 
 
 def lanes_of_another(ctx: Any, instruction: Any, lane: UOp, fallback: UOp) -> UOp:

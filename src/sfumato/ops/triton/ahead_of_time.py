@@ -40,6 +40,9 @@ _MATRIX = re.compile(
     r"\b(wgmma\.mma_async\S*?\.(m\d+n\d+k\d+)|mma\.sync\S*?\.(m\d+n\d+k\d+)"
     r"|tcgen05\.mma\S*?\.kind::(\S+)|v_w?mfma_\w+|v_wmma_\w+)"
 )
+_IN_SEQUENCE = re.compile(r"tt\.dot \S+, \S+, %(?!cst)[^:]*: \S*xf32> \* tensor")
+"""A product of float32 numbers that begins with other sums than zeros: a GPU without matrix units
+for such numbers adds all of them in one sequence, whose error grows with its length."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,10 @@ def _inexact(made: Any) -> str:
     """Why sums would differ from those that the sources name; empty where they do not."""
     if made.metadata.enable_fp_fusion is not FP_FUSION:
         return f"enable_fp_fusion: is {made.metadata.enable_fp_fusion}"
-    return "tl.dot: multiplies float32 as TF32" if "tf32" in made.asm["ttir"] else ""
+    text = made.asm["ttir"]
+    if "tf32" in text:
+        return "tl.dot: multiplies float32 as TF32"
+    return "tl.dot: adds float32 products one after another" if _IN_SEQUENCE.search(text) else ""
 
 
 def compile_source(source: Any, options: dict[str, Any], target: Target) -> Any:

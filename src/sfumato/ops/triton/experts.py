@@ -439,7 +439,11 @@ def _router_scores(
             other=0.0,
         )
         part = part * unit * by[None, :] * root
-        sums = tl.dot(part, rows.to(tl.float32), sums, input_precision="ieee")
+        # The sums of a block come first: one after another, all SIZE products lose four times as
+        # much. With a limit of its own the compiler adds a block's sums to no others.
+        sums += tl.dot(
+            part, rows.to(tl.float32), input_precision="ieee", max_num_imprecise_acc=DEPTH
+        )
     at = token.to(tl.int64)[:, None] * EXPERTS + expert[None, :]
     tl.store(scores + at, sums, mask=inside[:, None] & (expert < EXPERTS)[None, :])
 
