@@ -54,13 +54,18 @@ class _Decoded:
         (program, runtime), self.instruction = emu._decode_at(place, FAMILY)
         if len(emu._canonical_runner_cache) > known:
             _keep(emu._canonical_runner_cache[-1])
-        self.function, self.places = runtime.fxn, tuple(program.arg.globals)
+        self.function, places = runtime.fxn, tuple(program.arg.globals)
+        if places not in _forms:
+            _forms.append(places)
+        self.form = _forms.index(places)
         operation = getattr(self.instruction, "op", None)
         self.waits = operation in emu._BARRIER_OPS
         self.accesses = _accesses(self.instruction)
 
 
 _decoded: dict[int, _Decoded] = {}
+_forms: list[tuple[int, ...]] = []
+"""Which of a wave's buffers the function of an instruction takes."""
 executed = 0
 """Instructions of waves that this process has run."""
 
@@ -133,20 +138,23 @@ class _Wave:
     ) -> None:
         self._code, self._state, self._allowed = code, state, allowed
         self._buffers = [ctypes.c_uint64(each._buf.va_addr) for each in buffers]
+        self._given: list[list[ctypes.c_uint64]] = []  # by the number of a form
         vectors = np.frombuffer(state._vgpr_mv, dtype=np.uint32).reshape(-1, WAVE)
         self._registers = state._sgpr_mv, vectors
 
     def until_barrier(self) -> bool:
         """Runs up to the next barrier; False at the end."""
         global executed
-        scalars, buffers = self._state._sgpr_mv, self._buffers
+        scalars, given = self._state._sgpr_mv, self._given
         while (place := scalars[256] | scalars[257] << 32) != _END:
             decoded = _decoded.get(place)
             if decoded is None:
                 decoded = _decoded[place] = _Decoded(place)
             if decoded.accesses is not None:
                 self._check(place, decoded)
-            decoded.function(*[buffers[which] for which in decoded.places])
+            while decoded.form >= len(given):
+                given.append([self._buffers[which] for which in _forms[len(given)]])
+            decoded.function(*given[decoded.form])
             executed += 1
             if decoded.waits:
                 return True
