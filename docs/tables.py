@@ -102,14 +102,14 @@ _FILES = """
 ## Files that commands write
 
 No command replaces a file that it did not write itself in the same run, unless `--force` is
-given: `--replay` of `run`, `--json`, `--csv` and `--plot` of `bench`, `--out` of `decide` and
-`train`, the calibration of `calibrate`, the target of `convert` and `merge`, and `/save` of
-`chat`. What cannot be written is refused before the work begins. A new file appears under its name
-only when it is complete, and a symbolic link's target is replaced, not the link. Pipes and devices
-(`/dev/null`, `>(…)`) are always written.
+given: `--replay` of `run`, `--json`, `--csv` and `--plot` of `bench`, `--plot` of `eval`, `--out`
+of `decide`, `eval` and `train`, the calibration of `calibrate`, the target of `convert` and
+`merge`, and `/save` of `chat`. What cannot be written is refused before the work begins. A new
+file appears under its name only when it is complete, and a symbolic link's target is replaced, not
+the link. Pipes and devices (`/dev/null`, `>(…)`) are always written.
 
-- `decide --out` writes rows as they come, and goes on with a table of its own that is not
-  complete. `pull` goes on with a download, and `tune --resume` with a run.
+- `decide --out` and `eval --out` write rows as they come, and go on with a table of their own that
+  is not complete. `pull` goes on with a download, and `tune --resume` with a run.
 - `fill --write` and `edit --write` change a file in place, and keep a
   [backup](fill.md#what-is-written) beside it.
 - `serve --audit-log` appends.

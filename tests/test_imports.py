@@ -24,6 +24,7 @@ _ENGINE |= _NETWORK
 MAY_IMPORT: dict[str, set[str]] = {
     "refused": set(),
     "values": set(),
+    "svg": set(),
     "threads": set(),
     "options": {"values"},
     "catalog": set(),
@@ -48,10 +49,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convert": {"api", "diffusion", "text"} | _NETWORK,
     "engine": _ENGINE - {"engine"},
     "": _ENGINE,
-    "train": {"", "values", "convert", "embedded_questions"} | _ENGINE,
+    "train": {"", "values", "svg", "convert", "embedded_questions"} | _ENGINE,
     # embedded_questions: a reply of the embedded model says where it is not one that it learned.
     "server": {"", "values", "embedded_questions"} | _ENGINE,
-    "bench": {""} | _ENGINE,
+    "bench": {"", "svg"} | _ENGINE,
     "deploy": {"", "options", "values", "server"} | _ENGINE,
     "cli": {"", "catalog", "hub", "options", "values", "server", "bench", "train", "convert"}
     | {"deploy"}

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from tests.support.scripted_decider import ScriptedDecider
 
-from sfumato.cli.decide import outcomes
+from sfumato.cli.rows import outcomes
 from sfumato.diffusion.constraints.questions import YesNoQuestion
 from sfumato.engine.errors import EngineDead
 from sfumato.engine.request import DecisionRequest
@@ -11,8 +14,8 @@ from sfumato.engine.request import DecisionRequest
 QUESTIONS = {"q": YesNoQuestion("Now?")}
 
 
-def request(state: str) -> DecisionRequest:
-    return DecisionRequest(state, QUESTIONS)
+def asking(decider: ScriptedDecider) -> Callable[[str], Any]:
+    return lambda state: decider.decide(DecisionRequest(state, QUESTIONS))
 
 
 def test_outcomes_come_in_order_and_a_few_at_a_time() -> None:
@@ -20,9 +23,9 @@ def test_outcomes_come_in_order_and_a_few_at_a_time() -> None:
     states = ["0.1", "too long", "0.3", "slow", "0.5"]
     under_way = []
     seen = []
-    for outcome in outcomes(decider, states, request, 2):
+    for outcome in outcomes(asking(decider), states, 2):
         under_way.append(len(decider.requests) - len(seen))
-        seen.append((outcome.row, outcome.decided is not None, outcome.error))
+        seen.append((outcome.row, outcome.result is not None, outcome.error))
     assert seen == [
         ("0.1", True, ""),
         ("too long", False, "state: has no room"),
@@ -36,7 +39,7 @@ def test_outcomes_come_in_order_and_a_few_at_a_time() -> None:
 def test_what_is_under_way_is_cancelled_when_it_stops() -> None:
     decider = ScriptedDecider()
     seen = []
-    for outcome in outcomes(decider, ["0.1"] * 9, request, 3, lambda: len(seen) == 2):
+    for outcome in outcomes(asking(decider), ["0.1"] * 9, 3, lambda: len(seen) == 2):
         seen.append(outcome)
     assert len(seen) == 2
     assert [each.cancelled for each in decider.pending] == [False, False, True, True]
@@ -48,4 +51,4 @@ def test_an_engine_that_is_dead_ends_it() -> None:
             raise EngineDead("closed")
 
     with pytest.raises(ValueError, match="the engine has stopped: closed; the same command"):
-        list(outcomes(ScriptedDecider(dies), ["0.1"] * 3, request, 1))
+        list(outcomes(asking(ScriptedDecider(dies)), ["0.1"] * 3, 1))

@@ -48,7 +48,7 @@ def test_a_torn_header_is_written_again(tmp_path: Path) -> None:
 def test_a_file_that_was_made_otherwise_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "o.csv"
     path.write_text("mine")
-    with pytest.raises(ValueError, match="did not make it; name another file with --out"):
+    with pytest.raises(ValueError, match="is made; name another file with --out"):
         Target(path, ["a"], {}, False)
     with Target(path, ["a"], {"model": "m", "seed": 0}, True) as target:
         target.append({"a": "1"})
@@ -59,7 +59,7 @@ def test_a_file_that_was_made_otherwise_is_kept(tmp_path: Path) -> None:
     with Target(tmp_path / "empty.csv", ["b"], {"model": "n"}, False):
         assert (tmp_path / "empty.csv").read_text() == "b\n"
     (tmp_path / "o.csv.about.json").write_text("{")
-    with pytest.raises(ValueError, match="is not what `sfumato decide` writes"):
+    with pytest.raises(ValueError, match="does not say how a file is made"):
         Target(path, ["a"], {"model": "m", "seed": 0}, False)
     assert path.read_text() == "a\n1\n"
 
@@ -68,7 +68,7 @@ def test_what_stands_beside_a_table_is_kept(tmp_path: Path) -> None:
     about = tmp_path / "o.csv.about.json"
     for mine in ("notes", '{"mine": 1}', "[]"):
         about.write_text(mine)
-        with pytest.raises(ValueError, match="is not what `sfumato decide` writes"):
+        with pytest.raises(ValueError, match="does not say how a file is made"):
             Target(tmp_path / "o.csv", ["a"], {}, False)
         assert about.read_text() == mine and not (tmp_path / "o.csv").exists()
     with Target(tmp_path / "o.csv", ["a"], {}, True) as target:

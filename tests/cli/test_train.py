@@ -1,21 +1,12 @@
 from __future__ import annotations
 
-import json
 import signal
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sfumato import SamplerConfig, SoftTopK
-from sfumato.train.evaluate import Score
 from sfumato.train.tune import Tuned
-
-SCORES = {
-    "sudoku": asdict(Score(3, 1 / 3, 2.5, 4, 1.0, 7.5)),
-    "questions": asdict(Score(12, 1.0, 2.0, 2, 1.0, 6.0)),
-}
 
 
 def test_train_runs_the_recipe(cli: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -58,28 +49,6 @@ def test_an_unknown_recipe_is_one_line(cli: Any, tmp_path: Path) -> None:
     done = cli("train", "--recipe", "magic", "--out", str(tmp_path))
     assert done.code == 2
     assert done.err.startswith("sfumato: error: ")
-
-
-def test_eval_measures_the_model(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-
-    def run(*args: Any, **options: Any) -> Any:
-        options.pop("progress")(1, 9)
-        calls.append((*args, options))
-        return SCORES
-
-    monkeypatch.setattr("sfumato.train.evaluate.run", run)
-    assert json.loads(cli("eval", "-m", "x", "--json", "--count", "9").out) == SCORES
-    usual = {"config": SamplerConfig(), "cache_type": None, "quantize": None}
-    assert calls == [("x", {"count": 9, "seed": 0} | usual)]
-    cli("eval", "--seed", "3", "--cache-type", "fp8")
-    assert calls[1] == (None, {"count": 200, "seed": 3} | usual | {"cache_type": "fp8"})
-    cli("eval", "--soft-skip", "0.01")
-    cli("eval", "--soft-top-k", "16:4")
-    configs = [fields["config"] for _, fields in calls[2:]]
-    assert configs == [SamplerConfig(soft_skip=0.01), SamplerConfig(soft_top_k=SoftTopK(16, 4))]
-    lines = cli("eval").out.splitlines()
-    assert lines[1].split() == ["sudoku", "3", "33.3%", "2.50", "4", "100.0%"]
 
 
 def test_tune_passes_its_options_on_and_ends_when_it_is_interrupted(

@@ -119,14 +119,13 @@ def test_the_seed_draws_the_tasks_and_the_noise(monkeypatch):
         return {"fill": (2, of_two)}
 
     model = SimpleNamespace(reads_pictures=False, config=EMBEDDED)
-    monkeypatch.setattr(evaluate, "load", lambda path, **options: model)
     monkeypatch.setattr(evaluate, "canvas_runs", fills)
     monkeypatch.setattr(evaluate, "evaluate", score)
     monkeypatch.setattr(evaluate, "evaluate_decisions", decisions)
     for seed in (0, 5):
         del calls[:]
         del reported[:]
-        figures = evaluate.run(count=3, seed=seed, progress=lambda *far: reported.append(far))
+        figures = evaluate.run(model, 3, seed, progress=lambda *far: reported.append(far))
         assert figures["decisions"]["known_error"] == 0.01
         assert decided.pop() == (held_out(seed, 9), seed)
         assert filled.pop() == (3, seed, 3) and figures["fill"]["exact"] == 0.5

@@ -224,9 +224,13 @@ COMMANDS = (
     Command("train", "train a model by a recipe", examples=("sfumato train --out folder",)),
     Command(
         "eval",
-        "measure a model on its recipe's held-out tasks",
-        module="train",
-        examples=("sfumato eval --count 50",),
+        "measure how many tasks a model does right: a file's, or its recipe's held-out ones",
+        module="evaluate",
+        examples=(
+            "sfumato eval --count 50",
+            "sfumato eval -m model.gguf --tasks facts -o facts-answers.jsonl  # resumes",
+            "sfumato eval -m model.gguf --tasks facts --curves 4,8,16,48 --plot curve.svg",
+        ),
     ),
     Command(
         "bench",

@@ -11,18 +11,20 @@ import hashlib
 import json
 import sys
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from sfumato.api import Model
 from sfumato.cli import INTERRUPTED, files, generation, pictures, terminal
 from sfumato.cli.files import Printed, Row, Source, Target, cell_text
+from sfumato.cli.rows import Outcome, outcomes, running
 from sfumato.cli.terminal import rows_progress, table
 from sfumato.decisions.calibration import (
     HIGHEST,
@@ -41,15 +43,12 @@ from sfumato.decisions.question_file import QuestionFile, State, json_text, read
 from sfumato.decisions.schema import Choice, Decision, TypedAnswer, YesNo, shown
 from sfumato.diffusion.constraints.decision_plan import DecisionSettings
 from sfumato.diffusion.constraints.questions import Question, ScoreQuestion, YesNoQuestion
-from sfumato.engine import Engine, EngineConfig, own_engine
-from sfumato.engine.errors import EngineDead, NotReady
-from sfumato.engine.events import Decided, Handle, RequestFailed
+from sfumato.engine import Engine
+from sfumato.engine.events import Decided, Handle
 from sfumato.engine.request import DecisionRequest
 from sfumato.options import exclusions
 from sfumato.refused import Refused
 
-T = TypeVar("T")
-CONTEXT = 4_096  # positions of a slot; a larger one is made for a state that needs it
 ERROR = "error"
 _DIGITS = 6
 _FIELDS = {
@@ -121,7 +120,7 @@ def _table(args: argparse.Namespace, asking: Asking) -> int:
             asking.check(model)
             began = time.perf_counter()
             for outcome in ask_rows(args, asking, model, rows, total, target.count):
-                decided = outcome.decided
+                decided = outcome.result
                 decision = None if decided is None else asking.decision(decided, model.identity)
                 target.append({**outcome.row.cells, **cells_of(answers, decision, outcome.error)})
                 summary.add(decision, outcome.error)
@@ -169,10 +168,7 @@ def _made(args: argparse.Namespace, asking: Asking) -> dict[str, Any]:
     text = json.dumps([repr(file.questions), file.state and file.state.text])
     return {
         "questions": hashlib.sha256(text.encode()).hexdigest(),
-        "model": args.model or "embedded",
-        "weights": generation.weights_of(args),
-        **({"adapter": args.adapter} if args.adapter else {}),
-        **{key: getattr(args, key) for key in ("dtype", "activations", "quantize", "cache_type")},
+        **generation.loaded_as(args),
         "calibration": calibration and repr(sorted(calibration.questions.items())),
         **asking.options,
     }
@@ -425,68 +421,6 @@ def label_number(question: Question, text: str) -> int | None:
     raise ValueError(f"{text!r:.80} is none of {', '.join(names)[:200]}")
 
 
-@dataclass
-class Outcome(Generic[T]):
-    """A row that is asked about: its answers, or why there are none, once there are any."""
-
-    row: T
-    handle: Handle[Decided] | None = None  # None: the engine has refused it
-    decided: Decided | None = None
-    error: str = ""
-
-
-def outcomes(
-    engine: Engine,
-    rows: Iterable[T],
-    request: Callable[[T], DecisionRequest],
-    at_a_time: int,
-    stopped: Callable[[], bool] = lambda: False,
-) -> Iterator[Outcome[T]]:
-    """Each row's outcome, in order. stopped: when it returns True nothing more comes, and what is
-    under way is cancelled. Raises ValueError where the engine does not go on."""
-    waiting = iter(rows)
-    under_way: deque[Outcome[T]] = deque()
-    try:
-        while not stopped():
-            while len(under_way) < at_a_time and (row := next(waiting, None)) is not None:
-                under_way.append(_submitted(engine, row, request(row)))
-            if not under_way:
-                return
-            outcome = under_way.popleft()
-            try:
-                outcome.decided = outcome.handle.result() if outcome.handle else None
-            except RequestFailed as failed:
-                outcome.error = str(failed)
-            if stopped():
-                return
-            yield outcome
-    finally:
-        for outcome in under_way:
-            if outcome.handle is not None:
-                outcome.handle.cancel()
-
-
-def _submitted(engine: Engine, row: T, request: DecisionRequest) -> Outcome[T]:
-    try:
-        return Outcome(row, engine.decide(request))
-    except ValueError as error:
-        return Outcome(row, error=str(error))
-    except (EngineDead, NotReady) as error:
-        raise ValueError(f"the engine has stopped: {error}; the same command goes on") from error
-
-
-@contextmanager
-def running(model: Model, at_a_time: int) -> Iterator[Engine]:
-    """An engine for so many states at a time. Raises ValueError where the memory is too small."""
-    context = min(CONTEXT, model.config.context_length)
-    layout = EngineConfig(at_a_time, context, queue=2 * at_a_time)
-    engine = own_engine(model, layout, "lower --concurrency, or free some memory").start()
-    try:
-        yield engine
-    finally:
-        engine.close(drain_s=0)
-
-
 def ask_rows(
     args: argparse.Namespace,
     asking: Asking,
@@ -494,7 +428,7 @@ def ask_rows(
     rows: Iterable[Row],
     total: int,
     before: int = 0,
-) -> Iterator[Outcome[Row]]:
+) -> Iterator[Outcome[Row, Decided]]:
     """The outcomes of a table's rows, with their progress on standard error; after Ctrl-C no more
     come. total, before: see `rows_progress`."""
     with (
@@ -503,10 +437,15 @@ def ask_rows(
         rows_progress(total, before) as show,
     ):
         at_a_time = 2 * args.concurrency  # so that none of the engine's slots waits for this thread
-        results = outcomes(engine, rows, asking.request, at_a_time, lambda: presses.count > 0)
+        ask = partial(_ask, engine, asking)
+        results = outcomes(ask, rows, at_a_time, lambda: presses.count > 0)
         for done, outcome in enumerate(results, 1):
             yield outcome
             show(done)
+
+
+def _ask(engine: Engine, asking: Asking, row: Row) -> Handle[Decided]:
+    return engine.decide(asking.request(row))
 
 
 @dataclass
@@ -582,14 +521,14 @@ def _check_row(file: QuestionFile, row: Row) -> None:
 
 
 def _read(
-    results: Iterable[Outcome[Row]], asking: Asking, labelled: Mapping[str, Labelled]
+    results: Iterable[Outcome[Row, Decided]], asking: Asking, labelled: Mapping[str, Labelled]
 ) -> tuple[int, list[str]]:
     """Adds the probabilities of every labelled question. Returns how many rows there were, and
     why some have none."""
     done, errors = 0, list[str]()
     for outcome in results:
         done += 1
-        if outcome.decided is None:
+        if outcome.result is None:
             errors.append(f"{outcome.row.line}: {outcome.error}")
             continue
         for name, into in labelled.items():
@@ -597,7 +536,7 @@ def _read(
             number = label_number(asking.questions[name], text)
             if number is not None:
                 into.labels.append(number)
-                into.rows.append(outcome.decided.answers[name].probabilities)
+                into.rows.append(outcome.result.answers[name].probabilities)
     return done, errors
 
 

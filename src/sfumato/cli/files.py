@@ -347,13 +347,16 @@ class Target:
         """Whether the file was made so; False where it was not, but has no rows yet."""
         advice = "name another file with --out, or replace it with --force"
         if self.path.exists() and not (self.path.is_file() and self._about.is_file()):
-            raise ValueError(f"{self.path}: exists, and `sfumato decide` did not make it; {advice}")
+            raise ValueError(
+                f"{self.path}: exists, and {self._about.name} does not, which says how such a file "
+                f"is made; {advice}"
+            )
         try:
             before = json.loads(self._about.read_text(encoding="utf-8"))
         except (ValueError, RecursionError):
             before = None
         if not isinstance(before, dict) or "columns" not in before:
-            raise ValueError(f"{self._about}: is not what `sfumato decide` writes; {advice}")
+            raise ValueError(f"{self._about}: does not say how a file is made; {advice}")
         if not self.path.exists():  # moved away
             return False
         other = [key for key in made if before.get(key) != made[key]]

@@ -124,6 +124,16 @@ def weights_of(args: argparse.Namespace) -> str:
     return fingerprint(open_checkpoint(args.model or EMBEDDED))
 
 
+def loaded_as(args: argparse.Namespace) -> dict[str, Any]:
+    """What the numbers of that model depend on, as plain values. Raises as `weights_of`."""
+    return {
+        "model": args.model or "embedded",
+        "weights": weights_of(args),
+        **({"adapter": args.adapter} if args.adapter else {}),
+        **{key: getattr(args, key) for key in ("dtype", "activations", "quantize", "cache_type")},
+    }
+
+
 def check_device(name: str) -> None:
     """Raises ValueError for a name that is no device; loading says whether this machine has it."""
     try:

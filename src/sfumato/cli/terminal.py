@@ -162,19 +162,23 @@ def progress(
 
 @contextlib.contextmanager
 def rows_progress(
-    total: int, before: int, clock: Callable[[], float] = time.monotonic
+    total: int,
+    before: int,
+    clock: Callable[[], float] = time.monotonic,
+    what: str = "deciding rows",
 ) -> Iterator[Callable[[int], None]]:
-    """Yields a function that takes how many rows of a table this run has decided, and shows it with
-    the rate. total: rows of the table; before: of them, those that were decided earlier."""
+    """Yields a function that takes how many rows of a table this run has done, and shows it with
+    the rate. total: rows of the table; before: of them, those that were done earlier; what: is done
+    to which rows, in two words."""
     start, has_bar = clock(), sys.stderr.isatty()
 
     def update(done: int) -> None:
         rate = done / max(clock() - start, 1e-9)
         left = (total - before - done) / rate if rate else 0.0
         left_text = "" if has_bar else f", {left / 60:.0f} min left"
-        show(before + done, total, f"{rate:.3g} rows/s{left_text}")
+        show(before + done, total, f"{rate:.3g} {what.split()[-1]}/s{left_text}")
 
-    with progress("deciding rows", clock=clock) as show:
+    with progress(what, clock=clock) as show:
         show(before, total, "")
         yield update
 

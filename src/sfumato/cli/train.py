@@ -1,6 +1,4 @@
-"""`sfumato train`, and what measures a model: `sfumato eval`, by the held-out tasks of a recipe,
-and `sfumato perplexity`, by how well the causal mode predicts a text.
-"""
+"""`sfumato train`, and `sfumato perplexity`: how well the causal mode predicts a text."""
 
 from __future__ import annotations
 
@@ -11,14 +9,12 @@ from pathlib import Path
 from sfumato.cli import files, terminal
 
 MOST_BYTES = 64 << 20  # of a text: its tokens take some gigabytes as a list
-EVERY_S = 10.0  # between two lines of `eval`, where there is no terminal
 WINDOW = 2048  # tokens of a window at most, where no option says
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the one that the options name. Raises ValueError or OSError for bad input."""
-    commands = {"train": _train, "eval": _evaluate, "perplexity": _perplexity}
-    return commands[args.command](args)
+    return _train(args) if args.command == "train" else _perplexity(args)
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -44,26 +40,6 @@ def _train(args: argparse.Namespace) -> int:
             begin_with=Path(start) if start else None,
             stage=args.stage,
         )
-    return 0
-
-
-def _evaluate(args: argparse.Namespace) -> int:
-    import sfumato
-    from sfumato.cli.arguments import sampler_options
-    from sfumato.train import evaluate
-
-    config = sfumato.SamplerConfig().options(**sampler_options(args))
-    with terminal.progress("answering tasks", every_s=EVERY_S) as progress:
-        figures = evaluate.run(
-            args.model,
-            count=args.count,
-            seed=args.seed,
-            config=config,
-            progress=progress,
-            cache_type=args.cache_type,
-            quantize=args.quantize,
-        )
-    terminal.print_report(args.json, figures, [evaluate.table(figures)])
     return 0
 
 

@@ -286,6 +286,11 @@ BENCH = (
     ),
     Exclusion("--prompts", ("--prompt-tokens",), "give at most one of them", "", _BOTH),
 )
+EVAL = (
+    Exclusion(
+        "--curves", ("--steps",), "give at most one of them; both say how many steps", "", _BOTH
+    ),
+)
 FILL_AT = (Exclusion("--tokens", ("--at-most",), "give at most one of them", "", _BOTH),)
 
 EXCLUSIONS: Mapping[str, tuple[Exclusion, ...]] = {
@@ -299,6 +304,7 @@ EXCLUSIONS: Mapping[str, tuple[Exclusion, ...]] = {
     "`/v1/fill`": FILL,
     "Ollama's `/api/generate`": OLLAMA,
     "`sfumato bench`": BENCH,
+    "`sfumato eval`": EVAL,
     "`sfumato fill`": FILL_AT,
 }
 """All rows, under the headings of docs/exclusions.md."""

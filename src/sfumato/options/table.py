@@ -115,7 +115,9 @@ TALK = ("run", "chat")
 DECIDE, CALIBRATE = ("decide",), ("calibrate",)
 FILL, EDIT = ("fill",), ("edit",)
 WRITE = (*TALK, *FILL, *EDIT)
-LOAD = (*WRITE, "serve", "mcp", "decide", "calibrate", "perplexity")
+EVAL = ("eval",)
+DECODE = (*WRITE, *EVAL)  # take the options of decoding
+LOAD = (*WRITE, "serve", "mcp", "decide", "calibrate", "perplexity", *EVAL)
 LOAD_ONE = tuple(command for command in LOAD if command not in SERVE)
 WEIGHTS = (*LOAD, "verify-model")  # take the options of loading
 TUNED = (*WEIGHTS, *TUNE)
@@ -181,7 +183,26 @@ GENERAL = (
     Option("stage", Whole(2, 4), ("train",), "the stage that --from begins", 2, "N"),
     Option("threads", THREADS, ("train",), "CPU threads; default: all", metavar="N"),
     Option("force", FLAG, ("train",), "replace a checkpoint that is at --out", False),
-    Option("count", FROM_1, ("eval",), "tasks of each set at most", 200, "N"),
+    Option("tasks", PATH, EVAL,
+           "JSON Lines of questions with answers (docs/evaluating.md), or facts, which come with "
+           "the package; default: the held-out tasks of the packaged models' recipe", None,
+           "FILE"),
+    Option("count", FROM_1, EVAL,
+           "the first tasks of the file, at most; of held-out ones so many of each set; default: "
+           "all, and 200", None, "N"),
+    Option("curves", Listed(Whole(1, MOST_STEPS)), EVAL,
+           "ask at each of these numbers of steps at most: right answers against forwards", None,
+           "N,N,…"),
+    Option("out", PATH, EVAL,
+           "JSON Lines file for each answer; one that is not complete is taken up", None, "FILE",
+           short="o"),
+    Option("plot", PATH, EVAL, "draw an SVG of right answers against forwards", None, "FILE.svg"),
+    Option("force", FLAG, EVAL, "replace the files of --out and --plot", False),
+    Option("allow-code", FLAG, EVAL,
+           "run the checks of the file, which are Python code of its author and may do all that "
+           "you may", False),
+    Option("timeout", SECONDS, EVAL, "a task fails after S seconds; 0: never", 600.0, "S"),
+    Option("concurrency", Whole(1, 256), EVAL, "tasks at a time", 1, "N"),
     # convert, merge and pull
     Option("to", Choice((*FORMATS, "nearest")), ("convert",), _TO, metavar="FORMAT"),
     Option("model", PATH, ("convert",),
@@ -200,41 +221,38 @@ GENERAL = (
     Option("stride", FROM_1, ("perplexity",),
            "tokens by which a window goes on, which it scores; default: half a window", None, "N"),
     # The model.
-    Option("model", PATH, (*LOAD_ONE, "eval", *TUNE), FILE, None, "PATH", MODEL, short="m"),
+    Option("model", PATH, (*LOAD_ONE, *TUNE), FILE, None, "PATH", MODEL, short="m"),
     Option("model", Each(PATH), SERVE,
            f"{FILE}; NAME= before it is what clients call it; given several times: loaded one at a "
            "time, the first at the start", (), "[NAME=]PATH", MODEL, short="m"),
     Option("mmproj", PATH, TUNED, MMPROJ, None, "FILE", MODEL),
-    Option("adapter", PATH, (*WRITE, *DECIDE), "adapter that answers: a folder of PEFT, or GGUF",
+    Option("adapter", PATH, (*DECODE, *DECIDE), "adapter that answers: a folder of PEFT, or GGUF",
            None, "PATH", MODEL),
     Option("adapter", Each(TEXT), SERVE,
            "what clients call an adapter, and its folder of PEFT or GGUF file; NAME@MODEL= where "
            "several models are served; may be given several times", (), "NAME=PATH", MODEL),
-    Option("quantize", Choice(ON_LOAD), ("inspect", "eval"), QUANTIZE_HELP),
+    Option("quantize", Choice(ON_LOAD), ("inspect",), QUANTIZE_HELP),
     # Generation.
-    Option("system", TEXT, WRITE, "system message", None, "TEXT", REPLY),
-    decoding("thinking", TALK, "", REPLY, False),
-    decoding("max_tokens", TALK, "N", REPLY, 256),
-    decoding("stop", TALK, "TEXT", REPLY, (), "; may be given several times"),
+    Option("system", TEXT, DECODE, "system message", None, "TEXT", REPLY),
+    decoding("thinking", (*TALK, *EVAL), "", REPLY, False),
+    decoding("max_tokens", (*TALK, *EVAL), "N", REPLY, 256),
+    decoding("stop", (*TALK, *EVAL), "TEXT", REPLY, (), "; may be given several times"),
     decoding("seed", WRITE, "N", REPLY, 0),
     Option("seed", SEED, ("demo",), "picks the puzzle, 0 to 2^64-1", 0, "N"),
     Option("seed", SEED, ("train",), "random seed, 0 to 2^64-1", 0, "N"),
     Option("seed", SEED, ("eval",), "draws the held-out tasks and the noise, 0 to 2^64-1", 0, "N"),
-    decoding("mode", TALK, "", REPLY, None, "; default: canvas"),
-    decoding("max_steps", WRITE, "N", REPLY, None, ", 1 to 4096"),
-    decoding("sampler", WRITE, "NAME", REPLY, None, f": {SAMPLER_NAMES}"),
-    decoding("entropy_bound", WRITE, "NATS", REPLY, None, "; of the sampler entropy-bound"),
-    decoding("threshold", WRITE, "P", REPLY, None, "; of threshold and low-confidence"),
-    decoding("pace", WRITE, "NAME", REPLY, None, f": {', '.join(PACES)}"),
-    decoding("temperature", WRITE, "T", REPLY, None, "; default: 1"),
-    decoding("settle_at_end", TALK, "", REPLY, False),
-    decoding("settle_at_end", ("eval",), "", SAMPLING, False),
-    decoding("top_k", WRITE, "K", REPLY, None, ", 1 to 1024"),
-    decoding("top_p", WRITE, "P", REPLY),
-    decoding("soft_skip", WRITE, "SHARE", REPLY, None, ROUNDED),
-    decoding("soft_skip", ("eval",), "SHARE", SAMPLING, None, ROUNDED),
-    decoding("soft_top_k", WRITE, "K[:K2]", REPLY, None, ALL),
-    decoding("soft_top_k", ("eval",), "K[:K2]", SAMPLING, None, ALL),
+    decoding("mode", (*TALK, *EVAL), "", REPLY, None, "; default: canvas"),
+    decoding("max_steps", DECODE, "N", REPLY, None, ", 1 to 4096"),
+    decoding("sampler", DECODE, "NAME", REPLY, None, f": {SAMPLER_NAMES}"),
+    decoding("entropy_bound", DECODE, "NATS", REPLY, None, "; of the sampler entropy-bound"),
+    decoding("threshold", DECODE, "P", REPLY, None, "; of threshold and low-confidence"),
+    decoding("pace", DECODE, "NAME", REPLY, None, f": {', '.join(PACES)}"),
+    decoding("temperature", DECODE, "T", REPLY, None, "; default: 1"),
+    decoding("settle_at_end", (*TALK, *EVAL), "", REPLY, False),
+    decoding("top_k", DECODE, "K", REPLY, None, ", 1 to 1024"),
+    decoding("top_p", DECODE, "P", REPLY),
+    decoding("soft_skip", DECODE, "SHARE", REPLY, None, ROUNDED),
+    decoding("soft_top_k", DECODE, "K[:K2]", REPLY, None, ALL),
 )
 
 VISIBLE = (
@@ -248,7 +266,7 @@ VISIBLE = (
     Option("force", FLAG, ("run",), "replace the file of --replay", False),
     Option("slow", FLAG, ("run", *FILL, *EDIT),
            "show the noise first, and hold the frame of each step for 0.4 s", False),
-    Option("verbose", FLAG, (*TUNED, "demo", "doctor", "eval", "bench"),
+    Option("verbose", FLAG, (*TUNED, "demo", "doctor", "bench"),
            "print more messages on standard error", False, short="v"),
 )
 
@@ -472,7 +490,7 @@ ON_HARDWARE = (
     Option("dtype", Choice(DTYPES), TUNED, ", ".join(DTYPES), "auto", "NAME", HARDWARE),
     Option("activations", Choice(ACTIVATIONS), WEIGHTS, _FAST, "int8", "", HARDWARE),
     Option("quantize", Choice(ON_LOAD), TUNED, QUANTIZE_HELP, None, "", HARDWARE),
-    Option("cache-type", Choice(CACHE_TYPES), (*WEIGHTS, "inspect", "eval"),
+    Option("cache-type", Choice(CACHE_TYPES), (*WEIGHTS, "inspect"),
            "how keys and values are stored; default: as --dtype says", None, "", HARDWARE),
     Option("experts-on-cpu", Whole(0, MOST_LAYERS), WEIGHTS,
            "layers whose experts stay with the CPU, for a card that is too small", 0, "N",

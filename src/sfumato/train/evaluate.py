@@ -15,13 +15,12 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
 
-from sfumato.api import Model, load
+from sfumato.api import Model
 from sfumato.diffusion.constraints.decision_plan import DecisionSettings
 from sfumato.diffusion.constraints.grammar import schema_source
 from sfumato.diffusion.constraints.hole import Hole
@@ -401,25 +400,22 @@ def evaluate_decisions(
 
 
 def run(
-    path: str | Path | None = None,
+    model: Model,
     count: int = 200,
     seed: int = 0,
     config: SamplerConfig | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-    cache_type: str | None = None,
-    quantize: str | None = None,
 ) -> Figures:
     """The scores of every set, and of the hard grids under two handicaps, by name; and under
     DECISIONS those of held-out decisions (`DecisionScore`). Sets of pictures are left out where the
     model reads none, and, with a line in the log, where what they are made of is not installed. A
     model of masks has the sets of replies alone: its recipe trains nothing else.
 
-    path: a checkpoint of this vocabulary; None is the embedded model; count: of tasks in each set,
-    at most, and a third of the decisions; seed: draws the held-out tasks, and the noise that they
-    are answered with; config: how, in all sets but the decisions; progress: called with the tasks
-    answered, and all of them; cache_type and quantize: as `load` takes them.
+    model: of the recipe's vocabulary; count: of tasks in each set, at most, and a third of the
+    decisions; seed: draws the held-out tasks, and the noise that they are answered with; config:
+    how, in all sets but the decisions; progress: called with the tasks answered, and all of them.
     """
-    model, config = load(path, cache_type=cache_type, quantize=quantize), config or SamplerConfig()
+    config = config or SamplerConfig()
     sets = {name: tasks[:count] for name, tasks in evaluation_sets(seed, count).items()}
     hard = sets["sudoku_hard"]
     if model.reads_pictures:

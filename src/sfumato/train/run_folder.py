@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sfumato.refused import Refused
+from sfumato.svg import Point, curves
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.files.atomic_write import atomic_path
 from sfumato.weights.files.jsonfile import read_object
@@ -28,8 +28,6 @@ _OURS = {SETTINGS, CURVES, PLOT, SAMPLES, CHECKPOINTS, ADAPTER, MODEL}
 _CHECKPOINT = re.compile(r"step-(\d{9})\.pt")
 _UNFINISHED = re.compile(r"\.(.+)\.\d+\.(?:part|old)")
 """What `atomic_path` leaves of a name where the process is killed."""
-_COLOURS = ("#1b6ca8", "#c0392b", "#2e7d32", "#8e44ad", "#b9770e")
-_WIDTH, _HEIGHT, _LEFT, _TOP = 640, 320, 56, 24
 
 
 def check_out(path: Path, resume: bool, force: bool) -> set[str]:
@@ -153,11 +151,11 @@ class RunFolder:
 
     def plot(self) -> None:
         """Draws the losses of the curves."""
-        curves: dict[str, list[tuple[float, float]]] = {}
+        lines: dict[str, list[Point]] = {}
         for line in self.lines(CURVES):
             for name, value in line["losses"].items():
-                curves.setdefault(name, []).append((line["step"], value))
-        self._write(PLOT, svg(curves))
+                lines.setdefault(name, []).append(Point(line["step"], value))
+        self._write(PLOT, curves(lines, "step", "loss, nats a token"))
 
     def _write(self, name: str, text: str) -> None:
         with atomic_path(self.path / name, len(text), force=True) as part:
@@ -171,35 +169,3 @@ def _tensors(value: Any) -> Iterable[torch.Tensor]:
         yield from (tensor for each in value.values() for tensor in _tensors(each))
     elif isinstance(value, list | tuple):
         yield from (tensor for each in value for tensor in _tensors(each))
-
-
-def svg(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """Lines of (step, loss), by name, as a picture."""
-    points = [point for each in curves.values() for point in each]
-    last = max((step for step, _ in points), default=1) or 1
-    top = max((loss for _, loss in points), default=1) or 1
-    right, bottom = _WIDTH - 16, _HEIGHT - 32
-
-    def place(step: float, loss: float) -> str:
-        x = _LEFT + (right - _LEFT) * step / last
-        return f"{x:.1f},{bottom - (bottom - _TOP) * loss / top:.1f}"
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        f'<path d="M{_LEFT},{_TOP}V{bottom}H{right}" fill="none" stroke="#555"/>',
-        f'<text x="{_LEFT - 6}" y="{_TOP + 4}" text-anchor="end">{top:.3g}</text>',
-        f'<text x="{_LEFT - 6}" y="{bottom}" text-anchor="end">0</text>',
-        f'<text x="{right}" y="{bottom + 18}" text-anchor="end">step {last:,.0f}</text>',
-        f'<text x="{_LEFT}" y="{_TOP - 8}">loss, nats a token</text>',
-    ]
-    for number, (name, curve) in enumerate(curves.items()):
-        colour = _COLOURS[number % len(_COLOURS)]
-        line = " ".join(place(*point) for point in curve)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}"/>')
-        y = _TOP + 16 * number
-        parts.append(
-            f'<text x="{right}" y="{y}" text-anchor="end" fill="{colour}">{escape(name)}</text>'
-        )
-    return "\n".join([*parts, "</svg>", ""])
