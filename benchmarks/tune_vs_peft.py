@@ -92,7 +92,7 @@ def ours(given: str) -> None:
             changes[path] = LowRank(halves[0], halves[1], SCALE)
             learned += halves
     network.attach(1, changes)
-    network.repeats_layers = sizes["recompute"]
+    network.recomputes_layers = sizes["recompute"]
     generator = torch.Generator().manual_seed(0)  # the same draws in all programs
 
     def step() -> None:

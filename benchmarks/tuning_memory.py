@@ -69,7 +69,7 @@ class Run:
 
     def __init__(self, checkpoint: Checkpoint, base: str, args: argparse.Namespace) -> None:
         self.network, self.args, self.config = loaded(checkpoint, base), args, config_of(checkpoint)
-        self.network.repeats_layers = args.recompute
+        self.network.recomputes_layers = args.recompute
         tuning, random = Tuning(rank=args.rank), torch.Generator().manual_seed(0)
         adapter = new_adapter(self.config, tuning, CPU, random)
         self.learned = [half for change in adapter.values() for half in (change.down, change.up)]

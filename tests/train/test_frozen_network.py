@@ -100,7 +100,7 @@ def test_layers_that_are_computed_again_have_the_same_gradients_and_keep_less(
     is_stored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, all_kept = gradients(network(is_stored))
-    monkeypatch.setattr(network(is_stored), "repeats_layers", True)
+    monkeypatch.setattr(network(is_stored), "recomputes_layers", True)
     again, kept = gradients(network(is_stored))
     for name, gradient in expected.items():
         assert torch.equal(again[name], gradient), name

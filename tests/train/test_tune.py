@@ -17,20 +17,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from tests.support.seeing_model import seeing_model
+from tests.support.seeing_model import seeing_model, with_markers
 
 import sfumato
+from sfumato.convert import convert
 from sfumato.engine.memory.device_memory import Budget
 from sfumato.model.adapter_files import read_adapter
 from sfumato.model.vision.mask import SoftTokens
 from sfumato.options.tuning import TUNING
 from sfumato.refused import Refused
+from sfumato.train import chats
 from sfumato.train.canvas_rows import collate
 from sfumato.train.chats import Canvases, exchanges, read_chats, split
 from sfumato.train.objective import loss
 from sfumato.train.run_folder import RunFolder
 from sfumato.train.trainer import Trainer
-from sfumato.train.tune import Rows, Tuning, _Run, tune
+from sfumato.train.tune import Rows, Tuning, pictures_of, tune
 from sfumato.weights.errors import CheckpointError
 
 
@@ -196,13 +198,13 @@ def test_a_folder_is_read_by_datasets_and_refused_without_it(tmp_path, monkeypat
 
 
 def test_a_share_is_held_out_and_always_the_same_one(data):
-    chats = read_chats(data)
-    learnt, held = split(chats, 0.3, 7)
-    assert (len(learnt), len(held)) == (4, 2) and split(chats, 0.3, 7) == (learnt, held)
-    assert sorted(chat.where for chat in (*learnt, *held)) == [chat.where for chat in chats]
-    assert split(chats, 0.3, 8)[1] != held
+    every = read_chats(data)
+    learnt, held = split(every, 0.3, 7)
+    assert (len(learnt), len(held)) == (4, 2) and split(every, 0.3, 7) == (learnt, held)
+    assert sorted(chat.where for chat in (*learnt, *held)) == [chat.where for chat in every]
+    assert split(every, 0.3, 8)[1] != held
     with pytest.raises(Refused, match="held_out"):
-        split(chats, 0.99, 7)
+        split(every, 0.99, 7)
 
 
 def test_a_step_has_rows_of_all_lengths_and_a_part_of_it_similar_ones():
@@ -308,6 +310,52 @@ def test_a_step_that_does_not_fit_is_refused_before_it_is_taken(data, tmp_path, 
         tune(model, data, tmp_path / "b", replace(SHORT, recompute=True))
 
 
+def test_what_cannot_be_tuned_is_refused_in_words(data, tmp_path, embedded, monkeypatch):
+    one = tmp_path / "one.jsonl"
+    one.write_text('{"prompt": "x", "completion": "y"}\n')
+    full = replace(SHORT, full=True)
+    for model, path, tuning, why in (
+        (sfumato.load(dtype="float16"), data, SHORT, r"dtype: .*--dtype bfloat16 or float32"),
+        (sfumato.load(quantize="q8_0", dtype="float32"), data, full, r"full: .*--dtype float32"),
+        (embedded, one, SHORT, r"held_out: .*--held-out 0"),
+    ):
+        with pytest.raises(Refused, match=why):
+            tune(model, path, tmp_path / "run", tuning)
+    for bound, value, why in (
+        ("MOST_FILE", 30, "has more than 30 bytes"),
+        ("MOST_ALL", 9, "line 1: all rows have more than 9 tokens"),
+    ):
+        monkeypatch.setattr(chats, bound, value)
+        with pytest.raises(Refused, match=why):
+            rows_of(embedded, one, {"prompt": "x", "completion": "y" * 9})
+        monkeypatch.undo()
+
+
+def test_a_run_that_was_to_stop_in_its_last_step_has_ended_and_says_what_was_not_held_out(
+    data, tmp_path, embedded
+):
+    long, lines = tmp_path / "long.jsonl", list[str]()
+    long.write_text(json.dumps({"prompt": "x", "completion": "y" * 900}) + "\n")
+    skips = replace(SHORT, steps=1, long="skip", context=300)
+    more = {"held_out": long, "report": lines.append, "stopped": lambda: True}
+    ended = tune(embedded, data, tmp_path / "run", skips, **more)
+    assert (ended.ended, ended.steps, ended.held_out) == ("steps", 1, None)
+    assert lines[0].startswith("no held-out row fits")
+
+
+def test_all_weights_keep_the_tower_that_was_named_for_the_model(data, tmp_path):
+    seeing_model(tmp_path / "whole")
+    with_markers(tmp_path / "whole")
+    convert(tmp_path / "whole", tmp_path / "text" / "model.gguf", "f32")
+    convert(tmp_path / "whole", tmp_path / "elsewhere" / "mmproj.gguf", "f32")
+    named = tmp_path / "elsewhere" / "mmproj.gguf"
+    model = sfumato.load(tmp_path / "text" / "model.gguf", dtype="float32", mmproj=named)
+    one = replace(SHORT, steps=1, full=True)
+    tuned = sfumato.load(tune(model, data, tmp_path / "run", one).out, dtype="float32")
+    before, after = (each.network.tower.projection.weight for each in (model, tuned))
+    assert torch.equal(before.bfloat16(), after.bfloat16())
+
+
 def test_all_weights_and_other_canvases_are_tuned_by_the_same_run(data, tmp_path):
     one = replace(SHORT, steps=1, eval_every=1)
     model = sfumato.load(dtype="float32")
@@ -324,7 +372,7 @@ def test_all_weights_and_other_canvases_are_tuned_by_the_same_run(data, tmp_path
     assert set(losses(tmp_path / "masks")[0][1]) == {"canvas"}  # its encoder is not causal
 
 
-def test_pictures_of_prompts_are_read_as_they_are_served(tmp_path):
+def test_pictures_of_prompts_are_read_as_they_are_served(tmp_path, monkeypatch):
     model = seeing_model(tmp_path)
     Image.new("RGB", (40, 30), "teal").save(tmp_path / "a.png")
     url = "data:image/png;base64," + base64.b64encode((tmp_path / "a.png").read_bytes()).decode()
@@ -334,10 +382,9 @@ def test_pictures_of_prompts_are_read_as_they_are_served(tmp_path):
     ):
         row = {"prompt": [ask([part, {"type": "text", "text": "b"}])], "completion": "c"}
         (made,) = rows_of(model, tmp_path / "a.jsonl", row)
-        run = _Run.__new__(_Run)
-        run.network = model.network
         (picture,) = made.pictures
-        pictures = run._pictures([made], torch.Size((1, len(made.prompt) + len(made.reply))))
+        shape = torch.Size((1, len(made.prompt) + len(made.reply)))
+        pictures = pictures_of(model.network, [made], shape)
         batch = collate([Canvases.of(model, 400, "refuse").row(made, 0)])
         transformer = model.network.transformer
         learnt = loss(transformer, batch, torch.Generator().manual_seed(0), pictures=pictures)
@@ -349,6 +396,9 @@ def test_pictures_of_prompts_are_read_as_they_are_served(tmp_path):
         text = torch.ones(len(each), dtype=torch.bool)
         text[picture.start - 1 : picture.end - 1] = False
         assert learnt["encoder"].item() == pytest.approx(each[text].mean().item(), rel=1e-3)
+    monkeypatch.setattr(chats, "MOST_PATCHES", 1)
+    with pytest.raises(Refused, match="line 2: messages: all rows have more than 1 bytes"):
+        rows_of(model, tmp_path / "a.jsonl", row, row)
 
 
 def test_the_encoders_loss_has_its_weight(data, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import tokenizers
 from torch import Tensor
 
 from sfumato.convert.files import (
+    DTYPES,
     Progress,
     check_checkpoint_folder,
     config_files,
@@ -39,8 +40,8 @@ from sfumato.model.families import family_of, open_checkpoint
 from sfumato.model.loading import config_of, expected_shapes
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.quantization import TARGETS, QuantRecipe, formats
-from sfumato.model.vision.config import vision_to_hf
-from sfumato.model.vision.loading import find_tower
+from sfumato.model.vision.config import VisionConfig, vision_to_hf
+from sfumato.model.vision.loading import Tower, find_tower
 from sfumato.text.markers import ChatMarkers
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import (
@@ -57,11 +58,11 @@ from sfumato.weights.checkpoint import Checkpoint, Kind, is_mmproj
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.files.atomic_write import check_writable
 from sfumato.weights.files.jsonfile import read_object
-from sfumato.weights.files.tensorfile import TensorInfo, TensorStream, require_readable
+from sfumato.weights.files.tensorfile import Files, TensorInfo, TensorStream, require_readable
 from sfumato.weights.formats import of_files
 from sfumato.weights.joined import JoinedTensor
 
-HF_TARGETS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+HF_TARGETS = tuple(format.lower() for format in DTYPES)
 NEAREST = "nearest"
 """The target of narrow checkpoints that keeps what loading makes of each tensor."""
 DEFAULTS = {"gguf": "q4_k_m", "safetensors": "bf16"}
@@ -121,6 +122,31 @@ def convert(
     return write_checkpoint(checkpoint, out, to, recipe, chosen, force, progress)
 
 
+@dataclass(frozen=True)
+class HeldTensor(TensorInfo):
+    """A tensor of a checkpoint whose values are others now, which are in memory."""
+
+    value: Tensor = field(repr=False)
+
+    def read(self, files: Files) -> Tensor:
+        return self.value
+
+
+def write_changed(
+    checkpoint: Checkpoint, weights: Mapping[str, Tensor], out: Path, tower: Tower | None
+) -> None:
+    """Writes a folder in bfloat16 with these weights, by canonical name, and all else as the
+    checkpoint has it, in place of an earlier one. tower: see `write_checkpoint`. Raises as
+    `convert`."""
+    held = {
+        name: HeldTensor(name, tuple(value.shape), "F32", value.nbytes, out, 0, value)
+        for name, value in weights.items()
+    }
+    changed = replace(checkpoint, tensors={**checkpoint.tensors, **held})
+    chosen = dict.fromkeys(weights, "BF16")
+    write_checkpoint(changed, out, "bf16", TARGETS["bf16"], chosen, True, None, tower)
+
+
 def write_checkpoint(
     checkpoint: Checkpoint,
     out: Path,
@@ -129,9 +155,11 @@ def write_checkpoint(
     chosen: Mapping[str, str],
     force: bool,
     progress: Progress | None,
+    tower: Tower | None = None,
 ) -> Converted:
     """Writes a checkpoint whose tensors have been checked: a GGUF file, with the formats of
-    `chosen` (canonical name → format), or a folder, in the recipe's. Raises as `convert`."""
+    `chosen` (canonical name → format), or a folder, in the recipe's. tower: for a folder, in place
+    of the checkpoint's own, or of the mmproj file beside it. Raises as `convert`."""
     config, metadata = config_of(checkpoint), checkpoint.metadata
     notes = _notes(checkpoint, chosen)
     if _kind_of(out) == "gguf":
@@ -147,24 +175,23 @@ def write_checkpoint(
     else:
         shapes = {name: checkpoint.tensors[name].shape for name in chosen}
         tensors = hf_tensors(checkpoint, shapes, recipe.base)
-        dtype = HF_TARGETS[recipe.base.lower()]
+        own = find_tower(checkpoint, config.hidden_size) if checkpoint.kind == "gguf" else None
+        if tower is None and own is not None:
+            notes.append(f"the vision tower of {own[1].path.name} is written too")
+        tower = tower or own
+        vision = None if tower is None else tower[0]
         if checkpoint.kind == "safetensors":
-            files, write_text = (
-                _own_files(checkpoint, dtype),
-                partial(_copy_text, checkpoint.folder),
-            )
-            tensors += [_as_it_is(checkpoint, info) for info in checkpoint.vision.values()]
+            files = _own_files(checkpoint, recipe.base, vision)
+            write_text = partial(_copy_text, checkpoint.folder)
             has_tokenizer = (checkpoint.folder / "tokenizer.json").is_file()
         else:
-            files, write_text = (
-                _hf_files(checkpoint, config, dtype),
-                partial(write_tokenizer, metadata),
-            )
-            if tower := find_tower(checkpoint, config.hidden_size):
-                tensors += hf_tower_tensors(*tower, recipe.base)
-                files["config.json"]["vision_config"] = vision_to_hf(tower[0])
-                notes.append(f"the vision tower of {tower[1].path.name} is written too")
+            files = _hf_files(checkpoint, config, recipe.base, vision)
+            write_text = partial(write_tokenizer, metadata)
             has_tokenizer = "tokenizer.ggml.tokens" in metadata
+        if tower is not None:
+            tensors += hf_tower_tensors(*tower, recipe.base)
+        else:
+            tensors += [_as_it_is(checkpoint, info) for info in checkpoint.vision.values()]
         save_folder(out, files, tensors, write_text, force, progress)
     if not has_tokenizer:
         notes.append(f"{checkpoint.path} has no tokenizer, so the new checkpoint has none")
@@ -266,24 +293,29 @@ def _gguf_metadata(
     }
 
 
-def _hf_files(checkpoint: Checkpoint, config: ModelConfig, dtype: str) -> dict[str, Any]:
-    """The JSON files that describe the network and its sampler, by name."""
+def _hf_files(
+    checkpoint: Checkpoint, config: ModelConfig, format: str, tower: VisionConfig | None
+) -> dict[str, Any]:
+    """The JSON files that describe the network, its sampler and its tower, by name."""
     family, tokens = family_of(checkpoint), checkpoint.metadata.get("tokenizer.ggml.tokens", [])
     ends = [tokens.index(text) for text in family.markers.end_tokens if text in tokens]
     end_ids = list(dict.fromkeys((*config.eos_ids, *ends)))
-    return config_files(family, config, checkpoint_defaults(checkpoint), end_ids, dtype)
+    return config_files(family, config, checkpoint_defaults(checkpoint), end_ids, format, tower)
 
 
 _TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
-def _own_files(checkpoint: Checkpoint, dtype: str) -> dict[str, Any]:
-    """The JSON files of a folder of safetensors, for its tensors as plain floats of a dtype."""
+def _own_files(checkpoint: Checkpoint, format: str, tower: VisionConfig | None) -> dict[str, Any]:
+    """The JSON files of a folder of safetensors, for its tensors as plain floats of a format, and
+    for this tower in place of its own."""
     stale = ("quantization_config", "compression_config", "torch_dtype")
     config = {key: v for key, v in checkpoint.metadata["config"].items() if key not in stale}
-    files = {"config.json": config | {"dtype": dtype}}
+    files = {"config.json": config | {"dtype": DTYPES[format]}}
     if generation := checkpoint.metadata["generation_config"]:
         files["generation_config.json"] = generation
+    if tower is not None:
+        files["config.json"]["vision_config"] = vision_to_hf(tower)
     return files
 
 

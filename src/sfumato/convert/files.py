@@ -1,8 +1,7 @@
 """Writes checkpoints: a GGUF file, or a folder with JSON files and safetensors.
 
-`save_gguf` and `save_folder` write what has its name only when it is complete; `write_folder`
-writes into a folder that exists, for training too. Knows the names of a checkpoint's files, so
-that no other folder is ever replaced.
+`save_gguf` and `save_folder`, which training has too, write what has its name only when it is
+complete. Knows the names of a checkpoint's files, so that no other folder is ever replaced.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from sfumato.diffusion.checkpoint_defaults import defaults_to_hf
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.model.families import FAMILIES, Family
 from sfumato.model.model_config import ModelConfig
+from sfumato.model.vision.config import VisionConfig, vision_to_hf
 from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.files.atomic_write import atomic_path
 from sfumato.weights.files.gguf import layout, write_gguf
@@ -24,6 +24,8 @@ from sfumato.weights.files.jsonfile import read_object
 from sfumato.weights.files.safetensors import write_safetensors
 from sfumato.weights.files.tensorfile import TensorStream
 
+DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+"""What config.json calls the formats of a folder."""
 Progress = Callable[[int, int], None]
 """(bytes written so far, bytes in all)"""
 
@@ -38,33 +40,21 @@ def config_files(
     config: ModelConfig,
     sampler: SamplerConfig,
     end_ids: Sequence[int],
-    dtype: str = "bfloat16",
+    format: str = "BF16",
+    tower: VisionConfig | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """The JSON files that describe a network and its sampler, by name. Raises ConfigError for what
-    they cannot say."""
+    """The JSON files that describe a network, its sampler and its tower, by name. format: of all
+    tensors. Raises ConfigError for what they cannot say."""
     generation = {
         **defaults_to_hf(sampler, family.sampler),
         "bos_token_id": config.bos_id,
         "eos_token_id": list(end_ids) or None,
         "pad_token_id": config.pad_id,
     }
-    return {
-        "config.json": family.config.to_hf(config, dtype),
-        "generation_config.json": generation,
-    }
-
-
-def write_folder(
-    folder: Path,
-    files: Mapping[str, Mapping[str, Any]],
-    tensors: Sequence[TensorStream],
-    wrote: Callable[[int], None] = lambda count: None,
-) -> None:
-    """Writes JSON files, by name, and safetensors into a folder that exists; replaces none."""
-    for name, content in files.items():
-        text = json.dumps(content, indent=2) + "\n"
-        (folder / name).write_text(text, encoding="utf-8")
-    write_safetensors(folder, tensors, wrote)
+    described = family.config.to_hf(config, DTYPES[format])
+    if tower is not None:
+        described["vision_config"] = vision_to_hf(tower)
+    return {"config.json": described, "generation_config.json": generation}
 
 
 def save_folder(
@@ -83,7 +73,9 @@ def save_folder(
     with atomic_path(path, size, force, check_checkpoint_folder) as part:
         part.mkdir()
         write_others(part)
-        write_folder(part, files, tensors, _counted(tensors, progress))
+        for name, content in files.items():
+            (part / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_safetensors(part, tensors, _counted(tensors, progress))
 
 
 def save_gguf(

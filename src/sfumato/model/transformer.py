@@ -149,10 +149,10 @@ class Attend(Protocol):
         """q [..., tokens, heads, d]; k, v [..., tokens, kv_heads, d] → like q."""
 
 
-class RepeatedAttend(Attend, Protocol):
+class RecomputedAttend(Attend, Protocol):
     """Attention whose layers a training computes a second time."""
 
-    def again(self, encoding: bool) -> AbstractContextManager[None]:
+    def recomputing(self, encoding: bool) -> AbstractContextManager[None]:
         """Within it a layer of that phase attends as it did, and leaves nothing behind."""
 
 
@@ -399,7 +399,7 @@ def make_block(config: ModelConfig, layer: LayerConfig) -> Block:
     return (NormedBlock if config.design.post_norms else Block)(config, layer)
 
 
-def repeated(
+def recomputed(
     block: Block,
     x: Tensor,
     rotary: tuple[Tensor, Tensor],
@@ -410,11 +410,11 @@ def repeated(
 ) -> Tensor:
     """What the block makes of these, its arguments; the backward pass computes it once more."""
     assert isinstance(encoding, bool)
-    again = cast(RepeatedAttend, attend).again(encoding)
+    recomputing = cast(RecomputedAttend, attend).recomputing(encoding)
     result: Tensor = checkpoint(
         *(block, x, rotary, attend, index, encoding, *others),
         use_reentrant=False,
-        context_fn=lambda: (nullcontext(), again),
+        context_fn=lambda: (nullcontext(), recomputing),
         preserve_rng_state=False,  # there is none in a layer
     )
     return result
@@ -441,8 +441,8 @@ class Transformer(nn.Module):
         super().__init__()
         self.config, design = config, config.design
         # Whether a layer keeps its input alone for the backward pass, which computes it once more;
-        # what attends is a `RepeatedAttend` then. For training.
-        self.repeats_layers = False
+        # what attends is a `RecomputedAttend` then. For training.
+        self.recomputes_layers = False
         self.streams: tuple[StreamedLayers, ...] = ()  # one for each card that has such layers
         vocabulary = config.vocab_size, config.hidden_size
         self.embed_tokens = Embedding(*vocabulary, design.scaled_embedding)
@@ -584,6 +584,6 @@ class Transformer(nn.Module):
                     keep(*block.self_attn.keys_values(normed, rotary, adapted[at]))
                 else:
                     given = x, rotary, attend, index, phase, wanted, adapted[at]
-                    again = self.repeats_layers and torch.is_grad_enabled()
-                    x = repeated(block, *given) if again else block(*given)
+                    recomputes = self.recomputes_layers and torch.is_grad_enabled()
+                    x = recomputed(block, *given) if recomputes else block(*given)
         return x if keep is not None else self.norm(x.to(home))

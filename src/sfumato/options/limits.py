@@ -28,3 +28,18 @@ MOST_VARYING = 16  # of these, holes of an open length or with choices: each tak
 MOST_CHOICES = 64  # texts that a hole may be filled with: each is a row that is scored
 TRIALS = 8  # lengths of a hole, or choices, that are tried in one batch
 STRENGTH = 0.5  # share of a predicted text that begins as noise, where nothing else is asked for
+
+MOST_RANK = 1024
+"""Of an adapter. Ranks of tuned models are 4 to 256; factors of more are as large as what they
+change."""
+MOST_ALPHA = 10**6  # of an adapter: less than that
+LONGEST_NAME = 200  # characters of a model's or an adapter's name
+
+
+def name_fault(name: object) -> str | None:
+    """Why clients cannot call a model or an adapter so; None where they can."""
+    if not isinstance(name, str) or not name or not name.isprintable() or set(name) & set(" ,"):
+        return "is no name of a model: use printable characters without spaces and commas"
+    if len(name) > LONGEST_NAME:
+        return f"has {len(name):,} characters, and {LONGEST_NAME} are the most"
+    return None

@@ -6,7 +6,7 @@ choice is called and which values it takes, and not what it does; imports nothin
 
 from __future__ import annotations
 
-from sfumato.options.limits import LAST_SEED, MOST_TOKENS
+from sfumato.options.limits import LAST_SEED, MOST_ALPHA, MOST_RANK, MOST_TOKENS
 from sfumato.options.settings import Setting
 from sfumato.values import Choice, Flag, Listed, Number, Whole
 
@@ -24,9 +24,9 @@ TUNING = (
     Setting("full", Flag(), "tune all weights, which must be floats, and no adapter", False),
     Setting("targets", Listed(Choice(TARGETS)), f"what an adapter changes: {', '.join(TARGETS)}",
             ("attention", "mlp", "self-conditioning")),
-    Setting("rank", Whole(1, 1024), "rank of an adapter's changes", 16),
-    Setting("alpha", Number(0, 10**5, (0,)), "an adapter's changes are scaled by alpha / rank",
-            32.0),
+    Setting("rank", Whole(1, MOST_RANK), "rank of an adapter's changes", 16),
+    Setting("alpha", Number(0, MOST_ALPHA, (0, MOST_ALPHA)), "an adapter's changes are scaled by "
+            "alpha / rank", 32.0),
     Setting("context", Whole(2, MOST_TOKENS), "tokens of a row, its last canvas included, at most",
             1024),
     Setting("long", Choice(LONG), "of rows with more tokens: refuse; cut: leave out the end of the "

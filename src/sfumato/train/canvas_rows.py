@@ -127,14 +127,14 @@ def collate(rows: Sequence[CanvasRow]) -> CanvasBatch:
     is_text = places < ends[:, None]
     is_reply = is_text & (places >= replies[:, None])
     return CanvasBatch(
-        _padded(contexts, longest, PAD),
+        padded(contexts, longest, PAD),
         lengths,
         is_reply,
         is_text & ~is_reply,
-        _padded([row.target for row in rows], widest, EOS),
-        _padded([row.start or row.target for row in rows], widest, EOS),
-        _padded([[True] * len(row.target) for row in rows], widest, False),
-        _padded([row.open or [True] * len(row.target) for row in rows], widest, False),
+        padded([row.target for row in rows], widest, EOS),
+        padded([row.start or row.target for row in rows], widest, EOS),
+        padded([[True] * len(row.target) for row in rows], widest, False),
+        padded([row.open or [True] * len(row.target) for row in rows], widest, False),
         torch.tensor([KINDS.index(row.kind) for row in rows]),
         torch.tensor(
             [(i, *pair) for i, row in enumerate(rows) for pair in copies(row)], dtype=torch.int64
@@ -165,7 +165,8 @@ def words_of(text: str) -> dict[str, list[re.Match[str]]]:
     return words
 
 
-def _padded(
+def padded(
     rows: Sequence[Sequence[int] | Sequence[bool]], width: int, pad: int | bool
 ) -> torch.Tensor:
+    """[rows, width], filled up on the right."""
     return torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])

@@ -11,6 +11,7 @@ wrong is named by file, line and field.  Knows no noise, no loss and no network.
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,8 +32,9 @@ from sfumato.train.canvas_rows import CanvasRow
 MOST_LINE = 2**26  # bytes: a picture in base64 is some megabytes
 MOST_CHATS = 2**22
 MOST_MESSAGES = 1024  # of a conversation
+MOST_FILE = 2**31  # bytes of a file, or of a folder: conversations lie in memory while it is read
 MOST_ALL = 2**28  # tokens of all rows: they lie in memory
-MOST_PICTURES = 2**12  # of all rows: their patches do so too
+MOST_PATCHES = 2**32  # bytes of the patches of all pictures, which do so too
 
 Ids = Sequence[int]
 
@@ -117,36 +119,36 @@ class Canvases:
 
 def exchanges(chats: Iterable[Chat], canvases: Canvases) -> list[Exchange]:
     """The rows of conversations. Raises Refused, naming file, line and field."""
-    made, tokens, pictures = list[Exchange](), 0, 0
+    made, tokens, pictures = list[Exchange](), 0, _Pictures(canvases.model)
     for chat in chats:
-        try:
-            own = list(_exchanges(chat, canvases.model))
-        except Refused as error:
-            fields = error.fields or ("messages",)
-            raise error.about(*(f"{chat.where}: {field}" for field in fields)) from None
-        for exchange in own:
+        for exchange in _named(chat, canvases.model, pictures):
             fitting = canvases.fitted(exchange)
             if fitting is None:
                 continue
             made.append(fitting)
             tokens += len(fitting.prompt) + len(fitting.reply)
-            pictures += len(fitting.pictures)
-            for count, most, what in (
-                (tokens, MOST_ALL, "tokens"),
-                (pictures, MOST_PICTURES, "pictures"),
-            ):
-                if count > most:
-                    raise Refused(
-                        chat.where, f"the file has more than {most:,} {what}", "give fewer rows"
-                    )
+            if tokens > MOST_ALL:
+                raise _too_many(chat.where, MOST_ALL, "tokens")
     return made
 
 
-def _exchanges(chat: Chat, model: Model) -> Iterator[Exchange]:
+def _too_many(where: str, most: int, what: str) -> Refused:
+    return Refused(where, f"all rows have more than {most:,} {what}", "give fewer rows")
+
+
+def _named(chat: Chat, model: Model, pictures: _Pictures) -> Iterator[Exchange]:
+    """As `_exchanges`, one after another; errors name the conversation."""
+    try:
+        yield from _exchanges(chat, model, pictures)
+    except Refused as error:
+        fields = error.fields or ("messages",)
+        raise error.about(*(f"{chat.where}: {field}" for field in fields)) from None
+
+
+def _exchanges(chat: Chat, model: Model, pictures: _Pictures) -> Iterator[Exchange]:
     """An exchange for each of the assistant's messages."""
     if not any(message.get("role") == "assistant" for message in chat.messages):
         raise Refused("messages", "has no message of an assistant, from which to learn")
-    known: dict[str, Patches] = {}
     for at, message in enumerate(chat.messages):
         if message.get("role") != "assistant":
             continue
@@ -170,25 +172,38 @@ def _exchanges(chat: Chat, model: Model) -> Iterator[Exchange]:
         placed: tuple[PlacedPicture, ...] = ()
         if parts:
             assert model.text.pictures is not None
-            read = [_patches(part, model, known) for _, part in parts]
+            read = [pictures.patches(part) for _, part in parts]
             made = model.text.pictures.placed(ids, read)
             ids, placed = made.ids, made.pictures
         # What a reply without a thought begins with, where the prompt does not end with it.
         reply = [*model.fills.empty_thought, *reply]
-        yield Exchange(chat.where, ids, reply, placed)
+        # Lists of numbers would take eight times the memory.
+        yield Exchange(chat.where, array("i", ids), array("i", reply), placed)
 
 
-def _patches(part: Mapping[str, Any], model: Model, known: dict[str, Patches]) -> Patches:
-    """The patches of a picture, read once for all rows of its conversation."""
-    field = part["field"]
-    if field not in known:
-        known[field] = model.patches(part, field)
-    return known[field]
+class _Pictures:
+    """The pictures of a file, each read once for all rows of its conversation."""
+
+    def __init__(self, model: Model) -> None:
+        self._model, self._known, self._nbytes = model, dict[str, Patches](), 0
+
+    def patches(self, part: Mapping[str, Any]) -> Patches:
+        """The patches of a picture's part. Raises Refused."""
+        field = part["field"]  # the line's number is in it
+        if field not in self._known:
+            if self._nbytes >= MOST_PATCHES:
+                raise _too_many("messages", MOST_PATCHES, "bytes of pictures")
+            self._known[field] = made = self._model.patches(part, field)
+            self._nbytes += made.levels.nbytes
+        return self._known[field]
 
 
 def read_chats(path: Path) -> list[Chat]:
     """The conversations of a file of JSON Lines, or of a folder that `datasets` has saved. Raises
     Refused, naming file, line and field, and OSError."""
+    files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+    if sum(each.stat().st_size for each in files) > MOST_FILE:
+        raise Refused(str(path), f"has more than {MOST_FILE:,} bytes", "give fewer rows")
     chats = list(_of_folder(path) if path.is_dir() else _of_lines(path))
     if not chats:
         raise Refused(str(path), "has no conversation")
@@ -197,9 +212,11 @@ def read_chats(path: Path) -> list[Chat]:
 
 def _of_lines(path: Path) -> Iterator[Chat]:
     with path.open("rb") as file:
-        number = 0
+        number = total = 0
         while line := file.readline(MOST_LINE + 1):
-            number += 1
+            number, total = number + 1, total + len(line)
+            if total > MOST_FILE:  # a pipe has no size beforehand
+                raise Refused(str(path), f"has more than {MOST_FILE:,} bytes", "give fewer rows")
             where = f"{path.name}, line {number}"
             if len(line) > MOST_LINE:
                 raise Refused(where, f"has more than {MOST_LINE:,} bytes", "give shorter ones")
@@ -311,7 +328,8 @@ def split(chats: Sequence[Chat], share: float, seed: int) -> tuple[list[Chat], l
     the same seed. Raises Refused where nothing is left to learn."""
     count = max(1, round(share * len(chats)))
     if count >= len(chats):
-        raise Refused("held_out", f"{count} of {len(chats)} conversations leave none to learn")
+        why = f"{count} of {len(chats)} conversations leave none to learn"
+        raise Refused("held_out", why, "give more conversations, or --held-out 0 to hold none back")
     order = np.random.default_rng((seed, 1)).permutation(len(chats))
     held = set(order[:count].tolist())
     return (

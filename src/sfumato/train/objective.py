@@ -103,8 +103,8 @@ class TwoPhases(ABC):
         return self._attend(layer, q, torch.cat((keys, k), 2), torch.cat((values, v), 2), mask)
 
     @contextmanager
-    def again(self, encoding: bool) -> Iterator[None]:
-        """See `RepeatedAttend`."""
+    def recomputing(self, encoding: bool) -> Iterator[None]:
+        """See `RecomputedAttend`."""
         before = self.encoding, self.kept, self.looking
         self.encoding, self.kept = encoding, dict(self.kept)
         try:
@@ -211,8 +211,8 @@ def cross_entropies(network: Transformer, hidden: Tensor, wanted: Tensor) -> Ten
     if len(hidden) <= size:
         return of_chunk(hidden, wanted)
     chunks = zip(hidden.split(size), wanted.split(size), strict=True)
-    again = partial(checkpoint, of_chunk, use_reentrant=False, preserve_rng_state=False)
-    return torch.cat([again(*chunk) for chunk in chunks])
+    recomputed = partial(checkpoint, of_chunk, use_reentrant=False, preserve_rng_state=False)
+    return torch.cat([recomputed(*chunk) for chunk in chunks])
 
 
 def noised(target: Tensor, vocab_size: int, generator: torch.Generator | None) -> Tensor:

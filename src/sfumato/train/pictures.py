@@ -22,6 +22,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from sfumato.media.patches import Cut, patches_of
 from sfumato.refused import Refused
 from sfumato.train import sudoku
+from sfumato.train.canvas_rows import padded
 from sfumato.train.embedded_data import Example as Conversation
 from sfumato.train.embedded_data import canvases, pick, trained_sudoku
 from sfumato.train.vocabulary import BOS, END_OF_TURN, MASK, PAD, TOKENS, TURN, encode_text
@@ -178,11 +179,8 @@ def draw(rng: np.random.Generator, canvas: int) -> PictureRow:
 def collate(rows: list[PictureRow]) -> PictureBatch:
     """Stack rows, with prompts padded to the longest."""
     lengths = [len(row.prefix) for row in rows]
-    context = torch.full((len(rows), max(lengths)), PAD)
-    for row, ids in zip(context, rows, strict=True):
-        row[: len(ids.prefix)] = torch.tensor(ids.prefix)
     return PictureBatch(
-        context,
+        padded([row.prefix for row in rows], max(lengths), PAD),
         torch.tensor(lengths),
         torch.tensor([row.place for row in rows]),
         torch.from_numpy(np.stack([row.levels for row in rows])),

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from sfumato.model.families.qwen3_blocks import BD3LM
 from sfumato.model.families.qwen3_blocks.config import QWEN3
 from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.transformer import Transformer
-from sfumato.model.vision.config import VisionConfig, vision_to_hf
+from sfumato.model.vision.config import VisionConfig
 from sfumato.model.vision.loading import to_transformers
 from sfumato.model.vision.tower import VisionTower
 from sfumato.train import canvas_data, decisions_data, embedded_data, pictures
@@ -48,10 +48,9 @@ from sfumato.train.objective import (
     read_losses,
     soft_tokens,
 )
-from sfumato.train.pictures import PictureBatch, PictureRow
+from sfumato.train.pictures import PictureBatch
 from sfumato.train.trainer import (
     PRINTED,
-    Gradients,
     Progress,
     Trainer,
     Watch,
@@ -207,22 +206,32 @@ def train_talk(steps: int = TALK_STEPS, seed: int = 0, watch: Watch = PRINTED) -
     trainer = Trainer("talk", network, adamw(network), steps, watch)
     rng = np.random.default_rng(seed)
     data = embedded_data.batches(rng, TALK_ROWS, CANVAS, lambda step: mixture(step, steps))
-
-    def work(part: int) -> Iterator[Gradients]:
-        for batch in data:
-            losses = loss(network, batch.prefixes(), generator)
-            yield trainer.gradients(losses, {"canvas": 1.0, "encoder": ENCODER_WEIGHT})
-
-    trainer.run(steps, lambda step: talk_rate(step, steps), work)
+    trainer.run(
+        steps,
+        lambda step: talk_rate(step, steps),
+        lambda part: zip(data, repeat(generator), strict=False),
+        lambda batch, noise: loss(network, batch.prefixes(), noise),
+        {"canvas": 1.0, "encoder": ENCODER_WEIGHT},
+    )
     return network
+
+
+def _streams(
+    key: tuple[int, ...], *sources: Callable[[np.random.Generator], Iterator[Any]]
+) -> Iterator[Any]:
+    """What one part computes steps of: a batch of each source, and what draws the noise; the same
+    for the same key."""
+    rng = np.random.default_rng(key)
+    batches = [source(rng) for source in sources]
+    noise = torch.Generator().manual_seed(int(rng.integers(2**62)))
+    return zip(*batches, repeat(noise), strict=False)
 
 
 def mask_rows(seed: int, part: int, steps: int) -> Iterator[tuple[CanvasBatch, torch.Generator]]:
     """The rows of one part of the steps of `masks`, and what draws the masks."""
-    rng = np.random.default_rng((seed, 6, part))
-    noise = torch.Generator().manual_seed(int(rng.integers(2**62)))
-    batches = embedded_data.batches(rng, MASK_ROWS, CANVAS, lambda step: mixture(step, steps), QWEN)
-    return zip(batches, repeat(noise), strict=False)
+    mixed = lambda step: mixture(step, steps)  # noqa: E731
+    batches = lambda rng: embedded_data.batches(rng, MASK_ROWS, CANVAS, mixed, QWEN)  # noqa: E731
+    return _streams((seed, 6, part), batches)
 
 
 def train_masks(steps: int = MASK_STEPS, seed: int = 0, watch: Watch = PRINTED) -> Transformer:
@@ -230,12 +239,9 @@ def train_masks(steps: int = MASK_STEPS, seed: int = 0, watch: Watch = PRINTED) 
     give the same weights."""
     network = initialised(MASKS, torch.Generator().manual_seed(seed))
     trainer = Trainer("masks", network, muon(network), steps, watch, PARTS, MASK_AVERAGE)
-
-    def work(part: int) -> Iterator[Gradients]:
-        for batch, noise in mask_rows(seed, part, steps):
-            yield trainer.gradients(mask_loss(network, batch, noise), {"canvas": 1.0})
-
-    trainer.run(steps, lambda step: cosine_rate(MASK_RATE, step, steps), work)
+    rate = partial(cosine_rate, MASK_RATE, steps=steps)
+    rows = partial(mask_rows, seed, steps=steps)
+    trainer.run(steps, rate, rows, partial(mask_loss, network))
     trainer.finish()
     return network
 
@@ -263,6 +269,8 @@ class Phase(NamedTuple):
 
 LOOKS = ("words", "looks", "labels", "evidence", "subjects")
 ALL_LOOKS = (*LOOKS, "numbers")
+HELPING = frozenset({"end", *ALL_LOOKS})
+"""Losses that help to learn others; no report shows them."""
 PHASES = (  # a look was added where a figure stood still
     Phase(750, 2e-3, 0, 2400, ("words",), labels=False, chats=5),
     Phase(1000, 2e-3, 0, 2150, ("words", "looks"), labels=False, chats=5),
@@ -283,28 +291,14 @@ def phases(steps: int) -> tuple[Phase, ...]:
     return (Phase(steps, 2e-3, 0, steps, ALL_LOOKS, chats=DECIDE_CHATS),)
 
 
-def _part(
-    key: tuple[int, ...],
-    states: int,
-    others: Callable[[np.random.Generator], Iterator[CanvasBatch]],
-) -> Iterator[tuple[Reads, CanvasBatch, torch.Generator]]:
-    """What one process computes steps of: reads, other rows, and what draws the noise; the same for
-    the same key."""
-    rng = np.random.default_rng(key)
-    reads = decisions_data.batches(rng, states, QUESTIONS)
-    batches = others(rng)
-    noise = torch.Generator().manual_seed(int(rng.integers(2**62)))
-    return zip(reads, batches, repeat(noise), strict=False)
-
-
 def decide_rows(
     seed: int, phase: Phase, first: int, part: int
 ) -> Iterator[tuple[Reads, CanvasBatch, torch.Generator]]:
     """The rows of one part of a phase's steps. first: the phase's first step."""
     mixed = Mixture(phase.sudoku, FIRST_ASKED)
-    return _part(
+    return _streams(
         (seed, first, part),
-        DECIDE_STATES,
+        lambda rng: decisions_data.batches(rng, DECIDE_STATES, QUESTIONS),
         lambda rng: embedded_data.batches(rng, phase.chats, CANVAS, lambda step: mixed),
     )
 
@@ -318,19 +312,15 @@ def train_decide(
     for phase in phases(steps):
         weights = {"canvas": 1.0, "encoder": ENCODER_WEIGHT} | READ_WEIGHTS
         weights |= dict.fromkeys(phase.looks, LOOK_WEIGHT)
+        rows = partial(decide_rows, seed, phase, trainer.done)
+        losses = partial(_decide_losses, network, phase.labels)
+        trainer.run(phase.until, phase.learning_rate, rows, losses, weights, HELPING)
 
-        def work(
-            part: int,
-            phase: Phase = phase,
-            first: int = trainer.done,
-            weights: dict[str, float] = weights,
-        ) -> Iterator[Gradients]:
-            for reads, chats, noise in decide_rows(seed, phase, first, part):
-                losses = read_losses(network, reads, phase.labels)
-                losses |= loss(network, chats.prefixes(), noise)
-                yield trainer.gradients(losses, weights, ("slot", "options", "canvas"))
 
-        trainer.run(phase.until, phase.learning_rate, work)
+def _decide_losses(
+    network: Transformer, labels: bool, reads: Reads, chats: CanvasBatch, noise: torch.Generator
+) -> dict[str, Tensor]:
+    return read_losses(network, reads, labels) | loss(network, chats.prefixes(), noise)
 
 
 def fill_rows(seed: int, part: int) -> Iterator[tuple[Reads, CanvasBatch, torch.Generator]]:
@@ -344,7 +334,8 @@ def fill_rows(seed: int, part: int) -> Iterator[tuple[Reads, CanvasBatch, torch.
             lambda row: len(row.prefix) + len(row.text),
         )
 
-    return _part((seed, 3, part), FILL_STATES, canvases)
+    reads = lambda rng: decisions_data.batches(rng, FILL_STATES, QUESTIONS)  # noqa: E731
+    return _streams((seed, 3, part), reads, canvases)
 
 
 def fill_rate(step: int, steps: int) -> float:
@@ -365,13 +356,11 @@ def train_fill(
     weights |= {name: READS_WEIGHT * weight for name, weight in READ_WEIGHTS.items()}
     weights |= dict.fromkeys(ALL_LOOKS, READS_WEIGHT * LOOK_WEIGHT)
 
-    def work(part: int) -> Iterator[Gradients]:
-        for reads, canvases, noise in fill_rows(seed, part):
-            losses = canvas_losses(network, canvases, noise)
-            shown = (*losses, "slot", "options")
-            yield trainer.gradients(losses | read_losses(network, reads), weights, shown)
+    def losses(reads: Reads, canvases: CanvasBatch, noise: torch.Generator) -> dict[str, Tensor]:
+        return canvas_losses(network, canvases, noise) | read_losses(network, reads)
 
-    trainer.run(steps, lambda step: fill_rate(step, steps), work)
+    rate, rows = partial(fill_rate, steps=steps), partial(fill_rows, seed)
+    trainer.run(steps, rate, rows, losses, weights, HELPING)
     trainer.finish()
 
 
@@ -413,16 +402,7 @@ def _cosines(side: int, count: int) -> Tensor:
 
 def see_rows(seed: int, part: int) -> Iterator[tuple[PictureBatch, torch.Generator]]:
     """The rows of one part of the stage of pictures."""
-    return _pictures((seed, 4, part), SEE_ROWS, pictures.draw)
-
-
-def _pictures(
-    key: tuple[int, ...], rows: int, draw: Callable[[np.random.Generator, int], PictureRow]
-) -> Iterator[tuple[PictureBatch, torch.Generator]]:
-    """Batches and what draws the noise; the same for the same key."""
-    rng = np.random.default_rng(key)
-    noise = torch.Generator().manual_seed(int(rng.integers(2**62)))
-    return zip(pictures.batches(rng, rows, CANVAS, draw), repeat(noise), strict=False)
+    return _streams((seed, 4, part), lambda rng: pictures.batches(rng, SEE_ROWS, CANVAS))
 
 
 def cosine_rate(peak: float, step: int, steps: int) -> float:
@@ -439,17 +419,21 @@ def train_digits(network: Transformer, steps: int, seed: int, watch: Watch) -> T
     trainer = Trainer("digits", vectors, adamw(vectors), steps, watch, PARTS)
     spread = DIGITS_NOISE * known.std(0).mean()
 
-    def work(part: int) -> Iterator[Gradients]:
-        for batch, noise in _pictures((seed, 5, part), DIGITS_ROWS, pictures.draw_asked):
-            shape = (*batch.letters.shape, network.config.hidden_size)
-            level = spread * torch.rand((), generator=noise)
-            soft = vectors[0][batch.letters - pictures.DIGITS]
-            for size in (shape, (shape[0], 1, shape[2])):  # of each place, and of all alike
-                soft = soft + level * torch.randn(size, generator=noise)
-            losses = picture_losses(network, soft, batch, noise)
-            yield trainer.gradients(losses, dict.fromkeys(losses, 1.0))
+    def rows(part: int) -> Iterator[tuple[PictureBatch, torch.Generator]]:
+        return _streams(
+            (seed, 5, part),
+            lambda rng: pictures.batches(rng, DIGITS_ROWS, CANVAS, pictures.draw_asked),
+        )
 
-    trainer.run(steps, lambda step: DIGITS_RATE * warm_up(step) * (1 - step / steps), work)
+    def losses(batch: PictureBatch, noise: torch.Generator) -> dict[str, Tensor]:
+        shape = (*batch.letters.shape, network.config.hidden_size)
+        level = spread * torch.rand((), generator=noise)
+        soft = vectors[0][batch.letters - pictures.DIGITS]
+        for size in (shape, (shape[0], 1, shape[2])):  # of each place, and of all alike
+            soft = soft + level * torch.randn(size, generator=noise)
+        return picture_losses(network, soft, batch, noise)
+
+    trainer.run(steps, lambda step: DIGITS_RATE * warm_up(step) * (1 - step / steps), rows, losses)
     return vectors[0].detach()
 
 
@@ -466,14 +450,13 @@ def train_see(
     tower = new_tower(TOWER, torch.Generator().manual_seed(seed))
     trainer = Trainer("see", tower, muon(tower), steps, watch, PARTS, AVERAGE)
 
-    def work(part: int) -> Iterator[Gradients]:
-        for batch, noise in see_rows(seed, part):
-            soft = soft_tokens(tower, batch.levels)
-            losses = picture_losses(network, soft[:TEXT_ROWS], batch, noise)
-            losses["letters"] = letter_loss(known, soft, batch.letters)
-            yield trainer.gradients(losses, dict.fromkeys(losses, 1.0))
+    def losses(batch: PictureBatch, noise: torch.Generator) -> dict[str, Tensor]:
+        soft = soft_tokens(tower, batch.levels)
+        letters = letter_loss(known, soft, batch.letters)
+        return picture_losses(network, soft[:TEXT_ROWS], batch, noise) | {"letters": letters}
 
-    trainer.run(steps, lambda step: cosine_rate(SEE_RATE, step, steps), work)
+    rate = partial(cosine_rate, SEE_RATE, steps=steps)
+    trainer.run(steps, rate, partial(see_rows, seed), losses)
     trainer.finish()
     return tower
 
@@ -558,20 +541,21 @@ def save_checkpoint(
     untrained one, which `transformers` asks for. Raises ValueError for a folder that is more than a
     checkpoint, and OSError."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    name_of, config = family.tensor_names.transformers_name, network.config
-    tensors = {name_of(name): value for name, value in network.state_dict().items()}
-    sampler = defaults_of_process(family.canvas) if sampler is None else sampler
-    files = config_files(family, config, sampler, config.eos_ids)
+
+    def stored(module: torch.nn.Module, name_of: Callable[[str], str]) -> list[TensorStream]:
+        values = module.state_dict().items()
+        return [TensorStream.of(name_of(name), value, "BF16") for name, value in values]
+
+    config, sampler = network.config, sampler or defaults_of_process(family.canvas)
+    tensors = stored(network, family.tensor_names.transformers_name)
     if tower is None:
-        tensors |= family.config.hf_placeholders(config)
+        files = config_files(family, config, sampler, config.eos_ids)
+        untrained = family.config.hf_placeholders(config).items()
+        tensors += [TensorStream.of(name, value, "BF16") for name, value in untrained]
     else:
-        tensors |= {to_transformers(name): value for name, value in tower.state_dict().items()}
-        files["config.json"] |= {
-            "vision_config": vision_to_hf(tower.config),
-            "image_token_id": pictures.PLACEHOLDER,
-            # Nothing stands around a picture: a board is found by its distance from the canvas.
-            "boi_token_id": None,
-            "eoi_token_id": None,
-        }
-    streams = [TensorStream.of(name, value, "BF16") for name, value in tensors.items()]
-    save_folder(folder, files, streams, partial(write_text_side, side=side), force=True)
+        files = config_files(family, config, sampler, config.eos_ids, tower=tower.config)
+        tensors += stored(tower, to_transformers)
+        files["config.json"]["image_token_id"] = pictures.PLACEHOLDER
+        # Nothing stands around a picture: a board is found by its distance from the canvas.
+        files["config.json"] |= {"boi_token_id": None, "eoi_token_id": None}
+    save_folder(folder, files, tensors, partial(write_text_side, side=side), force=True)

@@ -66,14 +66,16 @@ def fallen(angle: float, least: float = 0.02) -> float:
     return least + (1 - least) * (0.5 * (1 + math.cos(angle)))
 
 
-def adamw(network: nn.Module) -> list[torch.optim.Optimizer]:
+def adamw(
+    network: nn.Module, betas: tuple[float, float] = BETAS, decay: float = 0.01
+) -> list[torch.optim.Optimizer]:
     """AdamW for all parameters; matrices decay."""
     learned = [p for p in network.parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in learned if p.ndim > 1], "weight_decay": 0.01},
+        {"params": [p for p in learned if p.ndim > 1], "weight_decay": decay},
         {"params": [p for p in learned if p.ndim == 1], "weight_decay": 0.0},
     ]
-    return [torch.optim.AdamW(groups, betas=BETAS)]
+    return [torch.optim.AdamW(groups, betas=betas)]
 
 
 def muon(network: nn.Module) -> list[torch.optim.Optimizer]:
@@ -118,10 +120,9 @@ class Trainer:
         self,
         losses: Mapping[str, Tensor],
         weights: Mapping[str, float],
-        shown: Collection[str] | None = None,
+        hidden: Collection[str] = (),
     ) -> Gradients:
-        """The gradients of the sum of the weighted losses. shown: the losses of a report (None:
-        all)."""
+        """The gradients of the sum of the weighted losses. hidden: losses that no report has."""
         total = sum(
             (weight * losses[name] for name, weight in weights.items()),
             torch.zeros((), device=self.learned[0].device),
@@ -133,7 +134,7 @@ class Trainer:
         of_parameters = torch.autograd.grad(
             total, self.learned, allow_unused=True, materialize_grads=self.parts > 0
         )
-        return of_parameters, {name: losses[name].item() for name in shown or losses}
+        return of_parameters, {name: losses[name].item() for name in losses if name not in hidden}
 
     def step(self, results: Iterable[Gradients], rate: float) -> dict[str, float]:
         """One step at this learning rate, on the mean of these gradients; returns the mean of each
@@ -148,6 +149,7 @@ class Trainer:
                     parameter.grad = own if parameter.grad is None else parameter.grad + own
             for name, value in losses.items():
                 values.setdefault(name, []).append(value)
+            del gradients  # the next part's need the room
         for parameter in self.learned:
             if parameter.grad is not None:
                 parameter.grad = parameter.grad / count
@@ -169,10 +171,21 @@ class Trainer:
         self,
         until: int,
         rate: Callable[[int], float],
-        work: Work,
+        rows: Callable[[int], Iterable[Any]],
+        losses_of: Callable[..., dict[str, Tensor]],
+        weights: Mapping[str, float] | None = None,
+        hidden: Collection[str] = (),
         after: After = lambda losses: True,
     ) -> None:
-        """Takes steps until so many are done, each at the rate of its number."""
+        """Takes steps until so many are done, each at the rate of its number. rows: what a part, by
+        its number, reads in its steps, one after another: arguments of `losses_of`; weights: of the
+        losses (None: 1 each); hidden: see `gradients`."""
+
+        def work(part: int) -> Iterator[Gradients]:
+            for read in rows(part):
+                losses = losses_of(*read)
+                yield self.gradients(losses, weights or dict.fromkeys(losses, 1.0), hidden)
+
         with self._results(work) as results:
             while self.done < until:
                 losses = self.step(results(), rate(self.done))

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache, partial
 from pathlib import Path
-from shutil import copyfile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,17 +22,15 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.api import Model
-from sfumato.convert import write_tokenizer
-from sfumato.convert.files import config_files, save_folder
-from sfumato.convert.tower import hf_tower_tensors
+from sfumato.convert import write_changed
 from sfumato.diffusion.canvas import Canvas
 from sfumato.engine.memory.device_memory import budget
 from sfumato.model.adapter_files import AdapterFile, write_peft
 from sfumato.model.adapters import NONE, Adapted, Adapter, LowRank
 from sfumato.model.families import open_checkpoint
+from sfumato.model.loading import expected_shapes
 from sfumato.model.model_config import ModelConfig
-from sfumato.model.vision.config import vision_to_hf
-from sfumato.model.vision.loading import find_tower
+from sfumato.model.network import Network
 from sfumato.options.tuning import TUNING
 from sfumato.refused import Refused
 from sfumato.tasks.alone import alone, finish
@@ -41,13 +38,12 @@ from sfumato.tasks.reply import ReplyTask
 from sfumato.tasks.works import Prompt
 from sfumato.train.canvas_rows import collate
 from sfumato.train.chats import Canvases, Exchange, exchanges, read_chats, split
-from sfumato.train.memory import step_memory, targeted
+from sfumato.train.memory import Trained, step_memory, targeted
 from sfumato.train.objective import Pictures, loss, mask_loss
 from sfumato.train.run_folder import ADAPTER, CURVES, MODEL, SAMPLES, RunFolder
-from sfumato.train.trainer import Gradients, Trainer, Watch, fallen, warm_up
+from sfumato.train.trainer import Trainer, Watch, adamw, fallen, warm_up
 from sfumato.values import size
-from sfumato.weights.checkpoint import Checkpoint
-from sfumato.weights.files.tensorfile import TensorStream
+from sfumato.weights.formats import Stored
 
 NUMBER = 1 << 30
 """The number under which the adapter is attached while it is tuned; those of `Model.adapters` count
@@ -158,7 +154,7 @@ def tune(
     finally:
         transformer.detach(NUMBER)
         transformer.requires_grad_(False)
-        transformer.repeats_layers = False
+        transformer.recomputes_layers = False
 
 
 def new_adapter(
@@ -210,6 +206,22 @@ class Rows:
         return sorted(rows, key=lambda row: len(row.prompt) + len(row.reply))
 
 
+def pictures_of(network: Network, rows: Sequence[Exchange], shape: torch.Size) -> Pictures | None:
+    """The soft tokens of the rows' pictures, computed by the tower, which stays as it is; None
+    where there are none. shape: of the padded contexts."""
+    numbers, where, values = torch.zeros(shape, dtype=torch.int64), list[int](), list[Tensor]()
+    for i, row in enumerate(rows):
+        for number, picture in enumerate(row.pictures, 1):
+            numbers[i, picture.start : picture.end] = number
+            where += range(i * shape[1] + picture.start, i * shape[1] + picture.end)
+            pixels = torch.from_numpy(picture.patches.values())
+            values.append(network.soft_tokens(pixels, picture.patches.columns))
+    if not values:
+        return None
+    device = network.device
+    return Pictures(torch.tensor(where).to(device), torch.cat(values), numbers.to(device))
+
+
 class _Run:
     def __init__(
         self,
@@ -223,12 +235,18 @@ class _Run:
         stopped: Callable[[], bool],
     ) -> None:
         self.model, self.network, self.tuning = model, model.network, tuning
+        self._hides = model.family.canvas.noise == "mask"
         self.progress, self.report, self.stopped = progress, report, stopped
         if self.network.is_mixed:
             raise Refused("model", "has layers on several devices", "tune it on one device")
+        if self.network.dtype == torch.float16:
+            why = "small gradients vanish in float16, and losses are not scaled here"
+            raise Refused("dtype", why, "use --dtype bfloat16 or float32")
         self.canvases = Canvases.of(model, tuning.context, tuning.long)
         learnt, held = _split(read_chats(data), held_out, tuning.seed)
         self.held = exchanges(held, self.canvases)[:MOST_HELD_OUT]
+        if held and not self.held:
+            report("no held-out row fits: nothing is held out, and the last step is written")
         rows = exchanges(learnt, self.canvases)
         if not rows:
             raise Refused(str(data), "has no row that fits", "raise --context")
@@ -266,21 +284,20 @@ class _Run:
 
     def _trainer(self) -> Trainer:
         transformer, tuning = self.network.transformer, self.tuning
-        transformer.repeats_layers = tuning.recompute
+        transformer.recomputes_layers = tuning.recompute
         if self.adapter is None:
-            if {p.dtype for p in transformer.parameters()} != {torch.float32}:
+            floats = {
+                name for name, p in transformer.named_parameters() if p.dtype == torch.float32
+            }
+            if not floats >= expected_shapes(self.network.config).keys():
                 raise Refused("full", "a full tuning needs float32 weights", "use --dtype float32")
             learned: nn.Module = transformer.requires_grad_(True)
         else:
-            halves = [half for each in self.adapter.values() for half in (each.down, each.up)]
-            learned = nn.ParameterList(halves)
-        matrices = [p for p in learned.parameters() if p.ndim > 1]
-        vectors = [p for p in learned.parameters() if p.ndim == 1]
-        groups = [
-            {"params": matrices, "weight_decay": tuning.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-        optimisers = [torch.optim.AdamW([each for each in groups if each["params"]], betas=BETAS)]
+            factors = [
+                each for change in self.adapter.values() for each in (change.down, change.up)
+            ]
+            learned = nn.ParameterList(factors)
+        optimisers = adamw(learned, BETAS, tuning.weight_decay)
         watch = Watch(lambda line: None, lambda done, total: None)
         return Trainer("tune", learned, optimisers, self.steps, watch, accumulate=self.many)
 
@@ -297,7 +314,9 @@ class _Run:
         if self._is_over():
             self.ended = "patience"
         elif self.trainer.done < self.steps:
-            self.trainer.run(self.steps, self._rate, self._work, self._after)
+            self.trainer.run(
+                self.steps, self._rate, self._work, self._losses, self._weights(), (), self._after
+            )
         if self.saved != self.trainer.done:
             self._save()
         else:  # a run that was killed may have no result of its last checkpoint
@@ -311,12 +330,32 @@ class _Run:
     def _check_memory(self) -> None:
         """Raises Refused where a step takes more than is free beside the loaded model."""
         tuning, network = self.tuning, self.network
-        longest = max(len(row.prompt) + len(row.reply) for row in self.rows.rows)
+        tower = (
+            network.tower if any(row.pictures for row in (*self.rows.rows, *self.held)) else None
+        )
         learned = sum(each.numel() for each in self.trainer.learned)
-        how = longest, tuning.at_once, network.dtype, tuning.recompute
-        needed = step_memory(network.config, 0, learned, *how).total
-        free = budget(network.device)
-        what = f"a step with rows of up to {longest:,} tokens takes about {size(needed)} of memory"
+        experts = network.transformer.blocks[0].experts
+        trained = Trained(
+            () if tuning.full else tuning.targets,
+            tuning.rank,
+            tuning.full,
+            experts is not None and isinstance(experts.gate_up_proj, Stored),
+            sums=self.many > 1,
+            keeps=bool(self.held),
+        )
+
+        def memory(tokens: int, recompute: bool) -> int:
+            how = tokens, tuning.at_once, network.dtype, recompute, trained
+            return step_memory(network.config, 0, learned, *how, tower and tower.config).total
+
+        longest, held = (
+            max((len(row.prompt) + len(row.reply) for row in rows), default=0)
+            for rows in (self.rows.rows, self.held)
+        )
+        # An evaluation keeps less than a step whose layers are computed again.
+        needed = max(memory(longest, tuning.recompute), memory(held, True) if held else 0)
+        free, most = budget(network.device), max(longest, held)
+        what = f"a step with rows of up to {most:,} tokens takes about {size(needed)} of memory"
         self.report(f"{what} beside the model")
         if free is not None and needed > free.nbytes:
             less = "lower --context, --at-once or --rank"
@@ -331,13 +370,13 @@ class _Run:
         curve = fallen(math.pi * step / self.steps, tuning.last_rate / tuning.rate)
         return tuning.rate * warm_up(step, rises) * curve
 
-    def _work(self, part: int) -> Iterator[Gradients]:
+    def _work(self, part: int) -> Iterator[tuple[list[Exchange], tuple[int, ...]]]:
         for number in itertools.count(self.trainer.done * self.many):
-            losses = self._losses(self.rows.batch(number), (4, number))
-            weights = dict.fromkeys(losses, 1.0)
-            if "encoder" in weights:
-                weights["encoder"] = self.tuning.encoder_weight
-            yield self.trainer.gradients(losses, weights)
+            yield self.rows.batch(number), (4, number)
+
+    def _weights(self) -> dict[str, float]:
+        of_encoder = {} if self._hides else {"encoder": self.tuning.encoder_weight}
+        return {"canvas": 1.0} | of_encoder
 
     def _losses(self, rows: Sequence[Exchange], key: tuple[int, ...]) -> dict[str, Tensor]:
         """The objective of a canvas of each row; the draws follow from the key."""
@@ -347,34 +386,13 @@ class _Run:
         made = [self.canvases.row(row, at) for row, at in zip(rows, drawn, strict=True)]
         batch, network = collate(made).to(self.network.device), self.network
         self.tokens += sum(len(row.prefix) + len(row.text) + len(row.target) for row in made)
-        adapted = () if self.adapter is None else (Adapted(NUMBER),)
-        if self.model.family.canvas.noise == "mask":
-            how = partial(mask_loss, adapted=adapted, dtype=network.dtype)
-        else:
-            pictures = self._pictures(rows, batch.context.shape)
-            how = partial(
-                loss,
-                each_row=True,
-                prompts=not self.tuning.replies_only,
-                adapted=adapted,
-                dtype=network.dtype,
-                pictures=pictures,
-            )
-        return how(network.transformer, batch, noise)
-
-    def _pictures(self, rows: Sequence[Exchange], shape: torch.Size) -> Pictures | None:
-        """The soft tokens of the rows' pictures, computed by the tower, which stays as it is."""
-        numbers, where, values = torch.zeros(shape, dtype=torch.int64), list[int](), list[Tensor]()
-        for i, row in enumerate(rows):
-            for number, picture in enumerate(row.pictures, 1):
-                numbers[i, picture.start : picture.end] = number
-                where += range(i * shape[1] + picture.start, i * shape[1] + picture.end)
-                pixels = torch.from_numpy(picture.patches.values())
-                values.append(self.network.soft_tokens(pixels, picture.patches.columns))
-        if not values:
-            return None
-        device = self.network.device
-        return Pictures(torch.tensor(where).to(device), torch.cat(values), numbers.to(device))
+        how: Any = {"adapted": () if self.adapter is None else (Adapted(NUMBER),)}
+        how["dtype"] = network.dtype
+        if self._hides:
+            return mask_loss(network.transformer, batch, noise, **how)
+        how["pictures"] = pictures_of(network, rows, batch.context.shape)
+        prompts = not self.tuning.replies_only
+        return loss(network.transformer, batch, noise, each_row=True, prompts=prompts, **how)
 
     def _after(self, losses: dict[str, float]) -> bool:
         """What follows a step; False where it was the last one."""
@@ -391,7 +409,7 @@ class _Run:
             self._evaluate()
         if self._is_over():
             self.ended = "patience"
-        elif self.stopped():
+        elif not is_last and self.stopped():
             self.ended = "stopped"
         elif done % (tuning.save_every or -(-self.steps // 20)) == 0:
             self._save()
@@ -433,7 +451,7 @@ class _Run:
         number = NONE if self.adapter is None else NUMBER
         task = ReplyTask(plan, prompt, make, text=transcript)
         reply = finish(alone(self.network, task, adapter=number))
-        expected = self.model.tokenizer.decode(row.reply)
+        expected = self.model.tokenizer.decode(list(row.reply))
         line = {"step": self.trainer.done, "row": row.where, "reply": reply.text}
         self.folder.add(SAMPLES, line | {"expected": expected})
         self.report(f"  {row.where}: {reply.text[:200]!r}, and {expected[:200]!r} was said")
@@ -451,11 +469,13 @@ class _Run:
         learned = self.best["learned"] or [each.detach() for each in self.trainer.learned]
         if self.adapter is None:
             names = [name for name, _ in self.network.transformer.named_parameters()]
-            save_model(self.model, dict(zip(names, learned, strict=True)), self.folder.path / MODEL)
+            source, tower = open_checkpoint(self.model.path), self.network.tower
+            weights, path = dict(zip(names, learned, strict=True)), self.folder.path / MODEL
+            write_changed(source, weights, path, None if tower is None else tower.opened)
             return
-        halves = iter(learned)
+        factors = iter(learned)
         changes = {
-            path: LowRank(next(halves), next(halves), each.scale)
+            path: LowRank(next(factors), next(factors), each.scale)
             for path, each in self.adapter.items()
         }
         file = AdapterFile(changes, self.tuning.rank, self.tuning.alpha, str(self.model.path.name))
@@ -478,35 +498,6 @@ def _split(chats: Sequence[Any], held_out: float | str | Path, seed: int) -> tup
     if not 0 <= held_out < 1:
         raise Refused("held_out", f"{held_out:g} is no share from 0 to under 1, and no file")
     return split(chats, held_out, seed) if held_out else (chats, [])
-
-
-def save_model(model: Model, weights: dict[str, Tensor], path: Path) -> None:
-    """Writes a checkpoint in bfloat16 with these weights, by their names in the network, and all
-    else as the model's own checkpoint has it, in place of an earlier one. Raises ValueError or
-    OSError."""
-    source, family, config = open_checkpoint(model.path), model.family, model.config
-    name_of = family.tensor_names.transformers_name
-    tensors = [TensorStream.of(name_of(n), value, "BF16") for n, value in weights.items()]
-    files = config_files(family, config, model.sampler_defaults, model.end_ids)
-    if tower := find_tower(source, config.hidden_size):
-        tensors += hf_tower_tensors(*tower, "BF16")
-        files["config.json"]["vision_config"] = vision_to_hf(tower[0])
-        for name in ("image_token_id", "boi_token_id", "eoi_token_id"):
-            if name in (given := source.metadata.get("config") or {}):
-                files["config.json"][name] = given[name]
-    else:
-        placeholders = family.config.hf_placeholders(config)
-        tensors += [TensorStream.of(n, value, "BF16") for n, value in placeholders.items()]
-    save_folder(path, files, tensors, partial(_write_text_side, source), force=True)
-
-
-def _write_text_side(source: Checkpoint, folder: Path) -> None:
-    if source.kind == "gguf":
-        write_tokenizer(source.metadata, folder)
-        return
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        if (source.folder / name).is_file():
-            copyfile(source.folder / name, folder / name)
 
 
 assert {each.name for each in fields(Tuning)} == {each.name for each in TUNING}

@@ -336,10 +336,13 @@ def _pictures(footprint: ModelFootprint, rows: int) -> int:
 
 
 def _tower(footprint: ModelFootprint) -> int:
-    """Buffers of a layer of the vision tower for a picture of the largest size."""
-    if (vision := footprint.vision) is None:
-        return 0
-    size = footprint.dtype.itemsize
+    vision = footprint.vision
+    return 0 if vision is None else tower_bytes(vision, footprint.dtype.itemsize)
+
+
+def tower_bytes(vision: VisionConfig, size: int) -> int:
+    """Buffers of a layer of the vision tower for a picture of the largest size; size: bytes of an
+    activation."""
     # Queries, keys and values as projected, and normed and turned in float32.
     heads = vision.head_dim * (vision.num_heads + 2 * vision.kv_heads) * (size + _FLOAT)
     widest = max(heads, 3 * vision.intermediate_size * size)

@@ -128,6 +128,7 @@ def load_tower(
         pairs = (inner, config.hidden_size), (config.hidden_size, config.intermediate_size)
         ops.prepare(device, Sizes(products=(*pairs, *(pair[::-1] for pair in pairs))), formats)
     tower = _skeleton(config)
+    tower.opened = config, checkpoint
     for name in shapes_of(config):
         path, _, leaf = name.rpartition(".")
         value = read_weight(config, checkpoint, name, device, dtype)

@@ -17,6 +17,7 @@ from sfumato import ops
 from sfumato.model.adapters import Adapted
 from sfumato.model.transformer import GatedMLP, Linear, RMSNorm
 from sfumato.model.vision.config import VisionConfig
+from sfumato.weights.checkpoint import Checkpoint
 
 HEADS = 32
 """A head is filled up with zeros, which change no product, to a multiple of this: a CPU's compiled
@@ -89,6 +90,9 @@ class Block(nn.Module):
 
 class VisionTower(nn.Module):
     """The whole network; `Encoding` runs it."""
+
+    opened: tuple[VisionConfig, Checkpoint] | None = None
+    """What it was loaded of."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
