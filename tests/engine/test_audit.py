@@ -87,6 +87,7 @@ def test_every_field_of_a_finished_request() -> None:
         "user": "ann",
         "model": "embedded",
         "architecture": "diffusion-gemma",
+        "adapter": None,
         "success": True,
         "stop_reason": "eos",
         "error": None,

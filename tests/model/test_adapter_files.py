@@ -157,15 +157,15 @@ def test_gguf_there_and_back(family: Family, tmp_path: Path) -> None:
     fields = {key: part.contents() for key, part in reader.fields.items()}
     assert (fields["general.type"], fields["adapter.type"]) == ("adapter", "lora")
     assert fields["adapter.lora.alpha"] == 6
-    halves = {tensor.name: tensor.data for tensor in reader.tensors}
+    factors = {tensor.name: tensor.data for tensor in reader.tensors}
     query, own = adapter.changes["layers.0.self_attn.q_proj"], "blk.0.attn_q.weight.lora_"
-    np.testing.assert_array_equal(halves[f"{own}a"], query.down)
-    np.testing.assert_array_equal(halves[f"{own}b"], query.up)
+    np.testing.assert_array_equal(factors[f"{own}a"], query.down)
+    np.testing.assert_array_equal(factors[f"{own}b"], query.up)
     experts = adapter.changes["layers.0.experts.down_proj"]
-    np.testing.assert_array_equal(halves["blk.0.ffn_down_exps.weight.lora_b"], experts.up)
+    np.testing.assert_array_equal(factors["blk.0.ffn_down_exps.weight.lora_b"], experts.up)
 
 
-def test_ranges_of_rows_with_other_halves_become_one_change() -> None:
+def test_ranges_of_rows_with_other_factors_become_one_change() -> None:
     """GGUF files of Qwen3 have gate and up of experts as tensors of their own."""
     downs, ups = torch.randn(2, 5, 3, 8), torch.randn(2, 5, 4, 3)
     parts = [LowRank(down, up, 0.5) for down, up in zip(downs, ups, strict=True)]
@@ -179,9 +179,9 @@ DECODER = "base_model.model.model.decoder.layers.0.self_attn.q_proj.lora_"
 ENCODER = DECODER.replace("decoder", "encoder.language_model")
 
 
-def both(tensors: dict[str, Tensor], half: str, change: Callable[[Tensor], Tensor]) -> None:
+def both(tensors: dict[str, Tensor], factor: str, change: Callable[[Tensor], Tensor]) -> None:
     for stack in (DECODER, ENCODER):
-        tensors[f"{stack}{half}.weight"] = change(tensors[f"{stack}{half}.weight"])
+        tensors[f"{stack}{factor}.weight"] = change(tensors[f"{stack}{factor}.weight"])
 
 
 REFUSED: dict[str, Edit] = {
@@ -202,18 +202,21 @@ REFUSED: dict[str, Edit] = {
     ),
     r"target_modules: leaves out model": lambda c, t: c.update(target_modules=["k_proj"]),
     r"layers_to_transform: leaves out": lambda c, t: c.update(layers_to_transform=[1, 2]),
-    r"lora_B.weight': lacks the other half": lambda c, t: t.pop(f"{DECODER}A.weight"),
+    r"lora_B.weight': lacks the other factor": lambda c, t: t.pop(f"{DECODER}A.weight"),
     r"changes model.decoder.layers.0.self_attn.q_proj and not model.encoder.*q_proj: both are": (
-        lambda c, t: [t.pop(f"{ENCODER}{half}.weight") for half in "AB"]
+        lambda c, t: [t.pop(f"{ENCODER}{factor}.weight") for factor in "AB"]
     ),
     r"q_proj have different changes: both are one weight": (
         lambda c, t: t.update({f"{ENCODER}B.weight": t[f"{ENCODER}B.weight"] + 1})
     ),
-    r"q_proj.magnitude': is no half": lambda c, t: t.update(
+    r"q_proj.magnitude': is no factor": lambda c, t: t.update(
         {"model.decoder.layers.0.q_proj.magnitude": torch.ones(3)}
     ),
     r"layers.9.* of no matrix of DiffusionGemma": lambda c, t: t.update(
-        {f"model.decoder.layers.9.mlp.up_proj.lora_{half}.weight": torch.ones(3) for half in "AB"}
+        {
+            f"model.decoder.layers.9.mlp.up_proj.lora_{factor}.weight": torch.ones(3)
+            for factor in "AB"
+        }
     ),
     r"has the shape \[3, 65\], and \[3, 64\]": lambda c, t: both(
         t, "A", lambda each: torch.ones(3, 65)
@@ -260,7 +263,7 @@ def test_a_gguf_file_that_is_no_adapter_is_refused_by_key(tmp_path: Path) -> Non
         "adapter.type": "lora",
         "adapter.lora.alpha": 6.0,
     }
-    halves = {"a": torch.ones(2, 64), "b": torch.ones(64, 2)}
+    factors = {"a": torch.ones(2, 64), "b": torch.ones(64, 2)}
     for changes, name, message in (
         ({"general.type": "model"}, "attn_q", "general.type: is 'model', and 'adapter' in"),
         ({"adapter.type": "control"}, "attn_q", "adapter.type: is 'control'"),
@@ -271,7 +274,7 @@ def test_a_gguf_file_that_is_no_adapter_is_refused_by_key(tmp_path: Path) -> Non
     ):
         path = tmp_path / "adapter.gguf"
         with path.open("wb") as stream:
-            named = {f"blk.0.{name}.weight.lora_{half}": each for half, each in halves.items()}
+            named = {f"blk.0.{name}.weight.lora_{factor}": each for factor, each in factors.items()}
             tensors = [TensorStream.of(each, value, "F32") for each, value in named.items()]
             write_gguf(stream, good | changes, tensors)
         with pytest.raises(ValueError, match=message):

@@ -17,7 +17,7 @@ from sfumato.cli.arguments import CommandLine
 from sfumato.model.adapter_files import WEIGHTS, AdapterFile, write_peft
 from sfumato.refused import Refused
 from sfumato.server.app import ServerSettings, create_app
-from sfumato.server.models import Models
+from sfumato.server.models import Models, ServedAdapter
 
 MESSAGES = [{"role": "user", "content": "x"}]
 OLLAMA = {"stream": False, "options": {"num_predict": 9}}
@@ -171,6 +171,16 @@ def test_clients_load_none_where_no_folder_is_named(model: Model) -> None:
             answer = client.post(path, json={"lora_name": "a"})
             assert answer.status_code == 404
             assert "--allow-adapters" in answer.json()["error"]["message"]
+
+
+def test_a_model_comes_back_without_what_a_client_loaded_and_has_removed() -> None:
+    served = serve._served(CommandLine().parse_args(["serve", "--name", "m"], {}))
+    adapters = {"gone": ServedAdapter("m", "nowhere", by_client=True)}
+    engine = serve._Loader(served, None, adapters).made("m")
+    assert not engine.adapters
+    engine.close()
+    with pytest.raises(ValueError, match="nowhere"):
+        serve._Loader(served, None, {"gone": ServedAdapter("m", "nowhere")}).made("m")
 
 
 def test_the_command_line_names_adapters_of_models() -> None:

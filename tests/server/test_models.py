@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from sfumato.refused import Refused
 from sfumato.server import models as models_module
 from sfumato.server.app import ServerSettings, create_app
 from sfumato.server.metrics import Metrics
-from sfumato.server.models import Models
+from sfumato.server.models import Models, ServedAdapter
 
 CHAT = "/v1/chat/completions"
 KEY = {"Authorization": "Bearer k"}
@@ -244,6 +245,25 @@ def test_what_cannot_be_loaded_is_a_503_and_the_model_before_comes_back(
         registry.broken.clear()
         assert (await ask(client, None)).json()["model"] == "a"
         assert (await client.get("/readyz")).status_code == 200
+
+    run(check)
+
+
+def test_an_adapter_has_its_name_once_it_is_loaded_and_until_its_file_has_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def check(client: httpx.AsyncClient, registry: Registry) -> None:
+        loaded, models = Future[Any](), registry.models
+        registry.engine.load_adapter = lambda name, path: loaded
+        monkeypatch.setattr(models_module, "ADAPTER_S", 0.0)
+        with pytest.raises(TimeoutError):
+            models.load_adapter("x", "path")
+        assert not models.adapters
+        loaded.set_result(None)
+        assert models.adapters == {"x": ServedAdapter("a", "path", by_client=True)}
+        for name in "ba":  # a comes back without it
+            assert (await ask(client, name)).json()["model"] == name
+        assert (await ask(client, "x")).status_code == 404 and not models.adapters
 
     run(check)
 

@@ -29,6 +29,7 @@ from sfumato.cli.arguments import origin_of
 from sfumato.engine import Engine, EngineConfig, Terminal
 from sfumato.engine.audit import AuditLog, AuditWriter, facts
 from sfumato.engine.request import AnyRequest
+from sfumato.options.limits import name_fault
 from sfumato.refused import Refused
 from sfumato.server.app import create_app
 from sfumato.server.chat.deltas import text_and_bytes
@@ -38,7 +39,7 @@ from sfumato.server.http.uvicorn_server import SIGNALS, Listener, bind, outward_
 from sfumato.server.metrics import Metrics
 from sfumato.server.models import LOADER, Models, ServedAdapter
 from sfumato.server.service import token_text
-from sfumato.server.settings import ServerSettings, name_fault
+from sfumato.server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
@@ -96,9 +97,15 @@ class _Loader:
     def made(self, name: str) -> Engine:
         """An engine that is not started. Raises ValueError or OSError."""
         own = _checked(self._served[name])  # the memory, before anything is loaded
-        adapters = self._adapters.copy()
-        own.adapter = {each: one.path for each, one in adapters.items() if one.base == name}
+        adapters = {each: one for each, one in self._adapters.copy().items() if one.base == name}
+        own.adapter = {each: one.path for each, one in adapters.items() if not one.by_client}
         model = generation.load(own)
+        for each, one in adapters.items():
+            try:
+                if one.by_client:
+                    model.load_adapter(each, one.path)
+            except (ValueError, OSError) as error:  # must not keep the model from its clients
+                log.warning("the adapter %s, which a client loaded, is left out: %s", each, error)
         config = _config(own, model.config.context_length)
         engine = Engine(model, config, on_finish=self._finished)
         self.metrics = self.metrics or Metrics(engine, self._audit)

@@ -60,6 +60,7 @@ def entry(
         "endpoint": request.endpoint,
         "user": request.user,
         **facts,
+        "adapter": request.adapter,
         "success": reason not in (None, "cancelled"),
         "stop_reason": reason,
         "error": event.kind if isinstance(event, Failed) else None,

@@ -1,10 +1,10 @@
 """Adapters as files: folders of PEFT, and GGUF files as llama.cpp has them.
 
-A change has two halves, A [rank, in] and B [out, rank]; a file names them after the module or the
+A change has two factors, A [rank, in] and B [out, rank]; a file names them after the module or the
 tensor that they change, and a family's table of names says which of the network's it is. Files are
 hostile: sizes are held against the config before anything of that size is made.
 
-PEFT (https://github.com/huggingface/peft, tuners/lora) has the halves of experts as matrices,
+PEFT (https://github.com/huggingface/peft, tuners/lora) has the factors of experts as matrices,
 [experts · rank, in] and [out, rank · experts]; llama.cpp (src/llama-adapter.cpp) as stacks,
 [experts, rank, in] and [experts, out, rank], and scales by `adapter.lora.alpha / rank`.
 """
@@ -27,6 +27,7 @@ from sfumato.model.families import Family
 from sfumato.model.families.family import FieldReader, shown
 from sfumato.model.loading import expected_shapes
 from sfumato.model.model_config import ConfigError, ModelConfig
+from sfumato.options.limits import MOST_ALPHA, MOST_RANK
 from sfumato.weights.errors import CheckpointError, first_of, quoted
 from sfumato.weights.files.atomic_write import atomic_path
 from sfumato.weights.files.gguf import layout, read_gguf, write_gguf
@@ -35,9 +36,6 @@ from sfumato.weights.files.safetensors import read_safetensors, write_file
 from sfumato.weights.files.tensorfile import TensorFile, TensorInfo, TensorStream
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-MOST_RANK = 1024
-"""Ranks of tuned models are 4 to 256; halves of more are as large as what they change."""
-MOST_ALPHA = 1e6
 
 # Fields of adapter_config.json with which an adapter is more or other than low-rank sums.
 _REFUSED = (
@@ -57,8 +55,8 @@ _KNOWN = (
 _OTHER_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Beginnings of values of `init_lora_weights` with which PEFT changes the base's weights too."""
 
-_PEFT_HALF = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])\.weight")
-_GGUF_HALF = re.compile(r"(.+)\.lora_([ab])")
+_PEFT_FACTOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])\.weight")
+_GGUF_FACTOR = re.compile(r"(.+)\.lora_([ab])")
 _LEVELS = re.compile(r"(\.base_layer)+$")  # of parameters of one module, each wrapped in the next
 _LITERAL = re.compile(r"\^?[\w.-]+")
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -77,7 +75,7 @@ class AdapterFile:
 
 @dataclass(frozen=True)
 class _Place:
-    """What a pair of halves in a file changes: `name` there, which is the weight at `path`, or a
+    """What a pair of factors in a file changes: `name` there, which is the weight at `path`, or a
     range of its rows, of the shape [out, in] or [experts, out, in]. A file has `count` pairs for
     that weight, of which this is the one of a number."""
 
@@ -95,7 +93,7 @@ class _Place:
         return self.name if self.name.endswith("proj") else f"{self.name}.weight"
 
 
-Halves = tuple[TensorInfo, TensorInfo]
+Factors = tuple[TensorInfo, TensorInfo]
 
 
 def adaptable(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -134,7 +132,7 @@ def write_peft(
     config: ModelConfig,
     force: bool = False,
 ) -> None:
-    """Writes a folder that PEFT loads, whole or not at all, with halves in the dtypes that they
+    """Writes a folder that PEFT loads, whole or not at all, with factors in the dtypes that they
     have. What `transformers` has in two stacks is written for both.
 
     force: replaces a folder that holds an adapter and nothing else. Raises ValueError or OSError.
@@ -187,7 +185,7 @@ def write_gguf_adapter(
     force: bool = False,
 ) -> None:
     """Writes a GGUF file that llama.cpp loads beside a model of this architecture, whole or not at
-    all; halves are in the dtypes that they have. Raises ValueError or OSError."""
+    all; factors are in the dtypes that they have. Raises ValueError or OSError."""
     metadata = {
         "general.architecture": family.architecture,
         "general.type": "adapter",
@@ -201,8 +199,8 @@ def write_gguf_adapter(
     for name, place in _gguf_places(family, config).items():
         if (change := adapter.changes.get(place.path)) is None:
             continue
-        factor = change.scale * change.down.shape[-2] / adapter.alpha
-        up = change.up if math.isclose(factor, 1, rel_tol=1e-6) else change.up * factor
+        ratio = change.scale * change.down.shape[-2] / adapter.alpha
+        up = change.up if math.isclose(ratio, 1, rel_tol=1e-6) else change.up * ratio
         rows = place.shape[-2]
         own = up.narrow(-2, place.number * rows, rows)
         tensors += [_stream(f"{name}.lora_a", change.down), _stream(f"{name}.lora_b", own)]
@@ -219,9 +217,9 @@ def _check_adapter_folder(path: Path) -> None:
         raise ValueError(f"{path}: holds more than an adapter, or none; name another folder")
 
 
-def _stream(name: str, half: Tensor) -> TensorStream:
+def _stream(name: str, factor: Tensor) -> TensorStream:
     formats = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-    return TensorStream.of(name, half.detach().cpu().contiguous(), formats[half.dtype])
+    return TensorStream.of(name, factor.detach().cpu().contiguous(), formats[factor.dtype])
 
 
 def _tensor_name(path: str, shape: tuple[int, ...]) -> str:
@@ -274,12 +272,12 @@ def _read_gguf(path: Path, family: Family, config: ModelConfig) -> AdapterFile:
         raise CheckpointError(f"{path}: adapter.lora.alpha: is {quoted(alpha)}, which is no scale")
     places = _gguf_places(family, config)
     pairs: dict[_Place, LowRank] = {}
-    for name, halves in _pairs(file, _GGUF_HALF).items():
+    for name, factors in _pairs(file, _GGUF_FACTOR).items():
         if (place := places.get(name)) is None:
-            raise _unknown(halves[0], family)
+            raise _unknown(factors[0], family)
         *stack, out, width = place.shape
-        rank = _rank(halves[0], math.prod(halves[0].shape[-2:-1]))
-        down, up = _read(file, halves, (*stack, rank, width), (*stack, out, rank))
+        rank = _rank(factors[0], math.prod(factors[0].shape[-2:-1]))
+        down, up = _read(file, factors, (*stack, rank, width), (*stack, out, rank))
         pairs[place] = LowRank(down, up, alpha / rank if alpha else 1.0)
     complete = _by_weight(path, pairs, places.values(), "these are one weight here")
     changes = {name: _joined(parts) for name, parts in complete.items()}
@@ -313,18 +311,20 @@ def _read_peft(folder: Path, family: Family, config: ModelConfig) -> AdapterFile
     check_target = _target_check(read)
     file, places = read_safetensors(folder / WEIGHTS), _peft_places(family, config)
     pairs: dict[_Place, LowRank] = {}
-    for name, halves in _pairs(file, _PEFT_HALF).items():
-        place = _place_of(name, halves, places, family)
+    for name, factors in _pairs(file, _PEFT_FACTOR).items():
+        place = _place_of(name, factors, places, family)
         check_target(place)
         if place in pairs:
-            raise _fault(halves[0], "changes the same weight as another tensor; remove one of them")
+            raise _fault(
+                factors[0], "changes the same weight as another tensor; remove one of them"
+            )
         *stack, out, width = place.shape
         count = math.prod(stack)
-        rows = math.prod(halves[0].shape[:1])
-        rank = _rank(halves[0], rows // count)
+        rows = math.prod(factors[0].shape[:1])
+        rank = _rank(factors[0], rows // count)
         if rank != (wanted := rank_of(place.target) or usual):
-            raise _fault(halves[0], f"has the rank {rank}, and {CONFIG} says {wanted:g}")
-        down, up = _read(file, halves, (rank * count, width), (out, rank * count))
+            raise _fault(factors[0], f"has the rank {rank}, and {CONFIG} says {wanted:g}")
+        down, up = _read(file, factors, (rank * count, width), (out, rank * count))
         if stack:
             down = down.view(count, rank, width)
             up = up.view(out, rank, count).permute(2, 0, 1).contiguous()
@@ -430,35 +430,35 @@ def _target_check(read: FieldReader) -> Callable[[_Place], None]:
 
 
 def _place_of(
-    name: str, halves: Halves, places: Mapping[str, list[_Place]], family: Family
+    name: str, factors: Factors, places: Mapping[str, list[_Place]], family: Family
 ) -> _Place:
-    """Which of a module's weights the halves change. PEFT numbers the parameters of a module by
-    levels, in an order that older versions had otherwise; the sizes of experts' halves differ."""
+    """Which of a module's weights the factors change. PEFT numbers the parameters of a module by
+    levels, in an order that older versions had otherwise; the sizes of experts' factors differ."""
     own = places.get(_LEVELS.sub("", name), [])
     if len(own) == 1 and own[0].name == name:
         return own[0]
-    sizes = halves[0].shape[-1:], halves[1].shape[:1]
+    sizes = factors[0].shape[-1:], factors[1].shape[:1]
     for place in own:
         if ((place.shape[-1],), (place.shape[-2],)) == sizes:
             return place
     if any(((place.shape[-2],), (place.shape[-1],)) == sizes for place in own):
-        raise _fault(halves[0], "is transposed; save the adapter by PEFT 0.19 or later")
-    raise _unknown(halves[0], family)
+        raise _fault(factors[0], "is transposed; save the adapter by PEFT 0.19 or later")
+    raise _unknown(factors[0], family)
 
 
-def _pairs(file: TensorFile, names: re.Pattern[str]) -> dict[str, Halves]:
-    """The halves A and B of a file's changes, by what their names begin with."""
+def _pairs(file: TensorFile, names: re.Pattern[str]) -> dict[str, Factors]:
+    """The factors A and B of a file's changes, by what their names begin with."""
     pairs: dict[str, dict[str, TensorInfo]] = {}
     for info in file.tensors.values():
         match = names.fullmatch(info.name)
         if match is None:
-            raise _fault(info, "is no half of a low-rank change")
+            raise _fault(info, "is no factor of a low-rank change")
         if pairs.setdefault(match[1], {}).setdefault(match[2].lower(), info) is not info:
             raise _fault(info, "is there twice; remove one of them")
-    for halves in pairs.values():
-        if len(halves) == 1:
-            raise _fault(next(iter(halves.values())), "lacks the other half of the change")
-    return {name: (halves["a"], halves["b"]) for name, halves in pairs.items()}
+    for factors in pairs.values():
+        if len(factors) == 1:
+            raise _fault(next(iter(factors.values())), "lacks the other factor of the change")
+    return {name: (factors["a"], factors["b"]) for name, factors in pairs.items()}
 
 
 def _rank(info: TensorInfo, rank: int) -> int:
@@ -468,15 +468,15 @@ def _rank(info: TensorInfo, rank: int) -> int:
 
 
 def _read(
-    file: TensorFile, halves: Halves, down: tuple[int, ...], up: tuple[int, ...]
+    file: TensorFile, factors: Factors, down: tuple[int, ...], up: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
-    """The halves in float32, of these shapes."""
-    for info, shape in zip(halves, (down, up), strict=True):
+    """The factors in float32, of these shapes."""
+    for info, shape in zip(factors, (down, up), strict=True):
         if info.shape != shape:
             raise _fault(
                 info, f"has the shape {list(info.shape)}, and {list(shape)} fits the model"
             )
-    return _numbers(file, halves[0]), _numbers(file, halves[1])
+    return _numbers(file, factors[0]), _numbers(file, factors[1])
 
 
 def _numbers(file: TensorFile, info: TensorInfo) -> Tensor:

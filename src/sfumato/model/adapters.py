@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sfumato import ops
+from sfumato.model.devices import to_device
 
 NONE = 0
 """The number of no adapter."""
@@ -96,4 +97,4 @@ def of_rows(
         (number,) = in_use
         return (Adapted(number),) if number else ()
     each = torch.tensor(list(numbers)).repeat_interleave(torch.tensor(list(counts)))
-    return of_tokens(each.to(device), in_use)
+    return of_tokens(to_device(each, device), in_use)

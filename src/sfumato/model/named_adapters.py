@@ -1,8 +1,8 @@
 """The adapters of one network by name, while it serves.
 
-A name that is taken off and given again is another adapter: what has been made with an adapter is
+A name that is removed and given again is another adapter: what has been made with an adapter is
 known by its number, which no other ever has. Any thread may ask for a number; adapters are attached
-and detached by the thread that runs the network. Knows no requests: who takes a name off says when
+and detached by the thread that runs the network. Knows no requests: who removes a name says when
 nothing uses the adapter any more.
 """
 
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from sfumato.model.adapters import NONE, Adapter
 from sfumato.model.network import Network
+from sfumato.options.limits import name_fault
 from sfumato.refused import Refused
 
 MOST = 64
-"""Adapters of a network at most, those with them whose names were taken off and that still serve
+"""Adapters of a network at most, and those count too whose names were removed and that still serve
 rows."""
-LONGEST_NAME = 200  # characters
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class NamedAdapters:
 
     @property
     def leaving(self) -> tuple[int, ...]:
-        """The numbers of adapters whose names were taken off, and that are attached still."""
+        """The numbers of adapters whose names were removed, and that are attached still."""
         return tuple(self._leaving)
 
     def number(self, name: str | None) -> int:
@@ -81,8 +81,8 @@ class NamedAdapters:
         return made
 
     def take_off(self, name: str) -> NamedAdapter:
-        """Takes a name off: requests that name it from now on are refused. Raises Refused where
-        there is no such name."""
+        """Removes a name: requests that name it from now on are refused; the adapter stays attached
+        until `detach`. Raises Refused where there is no such name."""
         self.number(name)
         left = self._named[name]
         self._leaving[left.number] = left
@@ -102,10 +102,8 @@ class NamedAdapters:
 
 def check_name(name: object) -> None:
     """Raises Refused for what cannot be the name of an adapter."""
-    if not (isinstance(name, str) and name.strip() and name.isprintable()):
-        raise Refused("name", f"must be text that can be printed, got {name!r:.99}")
-    if len(name) > LONGEST_NAME:
-        raise Refused("name", f"has {len(name):,} characters, and {LONGEST_NAME} are the most")
+    if why := name_fault(name):
+        raise Refused("name", f"{name!r:.99} {why}")
 
 
 def nbytes_of(adapter: Adapter) -> int:

@@ -8,12 +8,12 @@ from typing import Any
 from fastapi.responses import PlainTextResponse, Response
 from pydantic import Field
 
+from sfumato.options.limits import name_fault
 from sfumato.refused import Refused
-from sfumato.server.http.errors import ApiError
+from sfumato.server.http.errors import RETRY_LATER, ApiError
 from sfumato.server.http.route import Get, Post
 from sfumato.server.schemas import Body, without_effect
 from sfumato.server.service import Service
-from sfumato.server.settings import name_fault
 
 _OFF = "clients may load no adapters here; start the server with --allow-adapters FOLDER"
 
@@ -55,6 +55,9 @@ def _load(service: Service, body: LoadAdapterBody) -> Response:
         raise ApiError(404, message, "lora_path", "not_found")
     try:
         service.models.load_adapter(name, str(target))
+    except TimeoutError:
+        why = f"the adapter {name!r} is not loaded yet; /v1/models lists it when it is"
+        raise ApiError(503, why, code="adapter_loading", headers=dict(RETRY_LATER)) from None
     except Refused as error:
         raise error.renamed({"name": "lora_name"}) from None
     except (ValueError, OSError) as error:
@@ -103,7 +106,7 @@ POSTS: tuple[Post[Any], ...] = (
         path="/v1/unload_lora_adapter",
         name="unload_lora_adapter",
         tag="vLLM",
-        help="Takes an adapter off. Requests that named it before are served to their ends.",
+        help="Unloads an adapter. Requests that named it before are served to their ends.",
         body_type=UnloadAdapterBody,
         at_once=_unload,
         statuses=(404,),

@@ -24,6 +24,7 @@ from fastapi import Request as HttpRequest
 
 from sfumato.engine import Engine, Health
 from sfumato.engine.engine import CLOSING, JOIN_S
+from sfumato.model.named_adapters import NamedAdapter
 from sfumato.refused import Refused
 from sfumato.server.http.errors import CLIENT_GONE, GOODBYE, RETRY_LATER, ApiError, without_paths
 from sfumato.server.http.inflight import disconnect
@@ -52,6 +53,7 @@ class ServedAdapter:
 
     base: str  # the model that it belongs to
     path: str
+    by_client: bool = False  # whether a client had it loaded: its file may go at any time
 
 
 MOST_UNLOADED = 1024  # names of unloaded adapters that are refused rather than answered
@@ -151,17 +153,29 @@ class Models:
             engine.close(drain_s, join_s)
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Loads an adapter into the model that is loaded. Raises as `Engine.load_adapter`."""
+        """Loads an adapter into the model that is loaded. Raises as `Engine.load_adapter`, and
+        TimeoutError where that takes longer than ADAPTER_S: it has its name once it is loaded."""
         if name in self.names:
             raise Refused("lora_name", f"{name!r} is the name of a model", "choose another")
-        self.engine.load_adapter(name, path).result(ADAPTER_S)
-        self.adapters[name] = ServedAdapter(self.name, path)
-        self.unloaded.pop(name, None)
+        future, served = self.engine.load_adapter(name, path), ServedAdapter(self.name, path, True)
+
+        def enter(done: Future[NamedAdapter]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                self.adapters[name] = served
+                self.unloaded.pop(name, None)
+
+        future.add_done_callback(enter)  # for one that is loaded after nobody waits any more
+        future.result(ADAPTER_S)
+        enter(future)
 
     def unload_adapter(self, name: str) -> None:
-        """Takes an adapter off; requests that named it before are served to their ends."""
+        """Unloads an adapter; requests that named it before are served to their ends."""
         if self.adapters[name].base == self.name:
             self.engine.unload_adapter(name).result(ADAPTER_S)
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        """Refuses the name of an adapter from now on."""
         self.adapters.pop(name, None)  # another request may have unloaded it meanwhile
         self.unloaded[name] = None
         while len(self.unloaded) > MOST_UNLOADED:
@@ -248,6 +262,9 @@ class Models:
                 made = await _in_thread(partial(self._attempt, each))
                 if not isinstance(made, str):
                     self.name, self._engine = each, made
+                    for name, adapter in self.adapters.copy().items():
+                        if adapter.base == each and name not in made.adapters:
+                            self._forget(name)
                     self._failures.pop(each, None)
                     log.info("the model %s was loaded in %.1f s", each, time.monotonic() - began)
                     break

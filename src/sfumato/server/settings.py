@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from sfumato.options.limits import name_fault
+
 MOST_KEYS = 1024  # each request is compared with all of them
 
 
@@ -61,13 +63,6 @@ class ServerSettings:
             raise ValueError(f"--api-key: at most {MOST_KEYS} keys, got {len(self.api_keys)}")
         for key in self.api_keys:
             _check_key(key)
-
-
-def name_fault(name: str) -> str | None:
-    """Why clients cannot call a model so; None where they can."""
-    if name.isprintable() and not set(name) & set(" ,") and name:
-        return None
-    return "is no name of a model: use printable characters without spaces and commas"
 
 
 def _check_key(key: str) -> None:
