@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from sfumato.train import objective
 from sfumato.train.canvas_rows import CanvasRow, collate
 from sfumato.train.objective import LEAST_NOISE, PrefixAttention, logits, loss, mask_loss, noised
 from sfumato.train.recipe import EMBEDDED, MASKS, initialised
+from sfumato.weights.formats import FORMATS, quantize
 
 
 @pytest.fixture
@@ -163,3 +165,19 @@ def test_self_conditioning_is_used_in_about_half_of_the_passes(network, monkeypa
     loss(network, rows_of(context, lengths, target).prefixes())
     assert [soft is not None for soft in softs] == ([False, True] if conditioned else [False])
     assert all(soft is None or not soft.requires_grad for soft in softs)
+
+
+@pytest.mark.parametrize("cap", [0.0, 5.0])
+def test_a_stored_vocabulary_has_the_losses_of_a_dequantized_one_by_ranges(cap, monkeypatch):
+    random = torch.Generator().manual_seed(4)
+    stored = quantize(torch.randn(100, 256, generator=random) * 0.2, FORMATS["Q6_K"])
+    config = SimpleNamespace(vocab_size=100, logit_softcap=cap)
+    hidden = torch.randn(7, 256, generator=random).requires_grad_()
+    wanted, found = torch.randint(100, (7,), generator=random), []
+    for weight, most in (stored.dequantize(), 700), (stored, 7 * 30):  # in one piece, and in four
+        monkeypatch.setattr(objective, "MOST_SCORES", most)
+        network = SimpleNamespace(config=config, output=weight)
+        losses = objective.cross_entropies(network, hidden, wanted)
+        found.append((losses, *torch.autograd.grad((losses * losses).sum(), hidden)))
+    for theirs, ours in zip(*found, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5) and ours.abs().max() > 0.1

@@ -346,6 +346,8 @@ def test_a_run_that_was_to_stop_in_its_last_step_has_ended_and_says_what_was_not
 def test_all_weights_keep_the_tower_that_was_named_for_the_model(data, tmp_path):
     seeing_model(tmp_path / "whole")
     with_markers(tmp_path / "whole")
+    for name in ("text", "elsewhere"):
+        (tmp_path / name).mkdir()
     convert(tmp_path / "whole", tmp_path / "text" / "model.gguf", "f32")
     convert(tmp_path / "whole", tmp_path / "elsewhere" / "mmproj.gguf", "f32")
     named = tmp_path / "elsewhere" / "mmproj.gguf"

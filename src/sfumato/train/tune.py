@@ -292,6 +292,10 @@ class _Run:
             if not floats >= expected_shapes(self.network.config).keys():
                 raise Refused("full", "a full tuning needs float32 weights", "use --dtype float32")
             learned: nn.Module = transformer.requires_grad_(True)
+            for (
+                parameter
+            ) in learned.parameters():  # a view of the file, perhaps: none may be written
+                parameter.data = parameter.data.clone()
         else:
             factors = [
                 each for change in self.adapter.values() for each in (change.down, change.up)
@@ -330,9 +334,8 @@ class _Run:
     def _check_memory(self) -> None:
         """Raises Refused where a step takes more than is free beside the loaded model."""
         tuning, network = self.tuning, self.network
-        tower = (
-            network.tower if any(row.pictures for row in (*self.rows.rows, *self.held)) else None
-        )
+        shows = any(row.pictures for row in (*self.rows.rows, *self.held))
+        vision = network.tower.config if network.tower is not None and shows else None
         learned = sum(each.numel() for each in self.trainer.learned)
         experts = network.transformer.blocks[0].experts
         trained = Trained(
@@ -346,7 +349,7 @@ class _Run:
 
         def memory(tokens: int, recompute: bool) -> int:
             how = tokens, tuning.at_once, network.dtype, recompute, trained
-            return step_memory(network.config, 0, learned, *how, tower and tower.config).total
+            return step_memory(network.config, 0, learned, *how, vision).total
 
         longest, held = (
             max((len(row.prompt) + len(row.reply) for row in rows), default=0)
