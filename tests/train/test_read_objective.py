@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from sfumato import ops
+from sfumato.ops.fast_gradients import fast_ops, linear, rms_norm
 from sfumato.train import decisions_data, recipe
 from sfumato.train.decision_states import choice
 from sfumato.train.objective import (
@@ -18,7 +19,6 @@ from sfumato.train.objective import (
     read_losses,
     slot_scores,
 )
-from sfumato.train.trainer import fast_ops, linear, rms_norm
 
 
 @pytest.fixture(scope="module")

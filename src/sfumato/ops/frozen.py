@@ -9,14 +9,17 @@ weight's codes, the gradient is that of the product without this rounding: strai
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.ops import reference
 from sfumato.ops.reference import Gating, Weight, dense, gated
 from sfumato.ops.registry import frozen
+from sfumato.weights.formats import Stored
 
 
 class _Linear(torch.autograd.Function):
@@ -104,3 +107,65 @@ def experts(
     """See `ops.experts`. Neither weight has a gradient, stored or not."""
     out: Tensor = _Experts.apply(x, chosen, shares, gate_up, down, gating)
     return out
+
+
+def stored_cross_entropies(
+    hidden: Tensor, weight: Stored, wanted: Tensor, cap: float, most: int
+) -> Tensor:
+    """Cross-entropy in nats of each wanted token, float32 [n], from hidden [n, hidden], the output
+    matrix [vocab, hidden], wanted int64 [n], and the softcap of scores (0: none). most: scores that
+    exist at once."""
+    out: Tensor = _CrossEntropies.apply(hidden, weight, wanted, cap, most)
+    return out
+
+
+class _CrossEntropies(torch.autograd.Function):
+    """By ranges of the vocabulary, of all positions: so each row of the weight is dequantized once
+    forward and once backward, and not for every chunk of positions."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Stored, wanted: Tensor, cap: float, most: int
+    ) -> Tensor:
+        total = hidden.new_full((len(hidden),), float("-inf"), dtype=torch.float32)
+        own = torch.zeros_like(total)
+        for rows, scores, part in _ranges(hidden, weight, cap, most):
+            total = torch.logaddexp(total, scores.logsumexp(-1))
+            at = (wanted - rows.start).clamp(0, scores.shape[1] - 1)
+            here = scores.gather(1, at[:, None])[:, 0]
+            own = torch.where((wanted >= rows.start) & (wanted < rows.stop), here, own)
+            del scores, part  # before the next ones are made
+        ctx.save_for_backward(hidden, wanted, total)
+        ctx.weight, ctx.cap, ctx.most = weight, cap, most
+        return total - own
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        hidden, wanted, total = ctx.saved_tensors
+        of_hidden = torch.zeros_like(hidden)
+        for rows, scores, part in _ranges(hidden, ctx.weight, ctx.cap, ctx.most):
+            # With p the softmax: dL/dscore = p - 1 at the wanted token, p elsewhere.
+            of_scores = (scores - total[:, None]).exp_()
+            inside = (wanted >= rows.start) & (wanted < rows.stop)
+            at = (wanted - rows.start).clamp(0, scores.shape[1] - 1)[:, None]
+            of_scores.scatter_add_(1, at, -inside.to(of_scores)[:, None])
+            of_scores.mul_(gradients[0][:, None])
+            if ctx.cap:  # score = cap · tanh(raw / cap)
+                of_scores.mul_(1 - (scores / ctx.cap).square_())
+            of_hidden += of_scores.to(part.dtype) @ part
+            del scores, part, of_scores
+        return of_hidden, None, None, None, None
+
+
+def _ranges(
+    hidden: Tensor, weight: Stored, cap: float, most: int
+) -> Iterator[tuple[range, Tensor, Tensor]]:
+    """Ranges of the vocabulary, with the softcapped scores float32 [n, range] of hidden [n, hidden]
+    and the weight's rows in its dtype."""
+    step = max(1, min(most // max(1, len(hidden)), reference.SLICE // hidden.shape[-1]))
+    for first in range(0, weight.shape[0], step):
+        rows = range(first, min(first + step, weight.shape[0]))
+        part = dense(weight[rows.start : rows.stop], hidden.dtype)
+        raw = F.linear(reference.multiplied(hidden, weight), part).float()
+        yield rows, (raw / cap).tanh_().mul_(cap) if cap else raw, part
+        del raw, part

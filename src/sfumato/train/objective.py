@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ from sfumato.model.adapters import Adapted
 from sfumato.model.head import VocabularyHead
 from sfumato.model.transformer import Transformer, rotary_key
 from sfumato.model.vision.tower import VisionTower, rotary_of
-from sfumato.ops.reference import SLICE, multiplied
+from sfumato.ops.frozen import stored_cross_entropies
 from sfumato.ops.registry import PANELS, form_of
 from sfumato.train.canvas_rows import KINDS, CanvasBatch, Reads
 from sfumato.train.pictures import PictureBatch
@@ -209,10 +209,7 @@ def cross_entropies(network: Transformer, hidden: Tensor, wanted: Tensor) -> Ten
     output, config = network.output, network.config
     is_stored = isinstance(output, Stored) and form_of(output) != PANELS  # rows that lie apart
     if is_stored and len(hidden) * config.vocab_size > MOST_SCORES:
-        of_stored: Tensor = _StoredCrossEntropies.apply(
-            hidden, output, wanted, config.logit_softcap
-        )
-        return of_stored
+        return stored_cross_entropies(hidden, output, wanted, config.logit_softcap, MOST_SCORES)
 
     def of_chunk(hidden: Tensor, wanted: Tensor) -> Tensor:
         return F.cross_entropy(logits(network, hidden), wanted, reduction="none")
@@ -223,51 +220,6 @@ def cross_entropies(network: Transformer, hidden: Tensor, wanted: Tensor) -> Ten
     chunks = zip(hidden.split(size), wanted.split(size), strict=True)
     recomputed = partial(checkpoint, of_chunk, use_reentrant=False, preserve_rng_state=False)
     return torch.cat([recomputed(*chunk) for chunk in chunks])
-
-
-class _StoredCrossEntropies(torch.autograd.Function):
-    """`cross_entropies` by ranges of the vocabulary, of all positions: so each row of the weight is
-    dequantized once forward and once backward, and not for every chunk of positions."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Stored, wanted: Tensor, cap: float) -> Tensor:
-        total = hidden.new_full((len(hidden),), float("-inf"), dtype=torch.float32)
-        own = torch.zeros_like(total)
-        for rows, scores, _ in _ranges(hidden, weight, cap):
-            total = torch.logaddexp(total, scores.logsumexp(-1))
-            at = (wanted - rows.start).clamp(0, scores.shape[1] - 1)
-            here = scores.gather(1, at[:, None])[:, 0]
-            own = torch.where((wanted >= rows.start) & (wanted < rows.stop), here, own)
-        ctx.save_for_backward(hidden, wanted, total)
-        ctx.weight, ctx.cap = weight, cap
-        return total - own
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        hidden, wanted, total = ctx.saved_tensors
-        of_hidden = torch.zeros_like(hidden)
-        for rows, scores, part in _ranges(hidden, ctx.weight, ctx.cap):
-            # With p the softmax: dL/dscore = p - 1 at the wanted token, p elsewhere.
-            of_scores = (scores - total[:, None]).exp_()
-            inside = (wanted >= rows.start) & (wanted < rows.stop)
-            at = (wanted - rows.start).clamp(0, scores.shape[1] - 1)[:, None]
-            of_scores.scatter_add_(1, at, -inside.to(of_scores)[:, None])
-            of_scores.mul_(gradients[0][:, None])
-            if ctx.cap:  # score = cap · tanh(raw / cap)
-                of_scores.mul_(1 - (scores / ctx.cap).square_())
-            of_hidden += of_scores.to(part.dtype) @ part
-        return of_hidden, None, None, None
-
-
-def _ranges(hidden: Tensor, weight: Stored, cap: float) -> Iterator[tuple[range, Tensor, Tensor]]:
-    """Ranges of the vocabulary, with the softcapped scores float32 [n, range] of hidden [n, hidden]
-    and the weight's rows in its dtype."""
-    step = max(1, min(MOST_SCORES // max(1, len(hidden)), SLICE // hidden.shape[-1]))
-    for first in range(0, weight.shape[0], step):
-        rows = range(first, min(first + step, weight.shape[0]))
-        part = ops.dense(weight[rows.start : rows.stop], hidden.dtype)
-        raw = F.linear(multiplied(hidden, weight), part).float()
-        yield rows, (raw / cap).tanh_().mul_(cap) if cap else raw, part
 
 
 def noised(target: Tensor, vocab_size: int, generator: torch.Generator | None) -> Tensor:
