@@ -173,11 +173,11 @@ def test_a_stored_vocabulary_has_the_losses_of_a_dequantized_one_by_ranges(cap, 
     stored = quantize(torch.randn(100, 256, generator=random) * 0.2, FORMATS["Q6_K"])
     config = SimpleNamespace(vocab_size=100, logit_softcap=cap)
     hidden = torch.randn(7, 256, generator=random).requires_grad_()
-    wanted, found = torch.randint(100, (7,), generator=random), []
+    wanted, both = torch.randint(100, (7,), generator=random), []
     for weight, most in (stored.dequantize(), 700), (stored, 7 * 30):  # in one piece, and in four
         monkeypatch.setattr(objective, "MOST_SCORES", most)
         network = SimpleNamespace(config=config, output=weight)
         losses = objective.cross_entropies(network, hidden, wanted)
-        found.append((losses, *torch.autograd.grad((losses * losses).sum(), hidden)))
-    for theirs, ours in zip(*found, strict=True):
+        both.append((losses, *torch.autograd.grad((losses * losses).sum(), hidden)))
+    for theirs, ours in zip(*both, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5) and ours.abs().max() > 0.1

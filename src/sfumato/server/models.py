@@ -164,7 +164,7 @@ class Models:
                 self.adapters[name] = served
                 self.unloaded.pop(name, None)
 
-        future.add_done_callback(enter)  # for one that is loaded after nobody waits any more
+        future.add_done_callback(enter)  # for one that is loaded when no client waits any more
         future.result(ADAPTER_S)
         enter(future)
 

@@ -137,7 +137,7 @@ def _too_many(where: str, most: int, what: str) -> Refused:
 
 
 def _named(chat: Chat, model: Model, pictures: _Pictures) -> Iterator[Exchange]:
-    """As `_exchanges`, one after another; errors name the conversation."""
+    """Yields what `_exchanges` does; errors name the conversation."""
     try:
         yield from _exchanges(chat, model, pictures)
     except Refused as error:

@@ -69,7 +69,7 @@ class Trained:
 
     @property
     def copies(self) -> int:
-        """Of what learns: itself, its gradients, and the two means of AdamW, at least."""
+        """How often what learns is there: itself, its gradients, and the two means of AdamW."""
         return 4 - self.full + self.sums + self.keeps
 
 

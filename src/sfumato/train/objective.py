@@ -206,9 +206,10 @@ def logits(network: Transformer, hidden: Tensor) -> Tensor:
 def cross_entropies(network: Transformer, hidden: Tensor, wanted: Tensor) -> Tensor:
     """Cross-entropy in nats of each wanted token, float32 [n], from hidden [n, hidden] and wanted
     int64 [n]. Of the scores, MOST_SCORES exist at once, in the backward pass too."""
-    output, config = network.output, network.config
-    is_stored = isinstance(output, Stored) and form_of(output) != PANELS  # rows that lie apart
-    if is_stored and len(hidden) * config.vocab_size > MOST_SCORES:
+    output: ops.Weight = network.output
+    config = network.config
+    is_large = len(hidden) * config.vocab_size > MOST_SCORES
+    if is_large and isinstance(output, Stored) and form_of(output) != PANELS:  # rows lie apart
         return stored_cross_entropies(hidden, output, wanted, config.logit_softcap, MOST_SCORES)
 
     def of_chunk(hidden: Tensor, wanted: Tensor) -> Tensor:
