@@ -30,8 +30,8 @@ TRIALS = 8  # lengths of a hole, or choices, that are tried in one batch
 STRENGTH = 0.5  # share of a predicted text that begins as noise, where nothing else is asked for
 
 MOST_RANK = 1024
-"""The largest rank of an adapter. Ranks of tuned models are 4 to 256; factors of more are as large as what they
-change."""
+"""The largest rank of an adapter. Ranks of tuned models are 4 to 256; factors of more are as large
+as what they change."""
 MOST_ALPHA = 10**6  # of an adapter: less than that
 LONGEST_NAME = 200  # characters of a model's or an adapter's name
 
