@@ -24,6 +24,8 @@ from sfumato.server.service import Service
 class Served:
     """A server, its engine and ways to ask it."""
 
+    listener: Listener  # that answers
+
     def __init__(self, engine: Engine, url: str, service: Service) -> None:
         self.engine, self.url = engine, url
         self.service = service
@@ -81,6 +83,7 @@ def serving(
     thread.start()
     assert ready.wait(20)
     served = Served(engine, f"http://127.0.0.1:{bound.getsockname()[1]}", app.state.service)
+    served.listener = listener
     try:
         yield served
     finally:

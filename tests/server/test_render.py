@@ -3,6 +3,7 @@ written by hand after its source, since it does not run here."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -43,6 +44,26 @@ def test_completions_are_an_array_with_an_object_for_each_prompt(
     assert len(rendered) == count == len({each["request_id"] for each in rendered})
     if prompt == [[5], [6, 7]]:
         assert [each["token_ids"] for each in rendered] == prompt
+
+
+# As version 0.1.17 of vLLM's router sends a chat on, recorded, behind the fields of the client.
+FROM_VLLMS_ROUTER: dict[str, Any] = {"model": "model", "messages": MESSAGES, "max_tokens": 4}
+FROM_VLLMS_ROUTER |= json.loads(
+    '{"stream":false,"logprobs":false,"no_stop_trim":false,"ignore_eos":false,'
+    '"continue_final_message":false,"skip_special_tokens":true,"separate_reasoning":true,'
+    '"stream_reasoning":true,"return_hidden_states":false,"include_reasoning":true}'
+)
+
+
+def test_the_fields_that_vllms_router_adds_change_nothing(server: Any) -> None:
+    plain = server.chat(messages=MESSAGES, max_tokens=4, seed=1).json()
+    routed = server.chat(**FROM_VLLMS_ROUTER, seed=1)
+    assert routed.json()["choices"] == plain["choices"]
+    completion = {"prompt": "Hi", "max_tokens": 1, "echo": False, "no_stop_trim": False}
+    completion |= {"return_hidden_states": False, "ignore_eos": False, "skip_special_tokens": True}
+    assert server.post("/v1/completions", **completion).status_code == 200
+    refused = server.chat(**FROM_VLLMS_ROUTER | {"return_hidden_states": True})
+    assert refused.json()["error"]["param"] == "return_hidden_states"
 
 
 def test_what_cannot_be_answered_is_not_rendered(server: Any) -> None:

@@ -22,12 +22,16 @@ class GatewayMetric:
     """A metric that gateways read of every replica."""
 
     name: str
-    kind: Literal["gauge", "counter"]
     help: str
     readers: str  # which gateways read it, and what for
     needed: bool = False  # whether a router balances nothing without it
     older: str | None = None  # its name before vLLM renamed it, which some still read
     labels: tuple[str, ...] = ("model_name",)
+    may_lack: bool = False  # absent where there is nothing to say
+
+    @property
+    def kind(self) -> Literal["gauge", "counter"]:
+        return "counter" if self.name.endswith("_total") else "gauge"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -37,22 +41,13 @@ class GatewayMetric:
 
 METRICS = (
     GatewayMetric(
-        "vllm:num_requests_waiting",
-        "gauge",
-        "Requests that wait for a slot.",
-        "all: load; autoscalers",
-        needed=True,
+        "vllm:num_requests_waiting", "Requests that wait for a slot.", "all: load", needed=True
     ),
     GatewayMetric(
-        "vllm:num_requests_running",
-        "gauge",
-        "Requests that have a slot.",
-        "all: load; autoscalers",
-        needed=True,
+        "vllm:num_requests_running", "Requests that have a slot.", "all: load", needed=True
     ),
     GatewayMetric(
         "vllm:kv_cache_usage_perc",
-        "gauge",
         "Positions of slots that requests lease, over those of all slots: 0 to 1.",
         "all: load",
         needed=True,
@@ -60,44 +55,35 @@ METRICS = (
     ),
     GatewayMetric(
         "vllm:cache_config_info",
-        "gauge",
         f"1; positions of the slots allocated at start, in blocks of {PREFIX_BLOCK}.",
         "llm-d: what it remembers of a replica's prefixes",
         labels=("block_size", "num_gpu_blocks"),
     ),
     GatewayMetric(
         "vllm:lora_requests_info",
-        "gauge",
         "When it was read, in seconds since 1970, with the adapters that are loaded, all of which "
         "may answer. Absent where there is none.",
         "llm-d, inference extension: adapters",
         labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+        may_lack=True,
     ),
     GatewayMetric(
         "vllm:prefix_cache_queries_total",
-        "counter",
         "Tokens of prompts, of requests that ended.",
         "production-stack: hit rate",
         older="vllm:gpu_prefix_cache_queries_total",
     ),
     GatewayMetric(
         "vllm:prefix_cache_hits_total",
-        "counter",
         "Of these tokens those that were found in a slot.",
         "production-stack: hit rate",
         older="vllm:gpu_prefix_cache_hits_total",
     ),
     GatewayMetric(
-        "vllm:prompt_tokens_total",
-        "counter",
-        "Tokens of prompts, of requests that ended.",
-        "boards",
+        "vllm:prompt_tokens_total", "Tokens of prompts, of requests that ended.", "boards"
     ),
     GatewayMetric(
-        "vllm:generation_tokens_total",
-        "counter",
-        "Visible tokens of replies that ended.",
-        "boards",
+        "vllm:generation_tokens_total", "Visible tokens of replies that ended.", "boards"
     ),
 )
 

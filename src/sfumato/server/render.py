@@ -5,18 +5,16 @@ pictures (its producer of precise prefixes)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from fastapi.responses import Response
 
 from sfumato.engine import Request
-from sfumato.server.dialects import openai_chat, openai_completions
-from sfumato.server.http.route import Frame, Post, json_response
-from sfumato.server.schemas import Body
+from sfumato.server.dialects.openai_chat import OPENAI_CHAT
+from sfumato.server.dialects.openai_completions import OPENAI_COMPLETIONS
+from sfumato.server.http.route import Dialect, Frame, Post, json_response
 from sfumato.server.service import Service
-
-B = TypeVar("B", bound=Body)
 
 
 def _rendered(request: Request) -> Frame:
@@ -33,36 +31,23 @@ def _rendered(request: Request) -> Frame:
     return {"request_id": request.id, "token_ids": request.made.ids, "features": features}
 
 
-def _chat(service: Service, body: openai_chat.ChatBody) -> Frame:
-    """Raises Refused."""
-    return _rendered(openai_chat.parse(service, body)[0])
-
-
-def _completions(service: Service, body: openai_completions.CompletionBody) -> Response:
-    """An object for each prompt, whatever the number of replies. Raises Refused."""
-    requests = openai_completions.parse(service, body)
+def _answer(dialect: Dialect[Any], service: Service, body: Any) -> Frame | Response:
+    """An object for a chat; for completions an array with one for each prompt, whatever the number
+    of replies. Raises Refused."""
+    requests = dialect.parse(service, body)
+    if dialect is OPENAI_CHAT:
+        return _rendered(requests[0])
     return json_response(map(_rendered, requests[:: body.n or 1]), {})
 
 
-def _post(
-    path: str, name: str, body: type[B], at_once: Callable[[Service, B], Frame | Response]
-) -> Post[B]:
-    return Post(
-        path=f"{path}/render",
-        name=name,
+POSTS: tuple[Post[Any], ...] = tuple(
+    Post(
+        path=f"{dialect.path}/render",
+        name=f"render_{dialect.name}",
         tag="vLLM",
         help="The tokens that the prompt of such a request comes to, and its pictures.",
-        body_type=body,
-        at_once=at_once,
+        body_type=dialect.body_type,
+        at_once=partial(_answer, dialect),
     )
-
-
-POSTS: tuple[Post[Any], ...] = (
-    _post(openai_chat.PATH, "render_chat", openai_chat.ChatBody, _chat),
-    _post(
-        openai_completions.PATH,
-        "render_completions",
-        openai_completions.CompletionBody,
-        _completions,
-    ),
+    for dialect in (OPENAI_CHAT, OPENAI_COMPLETIONS)
 )

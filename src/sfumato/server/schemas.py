@@ -410,6 +410,13 @@ _PENALTY = "penalties are not supported: the tokens of a canvas are drawn togeth
     frequency_penalty=Only(0, why=_PENALTY),
     presence_penalty=Only(0, why=_PENALTY),
     prompt_logprobs=Only(why="is a field of /v1/completions"),
+    # What vLLM's router adds to every body.
+    no_stop_trim=Only(False, why="a stop text is no part of a reply"),
+    return_hidden_states=Only(False, why="is not supported; use /v1/embeddings"),
+    **dict.fromkeys(
+        ("separate_reasoning", "stream_reasoning", "include_reasoning"),
+        Only(True, why="a thought is a part of its own in every reply"),
+    ),
 )
 class Neutral(BaseModel):
     """Fields that clients send to every route that generates, at values that ask for nothing."""

@@ -244,11 +244,12 @@ def test_what_clients_make_it_say_over_and_over_is_held_back(
     assert text.getvalue().count("\n") == 110
 
 
-EXPRESSION = re.compile(r"\b(?:sfumato|process)_\w+")
+EXPRESSION = re.compile(r"\b(?:sfumato_|process_|vllm:)\w+")
 
 
-def test_the_dashboard_and_the_scrape_configuration_name_what_there_is(
-    observed: ServedEngine,
+@pytest.mark.parametrize("board", ["dashboard", "replicas"])
+def test_the_boards_and_the_scrape_configuration_name_what_there_is(
+    observed: ServedEngine, board: str
 ) -> None:
     observed.client.get("/health")
     watched = Metrics(Engine(observed.client.app.state.service.engine.model, EngineConfig(1, 256)))  # type: ignore
@@ -259,7 +260,7 @@ def test_the_dashboard_and_the_scrape_configuration_name_what_there_is(
     for family in text_string_to_metric_families(watched.text().decode()):
         for sample in family.samples:
             labels.setdefault(sample.name, set()).update(sample.labels)
-    dashboard = json.loads((DOCS / "grafana-dashboard.json").read_text())
+    dashboard = json.loads((DOCS / f"grafana-{board}.json").read_text())
     expressions = [
         target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())
     ]
