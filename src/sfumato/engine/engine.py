@@ -1,6 +1,6 @@
 """The engine: many requests, one model. `step()` is schedule, run, process outputs.
 
-What clients call may be called from any thread: checks, refusals, deadlines and the queue's limit.
+What clients call may be called from any thread; `AnyEngine` has what needs no network of its own.
 `Inbox` and `Lifecycle` are the engine's thread, its end, and what then becomes of its requests.
 """
 
@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -21,13 +21,12 @@ from threading import Condition, Thread
 from typing import Any, TypeVar
 
 from sfumato.api import Model, Reply
-from sfumato.diffusion.constraints.call_grammar import Source
 from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.sampler_config import SamplerConfig
+from sfumato.engine.any_engine import JOIN_S, AnyEngine
 from sfumato.engine.circuit import Circuit, FileCheck, probe
 from sfumato.engine.engine_config import READ_TOKENS, EngineConfig
 from sfumato.engine.errors import (
-    REFUSALS,
     EngineDead,
     EngineError,
     NotReady,
@@ -35,14 +34,9 @@ from sfumato.engine.errors import (
     Stops,
 )
 from sfumato.engine.events import (
-    Completed,
-    Decided,
-    DecisionSink,
-    Failed,
     FailureKind,
     Handle,
-    Sink,
-    explain,
+    Terminal,
     late,
 )
 from sfumato.engine.memory.device_memory import used_memory
@@ -50,16 +44,10 @@ from sfumato.engine.memory.guard import MemoryGuard
 from sfumato.engine.output_processor import OnFinish, OutputProcessor
 from sfumato.engine.prepare import (
     Job,
-    check_length,
-    check_timeout,
-    make_prompt,
-    prepare,
-    prepare_decision,
-    snapshot_points_of,
 )
 from sfumato.engine.queue.scheduler import Scheduler
 from sfumato.engine.queue.slots import make_pool
-from sfumato.engine.request import AnyRequest, DecisionRequest, Request, ServedModel
+from sfumato.engine.request import AnyRequest, Request
 from sfumato.engine.row import Row
 from sfumato.engine.runner import Runner
 from sfumato.engine.stats import EngineState, Health, Statistics
@@ -67,12 +55,9 @@ from sfumato.model.adapters import Adapter
 from sfumato.model.named_adapters import NamedAdapter, check_name, nbytes_of
 from sfumato.options.limits import MOST_STEPS
 from sfumato.refused import Refused, TooLarge
-from sfumato.tasks.works import Prompt, Task
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-JOIN_S = 30.0  # how long a step under way may hold up `close`
 
 POLL_S = 0.05  # how often a queue that nothing moves is looked at again
 IDLE_S = 1.0  # how often an engine without requests iterates, for what it checks by itself
@@ -252,7 +237,7 @@ def own_engine(model: Model, layout: EngineConfig, advice: str) -> Engine:
         raise error.advising(advice) from error
 
 
-class Engine:
+class Engine(AnyEngine):
     """Serves requests with one model, whose network no other code may use meanwhile.
 
     Either `start()` gives it a thread, or its owner calls `step()`. Any thread may submit. `with
@@ -270,12 +255,10 @@ class Engine:
         or, where it is refused, with a `Failed` that has no account in the caller's.
 
         Raises EngineError where the slots do not fit the memory."""
-        self.model, self.config = model, config or EngineConfig()
-        self.served = ServedModel.of(model)
-        self._clock, self._began = clock, clock()
-        self._guard = MemoryGuard(model.network, self.config)
-        self._pool = make_pool(model.network, self.config, self._guard)
-        self._longest, self._snapshot_points = self._pool.longest, snapshot_points_of(model)
+        config, self._began = config or EngineConfig(), clock()
+        self._guard = MemoryGuard(model.network, config)
+        self._pool = make_pool(model.network, config, self._guard)
+        super().__init__(model, config, self._pool.longest, clock)
         self._statistics, self._inbox = Statistics(clock), Inbox()
         own_chunk, on_cpu = self.config.prefill_chunk, model.network.device.type == "cpu"
         most_read = READ_TOKENS if on_cpu or own_chunk is None else own_chunk
@@ -292,90 +275,11 @@ class Engine:
 
     # For clients: any thread may call.
 
-    def submit(self, request: Request, sink: Sink | None = None) -> Handle[Reply]:
-        """Queues a request. sink: called with each of its events, in a thread of the engine, and
-        must not block.
-
-        Raises ValueError, naming the field, for what cannot be done; TooLarge, a ValueError, for
-        what no slot can ever hold; QueueFull; NotReady; EngineDead.
-        """
-        with self.refusals(request):
-            return self._put(request, partial(self._job, request), sink)
-
-    def offer(self, request: Request, sink: Sink | None = None) -> Handle[Reply] | None:
-        """Does what `submit` does, but a full queue gives None and counts as no refusal."""
-        with self.refusals(request), suppress(QueueFull):
-            return self._put(request, partial(self._job, request), sink)
-        return None
-
-    def decide(self, request: DecisionRequest, sink: DecisionSink | None = None) -> Handle[Decided]:
-        """Queues a decision, whose terminal event is a `Decided` or a `Failed` and whose only event
-        it is. Raises what `submit` raises; the fields of a question are named
-        "questions.<id>.<field>"."""
-        with self.refusals(request):
-            make = partial(prepare_decision, self.model, request, self._longest)
-            return self._put(request, make, sink)
-
-    def run(
-        self, task: Task, request: AnyRequest | None = None, sink: Sink | None = None
-    ) -> Handle[Any]:
-        """Queues a task of any kind, which ends in `Completed` or `Failed`; its other events go to
-        the sink as they are. Raises what `submit` raises."""
-        request = request or AnyRequest()
-        with self.refusals(request):
-            check_timeout(request.timeout_s)
-            return self._put(request, lambda: Job(task, Completed, wants_drafts=True), sink)
-
-    def try_grammar(self, source: Source, client: str) -> Future[Any]:
-        """Begins to compile a grammar in another process, within limits, as every grammar of a
-        client has to be before its request is submitted. Clients take turns. Cancelling the future
-        ends it; the future, and this, raise what `submit` raises. May take some milliseconds."""
-        cache = self.model.grammars.cache
-        cache.guard(QueueFull)
-        return cache.tried(source, client)
-
     def check(self, request: Request) -> None:
         """Raises what `submit` raises for a request that cannot be done."""
         with self.refusals(request):
             self.model.adapters.number(request.adapter)
             self._check_room(self._job(request))
-
-    def drop(self, request: AnyRequest, terminal: Failed) -> None:
-        """Reports the end of a request that was checked and then never submitted."""
-        self._outputs.report(request, terminal)
-
-    def late(self, request: AnyRequest) -> str | None:
-        """Why the deadline ends a request that is not submitted yet; None before its deadline."""
-        return late(request.since, self._limit_s(request), self._clock())
-
-    @contextmanager
-    def refusals(self, request: AnyRequest) -> Iterator[None]:
-        """Reports a refusal of the request that is raised within the context."""
-        try:
-            yield
-        except REFUSALS as error:
-            kind, message = explain(error)
-            if self.death is not None and isinstance(error, EngineDead):
-                kind = "internal"  # an error has ended the engine
-            self._outputs.report(request, Failed(kind, message))
-            if isinstance(error, Refused):
-                error.recorded = request.id
-            raise
-
-    def prompt(self, request: Request) -> Prompt:
-        """The request's prompt as tokens: for a caller who needs the length, or who submits the
-        prompt several times and then sets `Request.made`. Raises ValueError and TooLarge."""
-        with self.refusals(request):
-            return make_prompt(self.model, request, self._longest, self._snapshot_points)
-
-    def check_length(self, text: str, field: str) -> None:
-        """Raises TooLarge, naming the field, for a text that no context here could hold. The text
-        is not tokenized for that."""
-        check_length(self.model, text, self._longest, field)
-
-    def now(self) -> float:
-        """The engine's clock in seconds, for `Request.since`."""
-        return self._clock()
 
     def generate(self, request: Request) -> Reply:
         """The reply to a request. Raises what `submit` raises, and RequestFailed."""
@@ -453,12 +357,15 @@ class Engine:
         served to their ends; then its memory is freed. Raises EngineDead; the future, Refused."""
         return self._inbox.put_call(partial(self.model.adapters.take_off, name))
 
+    def pulse(self) -> Future[None]:
+        """Done between two steps: a health check sees by it whether steps go on. Raises
+        EngineDead."""
+        return self._inbox.put_call(lambda: None)
+
     # How requests are taken.
 
-    def _job(self, request: Request) -> Job:
-        """Raises ValueError and TooLarge for a request that cannot be done."""
-        given = self.model, request, self._longest, self._snapshot_points
-        return prepare(*given, self.config.max_steps)
+    def _report(self, request: AnyRequest, terminal: Terminal) -> None:
+        self._outputs.report(request, terminal)
 
     def _put(
         self, request: AnyRequest, make: Callable[[], Job], sink: Callable[[Any], None] | None
@@ -505,10 +412,6 @@ class Engine:
         # Those for whom a slot is free do not wait; the next step takes them.
         free = max(0, self.config.slots - len(self._scheduler.running))
         return self._waiting() < self.config.queue + free
-
-    def _limit_s(self, request: AnyRequest) -> float | None:
-        limits = (request.timeout_s, self.config.request_timeout_s)
-        return min((s for s in limits if s is not None), default=None)
 
     # For the owner.
 

@@ -59,6 +59,8 @@ class AnyRequest:
     endpoint: str = "api"  # where it came in, for the audit
     user: str | None = None  # whose it is, for the audit
     call: Mapping[str, str] = field(default_factory=CALL.get, compare=False)  # see `CALL`
+    # Whether each event goes to the client at once: what has begun then cannot run again elsewhere.
+    streams: bool = False
 
     def texts(self) -> dict[str, Any]:
         """What it asks, as plain values, for the audit; nothing where only the task knows."""

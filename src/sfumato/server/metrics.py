@@ -25,8 +25,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from sfumato import __version__
+from sfumato.engine.any_engine import AnyEngine
 from sfumato.engine.audit import AuditWriter
-from sfumato.engine.engine import Engine
 from sfumato.engine.events import Terminal
 from sfumato.engine.memory.guard import MemoryView
 from sfumato.engine.request import AnyRequest
@@ -44,9 +44,9 @@ class Metrics:
     """The metrics of requests, and of the engine that answers them now: where another model is
     loaded, `engine` is set. `observe` and `text` may be called from any thread."""
 
-    def __init__(self, engine: Engine, audit: AuditWriter | None = None) -> None:
+    def __init__(self, engine: AnyEngine, audit: AuditWriter | None = None) -> None:
         """audit: what writes the audit log, where there is one."""
-        self.engine: Engine | None = engine
+        self.engine: AnyEngine | None = engine
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
             "sfumato_requests",
@@ -166,7 +166,7 @@ def _families(kind: Kind, rows: Rows) -> Iterator[Metric]:
             yield kind(name, help, value=values)
 
 
-def _engine(engine: Engine | None) -> Iterator[Metric]:
+def _engine(engine: AnyEngine | None) -> Iterator[Metric]:
     """The engine's state; nothing while a model is being loaded."""
     if engine is None:
         return

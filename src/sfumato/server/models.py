@@ -22,8 +22,9 @@ from typing import Any, NoReturn, TypeVar
 
 from fastapi import Request as HttpRequest
 
-from sfumato.engine import Engine, Health
-from sfumato.engine.engine import CLOSING, JOIN_S
+from sfumato.engine import Health
+from sfumato.engine.any_engine import JOIN_S, AnyEngine
+from sfumato.engine.engine import CLOSING
 from sfumato.model.named_adapters import NamedAdapter
 from sfumato.refused import Refused
 from sfumato.server.http.errors import CLIENT_GONE, GOODBYE, RETRY_LATER, ApiError, without_paths
@@ -78,9 +79,9 @@ class Models:
     def __init__(
         self,
         name: str,
-        engine: Engine,
+        engine: AnyEngine,
         others: Sequence[str] = (),
-        load: Callable[[str], Engine] = _no_other,
+        load: Callable[[str], AnyEngine] = _no_other,
         adapters: dict[str, ServedAdapter] | None = None,
     ) -> None:
         """name, engine: of the model that is loaded; load(name): loads one of the others, or the
@@ -95,7 +96,7 @@ class Models:
         self.unloaded: dict[str, None] = {}  # names of adapters that were unloaded
         self.name = name  # of the model that is loaded, or was the last one
         self.loading: str | None = None  # the model that is to replace it
-        self._engine: Engine | None = engine
+        self._engine: AnyEngine | None = engine
         self._load = load
         self._queue: deque[_Waiting] = deque()
         self._inside = 0  # requests that have entered, and not left
@@ -104,7 +105,7 @@ class Models:
         self._replacement: asyncio.Task[None] | None = None  # else it might be collected
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> AnyEngine:
         """The loaded model's. Raises ApiError while no model is loaded."""
         if self._engine is None:
             raise _busy(self._absence)
@@ -297,7 +298,7 @@ class Models:
             if (waiting.name or self.name) == name:
                 self._answer(waiting, _failed(name, reason, again))
 
-    def _attempt(self, name: str) -> Engine | str:
+    def _attempt(self, name: str) -> AnyEngine | str:
         """An engine of a model, or why there is none. In a thread: no error leaves it, whose
         traceback would keep the memory of what was loaded."""
         if self._is_closed:

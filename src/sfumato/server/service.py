@@ -14,7 +14,8 @@ from fastapi import Request as HttpRequest
 
 from sfumato import __version__
 from sfumato.embedded_questions import MOST_TOKENS
-from sfumato.engine import Engine, Prompt, Request, ServedModel
+from sfumato.engine import Prompt, Request, ServedModel
+from sfumato.engine.any_engine import AnyEngine
 from sfumato.engine.request import AnyRequest
 from sfumato.media.patches import Patches
 from sfumato.refused import Refused
@@ -52,7 +53,7 @@ class Service:
         object.__setattr__(self, "pictures", PictureReader(hosts, folder, self.on_picture))
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> AnyEngine:
         """The engine of the model that is loaded. Raises ApiError while no model is."""
         return self.models.engine
 
@@ -141,9 +142,10 @@ class Service:
         numbers = ", ".join(str(each.number) for each in named) or "none"
         raise ApiError(400, f"lora: there is no adapter {number}; there are {numbers}", "lora")
 
-    def asking(self, requests: Sequence[R]) -> list[R]:
-        """The requests, with the adapter that they are for."""
-        return [replace(each, adapter=self.adapter) for each in requests]
+    def asking(self, requests: Sequence[R], streams: bool = False) -> list[R]:
+        """The requests, with the adapter that they are for. streams: whether their events go to the
+        client as they come."""
+        return [replace(each, adapter=self.adapter, streams=streams) for each in requests]
 
     def now(self) -> float:
         """The clock of all engines here, in seconds."""

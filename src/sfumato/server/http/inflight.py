@@ -23,7 +23,6 @@ from sfumato.engine import (
     Decided,
     DecisionRequest,
     Draft,
-    Engine,
     Event,
     Failed,
     Finished,
@@ -33,6 +32,7 @@ from sfumato.engine import (
     Settled,
     Terminal,
 )
+from sfumato.engine.any_engine import AnyEngine
 from sfumato.engine.errors import REFUSALS
 from sfumato.engine.events import RequestFailed, explain
 from sfumato.engine.request import AnyRequest
@@ -87,7 +87,7 @@ class InFlight:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: AnyEngine,
         requests: Sequence[AnyRequest],
         writing_s: float | None = None,
     ) -> None:

@@ -262,7 +262,7 @@ async def reply(post: Post[B], service: Service, http: HttpRequest) -> Response:
         assert isinstance(post, Dialect)
         body = request_body.without_large_fields(body)
         renderer = post.renderer(service, body, parsed)
-        parsed = service.asking(parsed)
+        parsed = service.asking(parsed, post.streams(body))
         running = await InFlight(service.engine, parsed, post.writing_s(body)).begin(http)
         service.running[running.id] = running
         if post.streams(body):
