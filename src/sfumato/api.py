@@ -64,6 +64,7 @@ from sfumato.model.loading import (
     faster_other_layers,
     fits_float16,
     load_network,
+    skeleton,
 )
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.named_adapters import NamedAdapter, NamedAdapters
@@ -72,6 +73,7 @@ from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantization import quantized_on_load
 from sfumato.model.vision.loading import Tower, find_tower, load_tower
 from sfumato.model.vision.loading import fits_float16 as tower_fits_float16
+from sfumato.model.vision.loading import skeleton as tower_skeleton
 from sfumato.model.vision.mask import IMAGE_MASKS, ImageMask
 from sfumato.ops.registry import check_off, has_twins
 from sfumato.options import exclusions
@@ -674,6 +676,22 @@ def load(
     return Model(network, *given).with_adapters(adapters or {})
 
 
+def load_outline(
+    path: str | PathLike[str] | None = None, mmproj: str | PathLike[str] | None = None
+) -> Model:
+    """A model that makes prompts and checks requests as `load` makes it, and has no weights: its
+    network is on torch's device "meta". For a process whose engine is in another one. The arguments
+    are those of `load`, and so is what it raises."""
+    checkpoint = _opened(path)
+    config = config_of(checkpoint)
+    defaults, text = checkpoint_defaults(checkpoint), _fitting_text(checkpoint, config)
+    opened = _opened_tower(checkpoint, config, text, mmproj, "model")
+    network = Network(skeleton(config), torch.device("meta"), torch.float32)
+    network.tower = None if opened is None else tower_skeleton(opened[0])
+    ends = end_ids(checkpoint, config, text.tokenizer)
+    return Model(network, text, defaults, ends, checkpoint.path, family_of(checkpoint))
+
+
 def _loaded(
     checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, chosen: bool, *options: Any
 ) -> Network:
@@ -789,5 +807,6 @@ __all__ = [
     "TextSide",
     "Transcript",
     "load",
+    "load_outline",
     "load_text",
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import ipaddress
 import json
 import logging
 import os
@@ -16,7 +15,6 @@ import threading
 import webbrowser
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -26,13 +24,14 @@ import torch
 from sfumato import catalog
 from sfumato.cli import generation, resolve_models
 from sfumato.cli.arguments import origin_of
-from sfumato.engine import Engine, EngineConfig, Terminal
+from sfumato.engine import Engine, Terminal
 from sfumato.engine.audit import AuditLog, AuditWriter, facts
 from sfumato.engine.request import AnyRequest
 from sfumato.options.limits import name_fault
 from sfumato.refused import Refused
 from sfumato.server.app import create_app
 from sfumato.server.chat.deltas import text_and_bytes
+from sfumato.server.from_options import engine_config, is_loopback, keys_in, server_settings
 from sfumato.server.http import logs
 from sfumato.server.http.logs import RateLimit
 from sfumato.server.http.uvicorn_server import SIGNALS, Listener, bind, outward_addresses
@@ -47,7 +46,6 @@ _ONE = "loaded when a request names it, one model at a time"
 ANY_ADDRESS = ("0.0.0.0", "::", "")
 DIED = 70  # the exit code of a server whose engine has stopped; sysexits.h: internal error
 FORCED = 1  # the exit code after a second signal
-OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 Adapters = dict[str, ServedAdapter]
 Served = Mapping[str, argparse.Namespace]
 """The options of each model by its name; the first is loaded at the start."""
@@ -59,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
     served = _served(args)
     settings = _settings(args, served)
     bound = bind(args.host, args.port)  # before the model is loaded: the port may be taken
-    if not settings.api_keys and not _is_loopback(args.host):
+    if not settings.api_keys and not is_loopback(args.host):
         log.warning(
             "everybody who reaches %s may use this server; --api-key asks for a key", args.host
         )
@@ -106,7 +104,7 @@ class _Loader:
                     model.load_adapter(each, one.path)
             except (ValueError, OSError) as error:  # must not keep the model from its clients
                 log.warning("the adapter %s, which a client loaded, is left out: %s", each, error)
-        config = _config(own, model.config.context_length)
+        config = engine_config(own, model.config.context_length)
         engine = Engine(model, config, on_finish=self._finished)
         self.metrics = self.metrics or Metrics(engine, self._audit)
         self.metrics.engine = engine
@@ -166,7 +164,8 @@ def _serve(
     loader = _Loader(served, audit, adapters)
     for name in others:
         _checked(served[name])
-    models = Models(first, loader.made(first), others, loader.replaced, adapters)
+    engine = loader.made(first)
+    models = Models(first, engine, others, loader.replaced, adapters)
     app = create_app(models, settings, loader.metrics, None if audit is None else audit.write)
     url = f"http://{_shown(args.host)}:{bound.getsockname()[1]}"
     listener = Listener(
@@ -180,8 +179,9 @@ def _serve(
         access_log=args.verbose,
     )
     _freeze()
-    models.engine.warm_up()
-    models.engine.start()
+    engine.warm_up()
+    engine.start()
+    del engine  # another model may take its place, and then needs its memory
     try:
         listener.run(sockets=[bound])
     finally:
@@ -266,36 +266,13 @@ def _checked(given: argparse.Namespace) -> argparse.Namespace:
     """The options of a model, with layers for the devices. Raises ValueError or OSError where its
     files are wrong or the memory does not suffice."""
     own = argparse.Namespace(**vars(given))
-    generation.choose_layers(own, partial(_config, own), one_device=True)
+    generation.choose_layers(own, partial(engine_config, own), one_device=True)
     return own
 
 
 def _settings(args: argparse.Namespace, served: Served) -> ServerSettings:
     paths = {name: str(Path(own.model).resolve()) for name, own in served.items() if own.model}
-    settings = ServerSettings(
-        aliases=tuple(args.alias),
-        api_keys=_api_keys(args),
-        public_models=args.public_models,
-        public_metrics=args.public_metrics,
-        model_paths=paths if args.show_model_path else {},
-        cors_origins=tuple(args.cors_origin),
-        lenient=args.lenient,
-        max_body=args.max_body,
-        max_values=args.max_values,
-        max_messages=args.max_messages,
-        max_choices=args.max_choices,
-        response_store=args.response_store,
-        limit_images=args.limit_mm_per_prompt,
-        image_hosts=tuple(args.allow_image_urls),
-        image_folder=Path(args.allow_image_files) if args.allow_image_files else None,
-        adapter_folder=Path(args.allow_adapters) if args.allow_adapters else None,
-        max_tokens=args.max_tokens,
-        pooling=args.pooling,
-    )
-    if settings.api_keys:
-        return settings
-    # Without a key, a page whose host name resolves to this address (DNS rebinding) is refused.
-    return replace(settings, hosts=OWN_NAMES) if _is_loopback(args.host) else settings
+    return server_settings(args, _api_keys(args), paths if args.show_model_path else {})
 
 
 def _api_keys(args: argparse.Namespace) -> tuple[str, ...]:
@@ -304,35 +281,10 @@ def _api_keys(args: argparse.Namespace) -> tuple[str, ...]:
     if by_text and by_text == by_file:
         raise Refused(("api_key", "api_key_file"), "give one of them")
     if by_file > by_text:
-        lines = Path(args.api_key_file).read_text(encoding="utf-8").splitlines()
-        keys = [line.strip() for line in lines if line.strip()]
-        if not keys:
-            raise Refused("api_key_file", f"{args.api_key_file} has no key")
+        keys = keys_in(args.api_key_file)
     else:
-        keys = [key.strip() for key in args.api_key]
+        keys = tuple(key.strip() for key in args.api_key)
     return tuple(dict.fromkeys(keys))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _config(args: argparse.Namespace, longest: int) -> EngineConfig:
-    """longest: the context that the model was made for."""
-    return EngineConfig(
-        slots=args.slots,
-        context=args.context or min(EngineConfig.context, longest),
-        queue=args.queue,
-        strict=args.strict,
-        snapshot_bytes=args.snapshot_memory,
-        memory_margin=args.memory_margin / 100,
-        prefill_chunk=args.prefill_chunk,
-        max_steps=args.max_steps,
-        request_timeout_s=args.request_timeout or None,
-    )
 
 
 def _audit_log(args: argparse.Namespace) -> AbstractContextManager[AuditWriter | None]:

@@ -324,7 +324,7 @@ def _llama_families(state: EngineState) -> Iterator[Metric]:
     yield from _families(GaugeMetricFamily, gauges)
 
 
-def _gateway_families(engine: Engine, state: EngineState) -> Iterator[Metric]:
+def _gateway_families(engine: AnyEngine, state: EngineState) -> Iterator[Metric]:
     """What gateways read; see `gateways.METRICS`."""
     totals, model = state.totals, engine.served.name
     positions = sum(slot.context for slot in state.slots)

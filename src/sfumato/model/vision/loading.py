@@ -127,7 +127,7 @@ def load_tower(
         inner = config.num_heads * config.head_dim
         pairs = (inner, config.hidden_size), (config.hidden_size, config.intermediate_size)
         ops.prepare(device, Sizes(products=(*pairs, *(pair[::-1] for pair in pairs))), formats)
-    tower = _skeleton(config)
+    tower = skeleton(config)
     tower.opened = config, checkpoint
     for name in shapes_of(config):
         path, _, leaf = name.rpartition(".")
@@ -196,14 +196,15 @@ def _canonical(
     return tensors
 
 
-def _skeleton(config: VisionConfig) -> VisionTower:
+def skeleton(config: VisionConfig) -> VisionTower:
+    """A tower without weights, on torch's device "meta"."""
     with torch.device("meta"):
         return VisionTower(config).requires_grad_(False)
 
 
 def shapes_of(config: VisionConfig) -> dict[str, tuple[int, ...]]:
     """The canonical name and shape of every tensor of a tower."""
-    return {name: tuple(p.shape) for name, p in _skeleton(config).named_parameters()}
+    return {name: tuple(p.shape) for name, p in skeleton(config).named_parameters()}
 
 
 def _checked(checkpoint: Checkpoint, config: VisionConfig) -> Checkpoint:
