@@ -139,6 +139,15 @@ COMMANDS = (
         ),
     ),
     Command(
+        "deploy",
+        "serve a model over HTTP by several replicas, on Ray Serve",
+        (Argument("to", "ray", Choice(("ray",))),),
+        examples=(
+            "sfumato deploy ray -m model.gguf --replicas 3  # docs/scale.md",
+            "sfumato deploy ray -m model.gguf --replicas 2 --replica-gpus 1",
+        ),
+    ),
+    Command(
         "mcp",
         "give a model to an editor or an agent as tools (MCP): decide, fill, generate",
         examples=("sfumato mcp -m model.gguf  # docs/agents.md: how editors start it",),

@@ -110,26 +110,27 @@ FORMATS = (
 DEVICES = "auto, cpu, gpu (the one there is), cuda, cuda:1, mps, xpu"
 SAMPLER_NAMES = ", ".join(SAMPLERS)
 
-SERVE, BENCH, TUNE = ("serve",), ("bench",), ("tune",)
+ALONE, DEPLOY, BENCH, TUNE = ("serve",), ("deploy",), ("bench",), ("tune",)
+SERVE = (*ALONE, *DEPLOY)
 TALK = ("run", "chat")
 DECIDE, CALIBRATE = ("decide",), ("calibrate",)
 FILL, EDIT = ("fill",), ("edit",)
 WRITE = (*TALK, *FILL, *EDIT)
 EVAL = ("eval",)
 DECODE = (*WRITE, *EVAL)  # take the options of decoding
-LOAD = (*WRITE, "serve", "mcp", "decide", "calibrate", "perplexity", *EVAL)
-LOAD_ONE = tuple(command for command in LOAD if command not in SERVE)
+LOAD = (*WRITE, *SERVE, "mcp", "decide", "calibrate", "perplexity", *EVAL)
+LOAD_ONE = tuple(command for command in LOAD if command not in ALONE)
 WEIGHTS = (*LOAD, "verify-model")  # take the options of loading
 TUNED = (*WEIGHTS, *TUNE)
 EVERY = (
-    *("run", "chat", "fill", "edit", "decide", "calibrate", "serve", "mcp", "demo", "inspect"),
+    *("run", "chat", "fill", "edit", "decide", "calibrate", *SERVE, "mcp", "demo", "inspect"),
     *("convert", "merge", "doctor", "pull", "list", "remove", "verify-model"),
     *("train", "eval", "bench", "perplexity", "tune"),
 )
 
 # The headings of --help.
 MODEL, REPLY, ENGINE, HTTP, AUDIT = "model", "generation", "engine", "HTTP", "audit"
-HARDWARE = "hardware and memory"
+HARDWARE, REPLICAS = "hardware and memory", "replicas"
 READS = "how questions are read"
 LEARNING = "how it is tuned"
 SUBJECT, WORK, SAMPLING, REPORT = "what is measured", "work", "sampling", "report"
@@ -222,7 +223,7 @@ GENERAL = (
            "tokens by which a window goes on, which it scores; default: half a window", None, "N"),
     # The model.
     Option("model", PATH, (*LOAD_ONE, *TUNE), FILE, None, "PATH", MODEL, short="m"),
-    Option("model", Each(PATH), SERVE,
+    Option("model", Each(PATH), ALONE,
            f"{FILE}; NAME= before it is what clients call it; given several times: loaded one at a "
            "time, the first at the start", (), "[NAME=]PATH", MODEL, short="m"),
     Option("mmproj", PATH, TUNED, MMPROJ, None, "FILE", MODEL),
@@ -429,6 +430,19 @@ SERVING = (
            "a request fails after S seconds; 0: never", 21_600.0, "S", ENGINE),
     Option("drain", SECONDS, SERVE,
            "at the end, wait S seconds for running requests", 30.0, "S", ENGINE),
+    # Ray
+    Option("replicas", Whole(1, 4096), DEPLOY,
+           "engines, each in a process of its own", 1, "N", REPLICAS),
+    Option("max-replicas", Whole(1, 4096), DEPLOY,
+           "let Ray start up to N, where more requests wait or run than there are slots; default: "
+           "--replicas", None, "N", REPLICAS),
+    Option("replica-cpus", Number(0, 4096), DEPLOY,
+           "processors of a replica, by which Ray places it", 1.0, "N", REPLICAS),
+    Option("replica-gpus", Number(0, 64), DEPLOY,
+           "cards of a replica, by which Ray places it", 0.0, "N", REPLICAS),
+    Option("health-timeout", Number(0, 86_400, without=(0,), unit="seconds"), DEPLOY,
+           "a replica is replaced that makes no step for S seconds, three times", 60.0, "S",
+           REPLICAS),
     # HTTP
     Option("host", TEXT, SERVE, "address to listen on; 0.0.0.0: all", "127.0.0.1", "ADDRESS", HTTP),
     Option("port", Whole(0, 65535), SERVE, "0: any free one", 8080, "N", HTTP),
@@ -465,21 +479,21 @@ SERVING = (
            "are public; may be given several times", (), "HOST", HTTP),
     Option("allow-image-files", PATH, SERVE,
            "read pictures of file:// URLs in this folder", None, "FOLDER", HTTP),
-    Option("allow-adapters", PATH, SERVE,
+    Option("allow-adapters", PATH, ALONE,
            "let clients load and unload adapters of this folder", None, "FOLDER", HTTP),
     Option("response-store", SIZE, SERVE,
            "memory for responses that clients may refer to later; 0: none are kept",
            64 * 2**20, "SIZE", HTTP),
     Option("lenient", FLAG, SERVE,
            "ignore unknown fields instead of refusing them", False, "", HTTP),
-    Option("open", FLAG, SERVE, "open the web page in a browser", False, "", HTTP),
+    Option("open", FLAG, ALONE, "open the web page in a browser", False, "", HTTP),
     # The audit log.
-    Option("audit-log", PATH, SERVE,
+    Option("audit-log", PATH, ALONE,
            "write a line of JSON for every request", None, "FILE", AUDIT),
-    Option("audit-text", FLAG, SERVE, "write prompts and answers too", False, "", AUDIT),
-    Option("audit-max-bytes", SIZE, SERVE,
+    Option("audit-text", FLAG, ALONE, "write prompts and answers too", False, "", AUDIT),
+    Option("audit-max-bytes", SIZE, ALONE,
            "size at which a new file is begun; 0: never", 64 * 2**20, "SIZE", AUDIT),
-    Option("log-format", Choice(("text", "json")), SERVE,
+    Option("log-format", Choice(("text", "json")), ALONE,
            "of the log, on standard error", "text", "", AUDIT),
 )
 
