@@ -276,7 +276,6 @@ class Engine(AnyEngine):
     # For clients: any thread may call.
 
     def check(self, request: Request) -> None:
-        """Raises what `submit` raises for a request that cannot be done."""
         with self.refusals(request):
             self.model.adapters.number(request.adapter)
             self._check_room(self._job(request))
@@ -290,18 +289,15 @@ class Engine(AnyEngine):
 
     @property
     def death(self) -> str | None:
-        """Why the engine has stopped and will not go on by itself; None where it has not."""
         return self._lifecycle.death
 
     def health(self) -> Health:
-        """Whether requests are taken."""
         reason = self.death or self._inbox.closed or self._circuit.reason
         running = len(self._scheduler.running)
         uptime_s = self._clock() - self._began
         return Health(reason is None, reason, uptime_s, self._waiting(), running)
 
     def state(self) -> EngineState:
-        """Running requests, slots, totals and speeds, as of about now."""
         now = self._clock()
         return EngineState(
             self._waiting(),
@@ -316,26 +312,18 @@ class Engine(AnyEngine):
         )
 
     def used_memory(self) -> int | None:
-        """Bytes that the engine's process holds on the model's device; None where unknown."""
         return used_memory(self.model.network.device)
 
     def reset_prefix_cache(self) -> Future[int]:
-        """Empties the free slots before the next step; gives how many held tokens. Raises
-        EngineDead."""
         return self._inbox.put_call(self._pool.forget)
 
     @property
     def adapters(self) -> Mapping[str, NamedAdapter]:
-        """The adapters that requests may name."""
         return self.model.adapters.named
 
     def load_adapter(
         self, name: str, adapter: str | PathLike[str] | Adapter
     ) -> Future[NamedAdapter]:
-        """Loads an adapter before the next step; requests may name it once this is done. A file is
-        read at once. Raises ValueError, naming the file and what is wrong in it, and EngineDead;
-        the future, Refused: a name that is taken, or what does not fit the network or the
-        memory."""
         check_name(name)
         if isinstance(adapter, str | PathLike):
             changes, source = self.model.read_adapter(adapter), str(adapter)
@@ -353,8 +341,6 @@ class Engine(AnyEngine):
             raise
 
     def unload_adapter(self, name: str) -> Future[NamedAdapter]:
-        """Takes the name of an adapter off before the next step. Requests that named it before are
-        served to their ends; then its memory is freed. Raises EngineDead; the future, Refused."""
         return self._inbox.put_call(partial(self.model.adapters.take_off, name))
 
     def pulse(self) -> Future[None]:
@@ -370,7 +356,6 @@ class Engine(AnyEngine):
     def _put(
         self, request: AnyRequest, make: Callable[[], Job], sink: Callable[[Any], None] | None
     ) -> Handle[Any]:
-        """Queues a request, of which `make` makes the job. Raises what `submit` raises."""
         if self._inbox.closed is None and self._circuit.reason is not None:
             raise NotReady(self._circuit.reason, self._circuit.retry_s())
         # Before the prompt is made: the time for that is the client's waiting time too.
@@ -434,11 +419,6 @@ class Engine(AnyEngine):
         self.close(drain_s=0.0 if kind else math.inf)
 
     def close(self, drain_s: float = 0.0, join_s: float = JOIN_S) -> None:
-        """Takes no more requests, waits up to drain_s for those accepted, and fails the rest.
-
-        join_s: how long a step under way may hold this up. Past it all requests are failed all the
-        same, and the step is left to itself.
-        """
         self._lifecycle.drain(drain_s, self.step)
         self.model.grammars.cache.close(EngineDead(self._inbox.closed or "the engine was closed"))
         if self._lifecycle.stop(join_s):
