@@ -49,7 +49,7 @@ def _finish(event: dict[str, Any]) -> bool:
     return bool(event["choices"]) and event["choices"][0]["finish_reason"] is not None
 
 
-def _asked(how: dict[str, Any]) -> str:
+def _question(how: dict[str, Any]) -> str:
     return str(how["messages"][0]["content"])
 
 
@@ -72,7 +72,7 @@ KINDS = {
     "generate": Dialect(
         "/api/generate",
         lambda how, _: {
-            "prompt": _asked(how),
+            "prompt": _question(how),
             "options": {"num_predict": how["max_tokens"], "seed": how["seed"]},
         },
         lambda body: body["response"],
@@ -83,9 +83,9 @@ KINDS = {
 WHOLE = ("fill", "infill", "decisions", "embeddings")  # kinds whose answers come in one piece
 
 
-def whole(kind: str, how: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def in_one_piece(kind: str, how: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Path and body of a request whose answer comes in one piece."""
-    question = _asked(how)
+    question = _question(how)
     if kind == "fill":
         parts = ["I am ", {"tokens": 6}, "."]
         return "/v1/fill", {"messages": how["messages"], "parts": parts, "seed": how["seed"]}
@@ -93,14 +93,14 @@ def whole(kind: str, how: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         how = {"n_predict": 6, "seed": how["seed"]}
         return "/infill", {"input_prefix": question, "input_suffix": ".", **how}
     if kind == "decisions":
-        asked = {"good": {"type": "noul", "instructions": "Is it good?"}}
-        return "/v1/decisions", {"state": question, "questions": asked}
+        questions = {"good": {"type": "noul", "instructions": "Is it good?"}}
+        return "/v1/decisions", {"state": question, "questions": questions}
     return VECTORS, {"input": question}
 
 
 def replica_pids(title: bytes = TITLE) -> list[int]:
     """The processes of replicas, oldest first, that come from this process."""
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if not (folder / "cmdline").read_bytes().startswith(title):
@@ -112,8 +112,8 @@ def replica_pids(title: bytes = TITLE) -> list[int]:
         except OSError:
             continue
         if pid:
-            found.append((folder.stat().st_mtime, int(folder.name)))
-    return [pid for _, pid in sorted(found)]
+            pids.append((folder.stat().st_mtime, int(folder.name)))
+    return [pid for _, pid in sorted(pids)]
 
 
 def stream_end(lines: Iterable[bytes], dialect: Dialect) -> tuple[str, str]:
@@ -158,10 +158,10 @@ class Chaos:
         """Asks once, and returns how it ended. Raises WrongAnswer."""
         how, streams = random_fields(rng), kind not in WHOLE and rng.random() < 0.6
         if kind in WHOLE:
-            path, body = whole(kind, how)
+            path, body = in_one_piece(kind, how)
         else:
             path = KINDS[kind].path
-            body = KINDS[kind].body(how, self.rendered[_asked(how)]) | {"stream": streams}
+            body = KINDS[kind].body(how, self.rendered[_question(how)]) | {"stream": streams}
             body = {name: value for name, value in body.items() if value is not None}
         with self.server.request("POST", path, json.dumps(body).encode()) as response:
             if response.status != 200:
@@ -179,7 +179,7 @@ class Chaos:
                 answer = json.loads(response.read())
                 text = self._text(kind, answer)
         family = kind if kind in WHOLE else "text"
-        self.same((family, _asked(how), how["max_tokens"], how["seed"]), text)
+        self.same((family, _question(how), how["max_tokens"], how["seed"]), text)
         return "whole, streamed" if streams else "whole"
 
     def _text(self, kind: str, answer: Any) -> str:

@@ -49,11 +49,7 @@ class Here:
     requests: list[AnyRequest] = field(default_factory=list)
     sessions: list[str] = field(default_factory=list)
     called: list[tuple[Any, ...]] = field(default_factory=list)
-    named = ""
     held: asyncio.Event | None = None  # what a replica waits for before it accepts
-
-    def session(self) -> str:
-        return self.named
 
     async def events(self, request: AnyRequest, session: str) -> AsyncGenerator[Any, None]:
         self.requests.append(request)
@@ -314,12 +310,8 @@ def test_turns_of_one_conversation_are_one_session() -> None:
     assert session_of(Request(ids=[5] * 9000)) == session_of(Request(ids=[5] * 5000))
     assert session_of(Request(prompt="a")) != session_of(Request(prompt="b"))
     assert session_of(DecisionRequest("s", {})) == session_of(DecisionRequest("s", {}, samples=2))
-
-
-def test_a_session_that_the_client_names_counts(front: Fixture) -> None:
-    front.here.named = "mine"
-    front.reply(SCRIPT.request())
-    assert front.here.sessions == ["mine"]
+    named = Request(messages=other, call={"x-session-id": "mine", "x-request-id": "1"})
+    assert session_of(named) == "mine"
 
 
 def test_the_states_of_replicas_are_one() -> None:

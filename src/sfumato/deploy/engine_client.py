@@ -35,6 +35,7 @@ from sfumato.engine.stats import EngineState, Health, History, Speeds, Totals
 from sfumato.model.adapters import Adapter
 from sfumato.model.named_adapters import NamedAdapter
 from sfumato.refused import Refused
+from sfumato.server.gateways import HEADERS
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ REPORT_S = 2.0  # how often replicas report
 ABSENT_S = 300.0  # without any replica, after which those who wait for one get an error
 CANCEL_S = 10.0  # that a replica may take to end a request that was cancelled
 GRACE_S = 30.0  # beyond its time limit, after which a request ends although no replica has said so
+_SESSIONS = tuple(name for name in HEADERS if "session" in name)
 _KEY = 4096  # characters, or tokens, of a prompt that decide which session it is of
 
 
@@ -73,12 +75,7 @@ class Report:
 
 
 class Replicas(Protocol):
-    """Engines in other processes."""
-
-    def session(self) -> str:
-        """The session that the caller's client has named; "" where it has named none. Called in the
-        caller's thread, as the others are in the event loop."""
-        ...
+    """Engines in other processes. Called in the event loop."""
 
     def events(self, request: AnyRequest, session: str) -> AsyncGenerator[Any, None]:
         """Runs a request on one replica: None once it is accepted, then its events; or the
@@ -125,8 +122,11 @@ class _Call:
 
 
 def session_of(request: AnyRequest) -> str:
-    """A name for what the turns of one conversation have in common: a digest of its messages up to
-    the first of a user, of the first ids, or of a decision's state."""
+    """What the client names in a header; else a name for what the turns of one conversation have in
+    common: a digest of its messages up to the first of a user, of the first ids, or of a decision's
+    state."""
+    if named := next((request.call[name] for name in _SESSIONS if name in request.call), None):
+        return named
     begin: Any = None
     if isinstance(request, DecisionRequest):
         begin = request.state if isinstance(request.state, str) else list(request.state)
@@ -317,7 +317,7 @@ class EngineClient(AnyEngine):
             )
         if request.seed is None:
             request = replace(request, seed=secrets.randbits(53))
-        session = self._replicas.session() or session_of(request)
+        session = session_of(request)
         handle: Handle[Any] = Handle(request.id, sink, partial(self._wake, request.id))
         call = _Call(request, session, handle, since, self._limit_s(request))
         self._calls[request.id] = call

@@ -20,7 +20,6 @@ from anyio import to_thread
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.config import RequestRouterConfig
-from ray.serve.context import _get_serve_request_context
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
@@ -132,11 +131,6 @@ class RayReplicas:
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
-
-    def session(self) -> str:
-        """Returns what the header x-session-id has, as Ray reads it."""
-        named: str = _get_serve_request_context().session_id
-        return named
 
     async def events(self, request: AnyRequest, session: str) -> AsyncGenerator[Any, None]:
         handle = self._handle.options(method_name="events", stream=True, session_id=session)
