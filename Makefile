@@ -17,7 +17,7 @@ WHEEL_LIMIT := 20000000
 INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard src/sfumato/ops/cpu/csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu test-emulated test-aarch64 test-clang test-clients aot levels soak schemas lint style format options evaluate picture wheel wheels test-wheel clean
+.PHONY: help demo test test-slow test-gpu test-emulated test-aarch64 test-clang test-clients test-ray aot levels soak schemas lint style format options evaluate picture wheel wheels test-wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -48,6 +48,10 @@ test-clients: $(CLIENTS_VENV)/openai-3/.installed $(CLIENTS_VENV)/openai-2/.inst
 		--no-package-lock
 	@for one in openai-3 openai-2; do PYTHONPATH=src $(CLIENTS_VENV)/$$one/bin/python -m pytest \
 		-m clients tests/clients || exit 1; done
+
+test-ray: $(CLIENTS_VENV)/ray/.installed ## two replicas on Ray Serve, which are killed and stopped
+	@PYTHONPATH=src RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0 $(CLIENTS_VENV)/ray/bin/python -m pytest \
+		-m clients tests/deploy
 
 aot: $(AOT_VENV)/$(AOT_TRITON)/.installed ## compile the GPU kernels, for GPUs that need not be here
 	@PYTHONPATH=src $(AOT_VENV)/$(AOT_TRITON)/bin/python -m sfumato.ops.triton.ahead_of_time \

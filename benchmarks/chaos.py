@@ -230,7 +230,7 @@ def deployed(options: argparse.Namespace) -> Server:
 
     from sfumato.deploy import ray as on_ray
 
-    words = ["--replicas", str(options.replicas), "--health-timeout", "5", "--drain", "10"]
+    words = ["--replicas", str(options.replicas), "--health-timeout", "15", "--drain", "10"]
     args = CommandLine().parse_args(["deploy", "ray", *words, "--port", str(options.port)])
     # Processors are by count here: more replicas than this machine would place on its own.
     ray.init(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 from tests.support.scripted_engine import Script, engine
 
+import sfumato
+from sfumato.api import load_outline
+from sfumato.cli import main
 from sfumato.deploy import engine_client
 from sfumato.deploy.engine_client import (
     EngineClient,
@@ -329,3 +333,19 @@ def test_the_states_of_replicas_are_one() -> None:
     }
     assert both.totals.steps == sum(state.totals.steps for state in states) > 0
     assert merged(states[:1]) == states[0]
+
+
+def test_an_outline_makes_the_prompts_of_its_model_and_has_no_weights() -> None:
+    whole, outline = sfumato.load(), load_outline()
+    assert all(each.is_meta for each in outline.network.transformer.parameters())
+    messages = [{"role": "user", "content": "Who are you?"}]
+    assert outline.prompt_ids(messages=messages) == whole.prompt_ids(messages=messages)
+    assert outline.end_ids == whole.end_ids and outline.config == whole.config
+
+
+def test_without_ray_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["deploy", "ray"]) == 2
+    assert 'pip install "sfumato[ray]"' in capsys.readouterr().err
