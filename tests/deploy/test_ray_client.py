@@ -336,11 +336,11 @@ def test_the_states_of_replicas_are_one() -> None:
 
 
 def test_an_outline_makes_the_prompts_of_its_model_and_has_no_weights() -> None:
-    whole, outline = sfumato.load(), load_outline()
+    model, outline = sfumato.load(), load_outline()
     assert all(each.is_meta for each in outline.network.transformer.parameters())
     messages = [{"role": "user", "content": "Who are you?"}]
-    assert outline.prompt_ids(messages=messages) == whole.prompt_ids(messages=messages)
-    assert outline.end_ids == whole.end_ids and outline.config == whole.config
+    assert outline.prompt_ids(messages=messages) == model.prompt_ids(messages=messages)
+    assert outline.end_ids == model.end_ids and outline.config == model.config
 
 
 def test_without_ray_the_command_says_what_to_install(
