@@ -14,7 +14,7 @@ from sfumato.bench.answers import Answered, AskedTask, Verdict, task_of, verdict
 
 
 def reply(text: str) -> SimpleNamespace:
-    return SimpleNamespace(text=text)
+    return SimpleNamespace(text=text, verification=None)
 
 
 @pytest.mark.parametrize(

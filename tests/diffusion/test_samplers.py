@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sfumato.diffusion.sampler import (
     SAMPLERS,
+    EachSettled,
     EntropyBound,
     EvenPace,
     FixedCount,
@@ -227,9 +228,34 @@ SURE = [0.0, 0.0, 0.0, 2.0]
 def test_settled_to_the_end(
     argmax: list[int], before: list[int], entropy: list[float], stability: int, expected: bool
 ) -> None:
-    """Lifted too, as the rows of a batch are."""
     rule = SettledToEnd(stability, 0.04, (8, END))
-    seen = view(2, [before], argmax=argmax, entropy=entropy)
+    check_rule(rule, view(2, [before], argmax=argmax, entropy=entropy), expected)
+
+
+@pytest.mark.parametrize(
+    ("before", "entropy", "patience", "expected"),
+    [
+        ([[1, 2, 3]], [0.0, 0.04, 0.0], 1, True),  # all are sure, whatever stood there before
+        ([[5, 6, 7]], [0.0, 0.04, 0.0], 1, True),
+        ([[1, 2, 5]], [0.0, 0.4, 0.0], 1, True),  # the one that is not has stayed the same
+        ([[1, 5, 3]], [0.0, 0.4, 0.0], 1, False),
+        ([[1, 2, 3]], [0.0, 0.6, 0.0], 1, False),  # it is not calm
+        ([[1, 5, 3], [1, 2, 3]], [0.0, 0.4, 0.0], 2, False),  # not for so long
+        ([[1, 2, 3], [1, 2, 3]], [0.0, 0.4, 0.0], 2, True),
+        ([[1, 2, 3]], [0.0, 0.4, 0.0], 2, False),  # more than a canvas keeps
+    ],
+)
+def test_each_position_settles_by_itself(
+    before: list[list[int]], entropy: list[float], patience: int, expected: bool
+) -> None:
+    rule = EachSettled(patience)
+    check_rule(rule, view(3, before, argmax=[1, 2, 3], entropy=entropy), expected)
+    pinned = view(3, before, [False, True, False], argmax=[1, 2, 3], entropy=entropy)
+    check_rule(rule, pinned, True)
+
+
+def check_rule(rule: SettledToEnd | EachSettled, seen: StepView, expected: bool) -> None:
+    """Lifted too, as the rows of a batch are."""
     assert bool(rule.done(seen)) is expected
 
     def lifted(history: Tensor, argmax: Tensor, entropy: Tensor, pinned: Tensor) -> Tensor:

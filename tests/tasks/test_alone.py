@@ -22,7 +22,12 @@ from tests.support.scripted_model import (
 
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.limits import Limits, Outcome, SettledCanvas, resolve
-from sfumato.diffusion.sampler import LinearTemperature, SettledToEnd, StableAndConfident
+from sfumato.diffusion.sampler import (
+    EachSettled,
+    LinearTemperature,
+    SettledToEnd,
+    StableAndConfident,
+)
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig, fixed_steps
 from sfumato.tasks.alone import generate
 from sfumato.tasks.reply import visible
@@ -140,6 +145,21 @@ def test_settle_at_end() -> None:
         reply("abc", config=replace(fixed_steps(3), settle_at_end=True))
     with pytest.raises(ValueError, match="leave out settle_at_end"):
         SamplerConfig(mode="causal", settle_at_end=True).check_mode()
+
+
+def test_patience() -> None:
+    """The rule of a request with patience; a rule of another kind is refused beside it."""
+    sizes = SimpleNamespace(canvas_length=LENGTH, vocab_size=40, pad_id=None, mask_id=None)
+    network: Any = SimpleNamespace(config=sizes)
+    for ends in ((7, 3), ()):
+        resolved = resolve(network, SamplerConfig(patience=3).over(REFERENCE), Limits(9, ends))
+        assert resolved.stopping == EachSettled(3) and resolve(network, resolved, Limits(9, ends))
+    with pytest.raises(ValueError, match=r"patience: belongs to .* has Never; leave one"):
+        reply("abc", config=replace(fixed_steps(3), patience=2))
+    with pytest.raises(ValueError, match="patience, settle_at_end: give at most one of them"):
+        SamplerConfig(patience=2, settle_at_end=True)
+    with pytest.raises(ValueError, match="leave out patience"):
+        SamplerConfig(mode="causal", patience=2).check_mode()
 
 
 def test_min_tokens_bans_the_end_until_then() -> None:

@@ -115,11 +115,13 @@ class Verdict(NamedTuple):
 
 
 def verdict(task: AskedTask, reply: Reply) -> Verdict:
-    """Whether the reply is right. An empty one, and one that says that it does not know, abstains;
-    the thought does not count."""
+    """Whether the reply is right. An empty one, one that the second reader leaves undecided, and
+    one that says that it does not know abstain; the thought does not count."""
     text = words(reply.text)
     if not reply.text.strip():
         return Verdict(ABSTAINED)
+    if reply.verification is not None and reply.verification.undecided:
+        return Verdict(ABSTAINED, "undecided")
     if task.check is not None:
         return run_check(task.check, reply.text)
     if any(_has(text, words(answer)) for answer in task.answers):

@@ -15,6 +15,7 @@ from sfumato.diffusion.checks import check_causal
 from sfumato.diffusion.constraints.constrained_reply import Constraint, ConstraintReport
 from sfumato.diffusion.prediction import Prediction
 from sfumato.diffusion.sampler import (
+    EachSettled,
     EvenPace,
     LinearTemperature,
     LogitBias,
@@ -129,10 +130,12 @@ def check_seed(seed: object) -> None:
 def resolve(network: Network, config: SamplerConfig, limits: Limits) -> SamplerConfig:
     """The config with a canvas length, and with the processors that keep `min_tokens` and
     `ignore_eos`. They ban padding too, which fills a canvas behind its end: it is no text. With
-    `settle_at_end` the stopping rule becomes one that knows the end tokens.
+    `settle_at_end` the stopping rule becomes one that knows the end tokens, with `patience` one of
+    each position by itself.
 
     Raises ValueError for canvases longer than this network's, for a schedule that some step of it
-    would fail with, for `settle_at_end` beside another stopping rule, and as `of_process`."""
+    would fail with, for `settle_at_end` or `patience` beside another stopping rule, and as
+    `of_process`."""
     longest = network.config.canvas_length
     length = config.canvas_length or longest
     if length > longest:
@@ -148,6 +151,9 @@ def resolve(network: Network, config: SamplerConfig, limits: Limits) -> SamplerC
             "named_tokens", f"must lie in 0..{vocab_size - 1}, got {max(config.named_tokens)}"
         )
     config = of_process(replace(config, canvas_length=length), network.config.mask_id)
+    if config.patience is not None:
+        _of_default_rule(config, "patience")
+        config = replace(config, stopping=EachSettled(config.patience), patience=None)
     if not limits.end_ids:
         return config
     pad = network.config.pad_id
@@ -183,16 +189,22 @@ def of_process(config: SamplerConfig, mask_id: int | None) -> SamplerConfig:
 
 
 def _settled_to_end(config: SamplerConfig, ends: Sequence[int]) -> SettledToEnd:
+    rule = _of_default_rule(config, "settle_at_end")
+    return SettledToEnd(rule.stability, rule.confidence, tuple(ends))
+
+
+def _of_default_rule(config: SamplerConfig, field: str) -> StableAndConfident:
+    """The stopping rule, which a field changes. Raises Refused, naming it, for another rule."""
     rule = config.stopping
     if type(rule) not in (StableAndConfident, SettledToEnd):
         raise Refused(
-            "settle_at_end",
+            field,
             "belongs to the stopping rule StableAndConfident, and this request has "
             f"{type(rule).__name__}",
             "leave one of them out",
         )
     assert isinstance(rule, StableAndConfident)
-    return SettledToEnd(rule.stability, rule.confidence, tuple(ends))
+    return rule
 
 
 def check_context(

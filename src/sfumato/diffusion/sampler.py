@@ -250,6 +250,36 @@ class SettledToEnd(StableAndConfident):
 
 
 @dataclass(frozen=True)
+class EachSettled:
+    """Every position that is not pinned has settled by itself: its entropy is under `sure` nats, or
+    under `calm` nats while its argmax equals those of the last `patience` steps.
+
+    The mean that `StableAndConfident` tests waits for the least sure position, and the equality of
+    all argmaxes for two that take turns; here such a position ends the wait once it is calm."""
+
+    patience: int
+    sure: float = 0.05
+    calm: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_setting("patience", self.patience)
+
+    @property
+    def history(self) -> int:
+        """Earlier argmax canvases that the rule reads."""
+        return self.patience
+
+    def done(self, view: StepView) -> Tensor:
+        entropy, known = view.stats.entropy, view.history.shape[-2]
+        settled = (entropy < self.sure) | view.pinned
+        if self.patience <= known:  # no canvas has more steps
+            last = view.history[..., known - self.patience :, :]
+            same = (last == view.stats.argmax.unsqueeze(-2)).all(dim=-2)
+            settled = settled | (same & (entropy < self.calm))
+        return settled.all(dim=-1)
+
+
+@dataclass(frozen=True)
 class Never:
     """Runs every canvas to its last step: for benchmarks, where steps must not depend on text."""
 

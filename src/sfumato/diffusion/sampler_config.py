@@ -56,6 +56,7 @@ MOST_NAMED = 128
 
 _OPTIONAL = (
     "max_steps",
+    "patience",
     "top_k",
     "top_tokens",
     "canvas_length",
@@ -91,6 +92,7 @@ class SamplerConfig:
     )  # end tokens are banned: the reply has max_tokens tokens
     # Whether a canvas has settled is tested only up to its first settled end token
     settle_at_end: bool = default("settle_at_end")
+    patience: int | None = None  # each position settles by itself: see `EachSettled`
     self_conditioning: bool = default("self_conditioning")  # off only to measure what it is worth
     # Probability that self-conditioning may leave out, 0 for none; None: as much as rounding hides
     # on a CPU, and none elsewhere: docs/head.md
@@ -108,6 +110,8 @@ class SamplerConfig:
         kept_tokens = self.soft_top_k
         if isinstance(kept_tokens, int) and is_whole(kept_tokens):
             object.__setattr__(self, "soft_top_k", SoftTopK(kept_tokens))
+        given = {"patience": self.patience is not None, "settle_at_end": self.settle_at_end}
+        exclusions.check(exclusions.STOPPING, given)
         given = {"soft_skip": self.soft_skip is not None, "soft_top_k": kept_tokens is not None}
         exclusions.check(exclusions.SOFT, given)
         for name, (method, example) in _METHODS.items():

@@ -60,11 +60,20 @@ CAUSAL = (
         "mode=causal",
         (
             *("max_steps", "sampler", "schedule", "stopping", "canvas_length", "soft_skip"),
-            *("soft_top_k", "self_conditioning", "settle_at_end", "pace"),
+            *("soft_top_k", "self_conditioning", "settle_at_end", "patience", "pace"),
         ),
         "causal replies have no canvases and no denoising steps",
         "leave out {all}",
         ("{one}",),
+    ),
+)
+STOPPING = (
+    Exclusion(
+        "patience",
+        ("settle_at_end",),
+        "give at most one of them; both say which positions a canvas waits for",
+        "",
+        _BOTH,
     ),
 )
 SOFT = (
@@ -181,7 +190,7 @@ GIVEN_CANVAS = (
         "diffusion_read_only",
         (
             *("temperature", "top_p", "top_k", "logit_bias", "min_tokens", "stop"),
-            *("t_min", "t_max", "stability", "confidence", "settle_at_end"),
+            *("t_min", "t_max", "stability", "confidence", "settle_at_end", "patience"),
         ),
         "a read (diffusion_read_only) has the probabilities of the model at temperature 1",
         "leave the field out",
@@ -294,7 +303,7 @@ EVAL = (
 FILL_AT = (Exclusion("--tokens", ("--at-most",), "give at most one of them", "", _BOTH),)
 
 EXCLUSIONS: Mapping[str, tuple[Exclusion, ...]] = {
-    "How a reply is decoded": (*CAUSAL, *SOFT, *NAMED),
+    "How a reply is decoded": (*CAUSAL, *STOPPING, *SOFT, *NAMED),
     "A schema or grammar": GRAMMAR,
     "A request": (*REQUEST, *VERIFY, *PLAN),
     "A decision": DECISION,

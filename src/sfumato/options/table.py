@@ -250,6 +250,7 @@ GENERAL = (
     decoding("pace", DECODE, "NAME", REPLY, None, f": {', '.join(PACES)}"),
     decoding("temperature", DECODE, "T", REPLY, None, "; default: 1"),
     decoding("settle_at_end", (*TALK, *EVAL), "", REPLY, False),
+    decoding("patience", DECODE, "N", REPLY, None, "; default: all positions together"),
     decoding("top_k", DECODE, "K", REPLY, None, ", 1 to 1024"),
     decoding("top_p", DECODE, "P", REPLY),
     decoding("soft_skip", DECODE, "SHARE", REPLY, None, ROUNDED),

@@ -567,6 +567,7 @@ class Sampling(Neutral, Grammars, Body):
     stability: int | None = None
     confidence: float | None = None
     settle_at_end: bool | None = None
+    patience: int | None = None
     canvas_length: int | None = None
     self_conditioning: bool | None = None
     soft_skip: float | None = None

@@ -274,6 +274,7 @@ def test_min_tokens_and_ignore_eos(server: Any) -> None:
         ({"canvas_length": 16, "top_p": 0.9}, {"canvas_length": 16, "top_p": 0.9}),
         ({"top_k": -1, "temperature": 0}, {"temperature": 0.0}),
         ({"settle_at_end": True}, {"settle_at_end": True}),
+        ({"patience": 2}, {"patience": 2}),
     ],
 )
 def test_sampler_settings_per_request(

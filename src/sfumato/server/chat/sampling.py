@@ -98,6 +98,7 @@ def sampler_of(body: Sampling, model: ServedModel, banned: Iterable[int] = ()) -
         min_tokens=body.min_tokens,
         ignore_eos=body.ignore_eos,
         settle_at_end=body.settle_at_end,
+        patience=body.patience,
         canvas_length=body.canvas_length,
         self_conditioning=body.self_conditioning,
         soft_skip=body.soft_skip,
