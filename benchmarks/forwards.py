@@ -26,11 +26,11 @@ from torch import Tensor
 import sfumato
 from sfumato import Engine, EngineConfig, Request, SamplerConfig
 from sfumato.bench.environment import commit, cpu_name
+from sfumato.bench.evaluate import held_out_fills, held_out_json, is_same_object
 from sfumato.diffusion.sampler import CanvasView, EntropyBound, StableAndConfident, StepView
 from sfumato.options.limits import MOST_STEPS
 from sfumato.svg import Point, curves
 from sfumato.train.embedded_data import ask, evaluation_sets
-from sfumato.train.evaluate import held_out_fills, held_out_json, is_same_object
 
 SHARES = {"grids": 0.5, "fills": 0.2, "json": 0.2, "questions": 0.1}  # of the tasks
 ROWS = 32  # requests at a time

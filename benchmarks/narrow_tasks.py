@@ -21,9 +21,9 @@ from benchmarks.format_error import changed, placed
 from benchmarks.fp8_choices import ALL
 
 import sfumato
+from sfumato.bench.evaluate import Score, evaluate
 from sfumato.model.quantization import takes_int4
 from sfumato.train.embedded_data import evaluation_sets
-from sfumato.train.evaluate import Score, evaluate
 from sfumato.weights.formats import Kind, Weight, round_rows
 
 

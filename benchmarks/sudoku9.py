@@ -27,8 +27,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sfumato import load
+from sfumato.bench import evaluate
 from sfumato.catalog import EMBEDDED
-from sfumato.train import evaluate, recipe, sudoku
+from sfumato.train import recipe, sudoku
 from sfumato.train.embedded_data import Evaluation, ask
 from sfumato.train.sudoku import Cells
 

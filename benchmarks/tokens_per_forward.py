@@ -26,10 +26,10 @@ from benchmarks.turns import OtherWork
 import sfumato
 from sfumato import Engine, EngineConfig, Request, SamplerConfig, ops
 from sfumato.bench.environment import commit, cpu_name
+from sfumato.bench.evaluate import evaluate
 from sfumato.bench.subject import random_subject
 from sfumato.diffusion.sampler import EvenPace, LowConfidence
 from sfumato.train.embedded_data import evaluation_sets
-from sfumato.train.evaluate import evaluate
 
 SETS = ("sudoku_hard", "questions", "chat")
 _BOUNDS, _MOST = (1.0,), (4, 2, 1)

@@ -27,10 +27,10 @@ import numpy as np
 import torch
 
 import sfumato
+from sfumato.bench import evaluate
 from sfumato.catalog import EMBEDDED
 from sfumato.convert.merge import merge
 from sfumato.model.adapter_files import read_adapter
-from sfumato.train import evaluate
 from sfumato.train.embedded_data import Evaluation, Mixture, ask, conversation, evaluation_sets
 from sfumato.train.objective import ENCODER_WEIGHT
 from sfumato.train.trainer import fast_ops

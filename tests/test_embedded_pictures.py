@@ -13,8 +13,9 @@ from PIL import Image
 from safetensors import safe_open
 
 import sfumato
+from sfumato.bench import evaluate
 from sfumato.cli import demo
-from sfumato.train import evaluate, sudoku
+from sfumato.train import sudoku
 from sfumato.train.embedded_data import evaluation_sets
 
 TEXT_WEIGHTS = "d427161c746de422b6fd768e6706a4ed951ef65f59effac4efc4039179c96f99"

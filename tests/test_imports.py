@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "train": {"", "values", "svg", "convert", "embedded_questions"} | _ENGINE,
     # embedded_questions: a reply of the embedded model says where it is not one that it learned.
     "server": {"", "values", "embedded_questions"} | _ENGINE,
-    "bench": {"", "svg"} | _ENGINE,
+    "bench": {"", "svg", "train", "embedded_questions"} | _ENGINE,
     "deploy": {"", "catalog", "options", "values", "server"} | _ENGINE,
     "cli": {"", "catalog", "hub", "options", "values", "server", "bench", "train", "convert"}
     | {"deploy"}

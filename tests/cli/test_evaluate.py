@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from sfumato import SamplerConfig, SoftTopK
+from sfumato.bench.evaluate import Score
 from sfumato.engine.events import Failed, Finished, Handle
 from sfumato.engine.request import Request
-from sfumato.train.evaluate import Score
 
 SCORES = {
     "sudoku": asdict(Score(3, 1 / 3, 2.5, 4, 1.0, 7.5)),
@@ -75,7 +75,7 @@ def test_held_out_tasks_measure_the_loaded_model(cli: Any, monkeypatch: pytest.M
         calls.append((*args, options))
         return SCORES
 
-    monkeypatch.setattr("sfumato.train.evaluate.run", run)
+    monkeypatch.setattr("sfumato.bench.evaluate.run", run)
     monkeypatch.setattr("sfumato.cli.generation.load", lambda args: (args.model, args.cache_type))
     assert json.loads(cli("eval", "-m", "x", "--json", "--count", "9").out) == SCORES
     assert calls == [(("x", None), {"count": 9, "seed": 0, "config": SamplerConfig()})]

@@ -10,6 +10,7 @@ import torch
 from tests.support.narrow_files import LAYOUTS, narrow_tensors, write_narrow
 
 import sfumato
+from sfumato.bench.evaluate import evaluate
 from sfumato.catalog import EMBEDDED
 from sfumato.convert import convert
 from sfumato.engine.memory.estimate import ModelFootprint
@@ -18,7 +19,6 @@ from sfumato.model.loading import config_of
 from sfumato.model.placement import pick_dtype
 from sfumato.model.quantization import quantized_on_load
 from sfumato.train.embedded_data import evaluation_sets
-from sfumato.train.evaluate import evaluate
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.formats import QuantizedTensor
 from sfumato.weights.joined import JoinedTensor

@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _held_out(args: argparse.Namespace) -> int:
-    from sfumato.train import evaluate
+    from sfumato.bench import evaluate
 
     config = sfumato.SamplerConfig().options(**sampler_options(args))
     model = generation.load(args)

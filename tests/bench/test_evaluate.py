@@ -10,13 +10,13 @@ import torch
 from tests.support.fixed_prompts import fixed_prompts
 
 import sfumato
+from sfumato.bench import evaluate
+from sfumato.bench.evaluate import DecisionScore, ReadPair, decision_figures, read_cases
 from sfumato.diffusion.constraints.decision_plan import DecisionSettings
-from sfumato.train import evaluate
 from sfumato.train.decision_states import choice, yes_no
 from sfumato.train.decision_states import score as score_case
 from sfumato.train.decisions_data import held_out
 from sfumato.train.embedded_data import evaluation_sets
-from sfumato.train.evaluate import DecisionScore, ReadPair, decision_figures, read_cases
 from sfumato.train.recipe import EMBEDDED
 
 

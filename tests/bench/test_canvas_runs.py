@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import sfumato
-from sfumato.train import evaluate, sudoku
+from sfumato.bench import evaluate
+from sfumato.train import sudoku
 from sfumato.train.canvas_data import JsonTask
 from sfumato.train.decisions_data import is_held_out
 from sfumato.train.embedded_data import evaluation_sets
