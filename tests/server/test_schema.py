@@ -43,6 +43,9 @@ ROUTES = {
         "/v1/completions",
         "/v1/responses",
         "/v1/responses/{response_id}/cancel",
+        "/v1/files",
+        "/v1/batches",
+        "/v1/batches/{batch_id}/cancel",
         "/v1/embeddings",
         "/embeddings",
         "/api/embed",
@@ -70,6 +73,11 @@ ROUTES = {
         "/v1/models/{model}",
         "/v1/responses/{response_id}",
         "/v1/responses/{response_id}/input_items",
+        "/v1/files",
+        "/v1/files/{item_id}",
+        "/v1/files/{file_id}/content",
+        "/v1/batches",
+        "/v1/batches/{item_id}",
         "/health",
         "/livez",
         "/readyz",
@@ -84,7 +92,7 @@ ROUTES = {
         "/api/ps",
         "/api/version",
     ),
-    "DELETE": ("/v1/responses/{response_id}",),
+    "DELETE": ("/v1/responses/{response_id}", "/v1/files/{file_id}"),
 }
 REFUSED = (400, 413, 422)
 EXAMPLES = {"POSITIVE": 12, "NEGATIVE": 6}  # of each route with a body
@@ -96,6 +104,7 @@ FEWER = {  # of routes whose bodies hold what another one's hold, or little
     **dict.fromkeys(("/completion", "/infill", "/v1/completions", "/v1/responses"), 6),
     **dict.fromkeys(("/v1/responses/{response_id}/cancel", "/reset_prefix_cache"), 2),
     **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), 2),
+    **dict.fromkeys(("/v1/files", "/v1/batches", "/v1/batches/{batch_id}/cancel"), 2),
 }
 MORE = 40  # by `make test-slow`
 
@@ -103,7 +112,8 @@ PLAIN = [(method, path, "POSITIVE") for method, paths in ROUTES.items() for path
 WRONG = [
     ("POST", path, "NEGATIVE")
     for path in ROUTES["POST"]
-    if not path.endswith(("cache", "cancel", "lora_adapter"))  # these are off here
+    # These are off here.
+    if not path.endswith(("cache", "cancel", "lora_adapter", "/files", "/batches"))
 ]
 
 

@@ -148,6 +148,12 @@ COMMANDS = (
         ),
     ),
     Command(
+        "batch",
+        "answer the requests of a file, a line each in OpenAI's form; goes on where it was stopped",
+        (Argument("file", "JSON Lines with custom_id, method, url and body", Path()),),
+        examples=("sfumato batch requests.jsonl -o results.jsonl -m model.gguf",),
+    ),
+    Command(
         "mcp",
         "give a model to an editor or an agent as tools (MCP): decide, fill, generate",
         examples=("sfumato mcp -m model.gguf  # docs/agents.md: how editors start it",),

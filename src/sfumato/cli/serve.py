@@ -15,6 +15,7 @@ import threading
 import webbrowser
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -168,11 +169,17 @@ def _serve(
     models = Models(first, engine, others, loader.replaced, adapters)
     app = create_app(models, settings, loader.metrics, None if audit is None else audit.write)
     url = f"http://{_shown(args.host)}:{bound.getsockname()[1]}"
+
+    def ready() -> None:
+        if app.state.batches is not None:
+            app.state.batches.resume()
+        _announce(args, models, settings, url)
+
     listener = Listener(
         app,
         args.drain,
         models.close,
-        ready=lambda: _announce(args, models, settings, url),
+        ready=ready,
         dead=lambda: models.death is not None,
         halt=lambda: models.close(join_s=0.0),
         running=models.under_way,
@@ -272,7 +279,9 @@ def _checked(given: argparse.Namespace) -> argparse.Namespace:
 
 def _settings(args: argparse.Namespace, served: Served) -> ServerSettings:
     paths = {name: str(Path(own.model).resolve()) for name, own in served.items() if own.model}
-    return server_settings(args, _api_keys(args), paths if args.show_model_path else {})
+    settings = server_settings(args, _api_keys(args), paths if args.show_model_path else {})
+    folder = Path(args.batch_dir) if args.batch_dir else None
+    return replace(settings, batch_dir=folder, batch_space=args.batch_space)
 
 
 def _api_keys(args: argparse.Namespace) -> tuple[str, ...]:

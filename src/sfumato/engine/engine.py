@@ -77,9 +77,10 @@ class Inbox:
         self.closed: str | None = None  # why nothing is taken any more
         self.stopped = False  # whether the engine's thread is to end
 
-    def __len__(self) -> int:
+    @property
+    def rows(self) -> tuple[Row, ...]:
         """Rows that were submitted and not taken yet."""
-        return len(self._rows)
+        return tuple(self._rows)
 
     def put(self, row: Row, has_room: Callable[[], bool], limit: int) -> None:
         """Submits a row. has_room: whether the queue takes one more; limit: rows that may wait, for
@@ -203,7 +204,7 @@ class Lifecycle:
                 self._inbox.wait(poll_s, although_rows=held)
 
     def _is_busy(self) -> bool:
-        return bool(len(self._inbox) or self._scheduler.waiting or self._scheduler.running)
+        return bool(self._inbox.rows or self._scheduler.waiting or self._scheduler.running)
 
     def _die(self, error: BaseException) -> None:
         if not isinstance(error, KeyboardInterrupt | SystemExit):  # by which the owner ends it
@@ -366,7 +367,7 @@ class Engine(AnyEngine):
         handle: Handle[Any] = Handle(request.id, sink, self._inbox.wake)
         mask = self.model.network.image_mask
         row = Row(request, job, handle, since, self._limit_s(request), mask, adapter)
-        self._inbox.put(row, self._has_room, self.config.queue)
+        self._inbox.put(row, partial(self._has_room, request.background), self.config.queue)
         return handle
 
     def _check_room(self, job: Job) -> None:
@@ -389,14 +390,16 @@ class Engine(AnyEngine):
                 "shorten it, or lower --slots or --context",
             )
 
-    def _waiting(self) -> int:
-        """Requests in the queue."""
-        return len(self._inbox) + len(self._scheduler.waiting)
+    def _waiting(self, background: bool = True) -> int:
+        """Requests in the queue; background: those in the background too."""
+        rows = (*self._inbox.rows, *self._scheduler.waiting)
+        return sum(background or not row.request.background for row in rows)
 
-    def _has_room(self) -> bool:
-        # Those for whom a slot is free do not wait; the next step takes them.
+    def _has_room(self, background: bool) -> bool:
+        # Those for whom a slot is free do not wait; the next step takes them. Those in the
+        # background take no room that others need.
         free = max(0, self.config.slots - len(self._scheduler.running))
-        return self._waiting() < self.config.queue + free
+        return self._waiting(background) < self.config.queue + free
 
     # For the owner.
 

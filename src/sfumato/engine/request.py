@@ -61,6 +61,7 @@ class AnyRequest:
     call: Mapping[str, str] = field(default_factory=CALL.get, compare=False)  # see `CALL`
     # Whether each event goes to the client at once: what has begun then cannot run again elsewhere.
     streams: bool = False
+    background: bool = False  # whether it yields to requests that do not; see `Scheduler`
 
     def texts(self) -> dict[str, Any]:
         """What it asks, as plain values, for the audit; nothing where only the task knows."""

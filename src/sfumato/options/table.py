@@ -111,21 +111,22 @@ DEVICES = "auto, cpu, gpu (the one there is), cuda, cuda:1, mps, xpu"
 SAMPLER_NAMES = ", ".join(SAMPLERS)
 
 ALONE, DEPLOY, BENCH, TUNE = ("serve",), ("deploy",), ("bench",), ("tune",)
-SERVE = (*ALONE, *DEPLOY)
+SERVE, BATCH = (*ALONE, *DEPLOY), ("batch",)
+WITH_ENGINE = (*SERVE, *BATCH)
 TALK = ("run", "chat")
 DECIDE, CALIBRATE = ("decide",), ("calibrate",)
 FILL, EDIT = ("fill",), ("edit",)
 WRITE = (*TALK, *FILL, *EDIT)
 EVAL = ("eval",)
 DECODE = (*WRITE, *EVAL)  # take the options of decoding
-LOAD = (*WRITE, *SERVE, "mcp", "decide", "calibrate", "perplexity", *EVAL)
+LOAD = (*WRITE, *SERVE, "mcp", "decide", "calibrate", "perplexity", *BATCH, *EVAL)
 LOAD_ONE = tuple(command for command in LOAD if command not in ALONE)
 WEIGHTS = (*LOAD, "verify-model")  # take the options of loading
 TUNED = (*WEIGHTS, *TUNE)
 EVERY = (
     *("run", "chat", "fill", "edit", "decide", "calibrate", *SERVE, "mcp", "demo", "inspect"),
     *("convert", "merge", "doctor", "pull", "list", "remove", "verify-model"),
-    *("train", "eval", "bench", "perplexity", "tune"),
+    *("train", "eval", "bench", "perplexity", "tune", "batch"),
 )
 
 # The headings of --help.
@@ -212,6 +213,10 @@ GENERAL = (
            f"{', '.join(FORMATS)}; default: each tensor as it is in the base, for a folder as most "
            "are (of bf16, f16, f32)", metavar="FORMAT"),
     Option("out", PATH, ("merge",), "a file that ends in .gguf, or else a folder of safetensors",
+           metavar="OUT", short="o", required=True),
+    # batch
+    Option("out", PATH, BATCH,
+           "file for the results, a line each; one that is not complete is taken up",
            metavar="OUT", short="o", required=True),
     Option("force", FLAG, ("convert", "merge"), "replace an existing file or folder", False),
     Option("force", FLAG, ("remove",), "remove without a question", False),
@@ -413,8 +418,8 @@ TUNED_ON = (
 SERVING = (
     # Name, kind, commands, help, default, metavar, group.
     # The engine.
-    Option("slots", FROM_1, SERVE, "requests that run at a time", 4, "N", ENGINE),
-    Option("context", FROM_1, SERVE,
+    Option("slots", FROM_1, WITH_ENGINE, "requests that run at a time", 4, "N", ENGINE),
+    Option("context", FROM_1, WITH_ENGINE,
            "tokens of a slot; default: 8192, or fewer", None, "N", ENGINE),
     Option("queue", FROM_1, SERVE, "requests that may wait", 64, "N", ENGINE),
     Option("strict", FLAG, SERVE, "refuse what does not fit a slot", False, "", ENGINE),
@@ -485,7 +490,11 @@ SERVING = (
     Option("response-store", SIZE, SERVE,
            "memory for responses that clients may refer to later; 0: none are kept",
            64 * 2**20, "SIZE", HTTP),
-    Option("lenient", FLAG, SERVE,
+    Option("batch-dir", PATH, ALONE,
+           "take batches, and keep their files in this folder", None, "FOLDER", HTTP),
+    Option("batch-space", SIZE, ALONE,
+           "size of all files in --batch-dir together", 4 * 2**30, "SIZE", HTTP),
+    Option("lenient", FLAG, WITH_ENGINE,
            "ignore unknown fields instead of refusing them", False, "", HTTP),
     Option("open", FLAG, ALONE, "open the web page in a browser", False, "", HTTP),
     # The audit log.

@@ -14,6 +14,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from sfumato import __version__
 from sfumato.server import adapters, info, render, replay
+from sfumato.server.batch_routes import BatchBody
+from sfumato.server.batch_routes import add_routes as add_batch_routes
 from sfumato.server.dialects import DECISIONS, DIALECTS, by_path, decisions, ollama
 from sfumato.server.dialects.anthropic import COUNT_TOKENS
 from sfumato.server.dialects.responses.renderer import add_routes as add_response_routes
@@ -44,7 +46,8 @@ def create_app(
 ) -> FastAPI:
     """models: one of which has an engine, started by its owner, who closes it too; metrics: those
     that see each request's end (None: figures of the engine and of HTTP alone);
-    audit: takes lines of requests that never reach the engine."""
+    audit: takes lines of requests that never reach the engine. What the settings say of batches
+    becomes `state.batches`, whose `resume` goes on with those that were left."""
     settings = settings or ServerSettings()
     metrics = metrics or Metrics(models.engine)
     service = Service(models, settings, on_picture=metrics.picture)
@@ -62,12 +65,14 @@ def create_app(
     for each in DECISIONS:
         _add_decisions(app, service, each)
     add_response_routes(app, service)
+    app.state.batches = add_batch_routes(app, service)
     for get in (*info.GETS, *ollama.GETS, *adapters.GETS):
         _add_get(app, service, get)
     info.add_routes(app, service)
     _add_metrics(app, service, metrics)
     forms = [form for each in DECISIONS for form in each.dialects]
     described = [(post.body_type, post.errors) for post in posts]
+    described.append((BatchBody, errors.OPENAI_ERRORS))
     add_reference(app, described + [(form.body_type, form.errors) for form in forms])
     if service.settings.page:
         _add_replay(app)

@@ -20,8 +20,9 @@ from sfumato.engine.request import AnyRequest
 from sfumato.media.patches import Patches
 from sfumato.refused import Refused
 from sfumato.server.http.admission import Admission
-from sfumato.server.http.errors import ApiError, of_prompt
+from sfumato.server.http.errors import RETRY_LATER, ApiError, of_prompt
 from sfumato.server.http.inflight import InFlight
+from sfumato.server.http.middleware import WITHIN
 from sfumato.server.http.pictures import OnPicture, PictureReader
 from sfumato.server.models import Models
 from sfumato.server.response_store import ResponseStore
@@ -40,6 +41,7 @@ class Service:
     started: int = field(default_factory=lambda: int(time.time()))
     on_picture: OnPicture = lambda seconds, is_read: None
     adapter: str | None = None  # the name of the one that a request asks for
+    background: bool = False  # whether its request yields to others
     admission: Admission = field(init=False)
     pictures: PictureReader = field(init=False)
     responses: ResponseStore = field(init=False)
@@ -113,14 +115,19 @@ class Service:
     async def enter(self, http: HttpRequest, body: Body, may_load: bool = True) -> Service:
         """Waits until the model that the body names, or any, may be asked; see `models`. may_load:
         whether another model may be loaded for it. The service as it is for this request: with the
-        adapter that the body names. Raises ApiError, also for an adapter that was unloaded."""
+        adapter that the body names. Raises ApiError, also for an adapter that was unloaded, and in
+        the background for a model that is not loaded: a batch takes none away from others."""
         wanted = self.registered(*body.asked_names) if may_load else None
         unloaded = (name for name in body.asked_names if name in self.models.unloaded)
         if wanted is None and may_load and (name := next(unloaded, None)) is not None:
             raise self.unknown(name)
         adapter = self.models.adapters.get(wanted or "")
         name = wanted if adapter is None else adapter.base
+        background = WITHIN in http.scope
         if not self.models.entered(http, name):
+            if background:
+                message = f"{name or self.name!r} is not loaded, and a batch loads no model"
+                raise ApiError(429, message, code="model_loading", headers=dict(RETRY_LATER))
             async with body.envelope.apart():
                 began = time.monotonic()
                 await self.models.wait(http, name)
@@ -128,9 +135,12 @@ class Service:
         if (number := body.adapter_number) is not None:
             wanted = self._numbered(number)
         elif adapter is None:
-            return self
+            if not background:
+                return self
+            wanted = None
         service = copy(self)  # which shares all else
         object.__setattr__(service, "adapter", wanted)
+        object.__setattr__(service, "background", background)
         return service
 
     def _numbered(self, number: int) -> str:
@@ -143,9 +153,13 @@ class Service:
         raise ApiError(400, f"lora: there is no adapter {number}; there are {numbers}", "lora")
 
     def asking(self, requests: Sequence[R], streams: bool = False) -> list[R]:
-        """The requests, with the adapter that they are for. streams: whether their events go to the
-        client as they come."""
-        return [replace(each, adapter=self.adapter, streams=streams) for each in requests]
+        """The requests, with the adapter that they are for, and whether they yield to others.
+        streams: whether their events go to the client as they come."""
+        adapter, background = self.adapter, self.background
+        return [
+            replace(each, adapter=adapter, background=background, streams=streams)
+            for each in requests
+        ]
 
     def now(self) -> float:
         """The clock of all engines here, in seconds."""

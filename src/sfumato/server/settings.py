@@ -36,6 +36,8 @@ class ServerSettings:
     image_hosts: tuple[str, ...] = ()  # that pictures are fetched from; see `media.fetch.fetched`
     image_folder: Path | None = None  # of the files that may be read as pictures; None: none
     adapter_folder: Path | None = None  # of the adapters that clients may load; None: none
+    batch_dir: Path | None = None  # of the files of batches; None: batches are off
+    batch_space: int = 4 * 2**30  # bytes of all its files
     keepalive_s: float = 9.0  # of a silent stream, until a comment is sent: no client waits for 10
     page: bool = True  # serve the web page
 
@@ -47,7 +49,11 @@ class ServerSettings:
                     "path, as in https://chat.example:8443"
                 )
         counts = ("max_body", "max_values", "max_messages", "max_choices", "max_tokens")
-        for name, least in (*((name, 1) for name in counts), ("response_store", 0)):
+        for name, least in (
+            *((name, 1) for name in counts),
+            ("response_store", 0),
+            ("batch_space", 0),
+        ):
             if getattr(self, name) < least:
                 raise ValueError(f"--{name.replace('_', '-')}: must be at least {least}")
         if self.limit_images < 0:

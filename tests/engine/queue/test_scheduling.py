@@ -10,6 +10,7 @@ import pytest
 from tests.support.scripted_engine import LENGTH, Script, engine, run
 
 from sfumato.engine import Draft, Event, Finished, QueueFull, Request, Settled
+from sfumato.engine.queue.scheduler import BACKGROUND_EVERY
 
 LONG = "one two three four five six seven.<turn|>"  # 5 canvases
 
@@ -230,6 +231,39 @@ def test_the_queue_has_an_end() -> None:
     serving.submit(scripts[4].request())
     run(serving)
     assert serving.state().totals.requests == {"eos": 5}
+
+
+def test_background_rows_yield() -> None:
+    """They leave a slot and the queue to others, and move in every eighth step beside them; and
+    another row waits for no prompt that is encoded in the background."""
+    slow = [Script(key, 5, LONG, hesitate=[40]) for key in (40, 41, 42)]
+    live, twin = Script(43, 5, LONG, hesitate=[10]), Script(44, 400)
+    serving, network = engine(*slow, live, twin, slots=3, queue=2)
+    batch = [serving.submit(script.request(background=True)) for script in slow]
+    serving.step()
+    assert network.denoised() == [[40, 41]]  # the third slot stays free
+    others = [serving.submit(live.request())]
+    with pytest.raises(QueueFull):
+        for _ in range(3):
+            serving.submit(slow[2].request(background=True))
+    del network.log[:]
+    while others[0].terminal is None:
+        serving.step()
+    steps = network.denoised()
+    together = [at for at, keys in enumerate(steps) if len(keys) == 3]
+    assert len(steps) > 40 and all(43 in keys for keys in steps)
+    assert {b - a for a, b in itertools.pairwise(together)} == {BACKGROUND_EVERY}
+    assert [keys for keys in steps if len(keys) != 3] == [[43]] * (len(steps) - len(together))
+    run(serving)
+    assert all(each.result().text == "one two three four five six seven." for each in batch)
+    follower = twin.request(background=True), twin.request()
+    serving.submit(follower[0])
+    serving.step()
+    assert network.log[-1] == ("encode", {44: 32})
+    serving.submit(follower[1])
+    serving.step()
+    assert {row.request.background: row.encoded for row in serving._scheduler.running}[False] > 0
+    run(serving)
 
 
 def test_a_random_seed_is_told() -> None:

@@ -7,6 +7,9 @@ encode the same tokens. All but the first wait without a slot, and then take the
 its slot. A step has five phases, and tasks go on between them: a picture is taken some layers of
 the vision tower on, some tokens are encoded (prompts and commits alike), canvases are denoised,
 tokens are drawn, and scores are taken.
+
+Requests in the background, as of batches, yield to the others: they get slots behind them, never
+the last one, and while others run they join one step of `BACKGROUND_EVERY`.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from sfumato.engine.queue.slots import SlotPool
 from sfumato.engine.row import Row
 from sfumato.tasks.works import Denoise, Draw, Score
 
+BACKGROUND_EVERY = 8
+"""Steps of which rows in the background join one while other rows run: an eighth of the steps is
+what they take at most, and what they get at least."""
 SHARED = 256  # tokens: encoding fewer costs less than the step that a follower starts later
 
 
@@ -98,14 +104,18 @@ class Scheduler:
         self.pool, self.chunk = pool, PrefillChunk(prefill_chunk)
         self._clock = clock
         self._most_scored = prefill_chunk if most_scored is None else most_scored
+        # Rows in the background that have a slot at most: others find one, where there are two.
+        self._most_background = max(1, len(pool.empty_slots) - 1)
+        self._step, self._all_move = 0, True
 
     def admit(self) -> list[tuple[Row, Exception | None]]:
-        """Gives slots to waiting rows, strictly in order, as long as there are any. A row that
-        waits for what another row encodes needs none yet. Returns the rows that have one now, and
-        those for which there can be none, with the reason."""
+        """Gives slots to waiting rows, strictly in order, as long as there are any; those in the
+        background come last. A row that waits for what another row encodes needs none yet. Returns
+        the rows that have one now, and those for which there can be none, with the reason. Begins a
+        step, of which it decides who moves in it."""
         admitted: list[tuple[Row, Exception | None]] = []
-        for row in tuple(self.waiting):
-            if self._waits(row):
+        for row in sorted(self.waiting, key=lambda row: row.request.background):  # stable
+            if (row.request.background and self._is_full()) or self._waits(row):
                 continue
             if row.first_in_queue is None:
                 row.first_in_queue = self._clock()
@@ -118,17 +128,33 @@ class Scheduler:
                 self.running.append(row)  # first: others count both, and it is never in neither
                 self.waiting.remove(row)
                 admitted.append((row, None))
+        self._step += 1
+        alone = all(row.request.background for row in self.running)
+        self._all_move = alone or self._step % BACKGROUND_EVERY == 0
         return admitted
+
+    def _is_full(self) -> bool:
+        """Whether rows in the background have as many slots as they may have."""
+        return sum(row.request.background for row in self.running) >= self._most_background
+
+    @property
+    def _moving(self) -> list[Row]:
+        """The rows that go on in this step, oldest first."""
+        return [row for row in self.running if self._all_move or not row.request.background]
 
     def _waits(self, row: Row) -> bool:
         """Whether a waiting row should wait for what one of the running rows encodes.
 
         Asked anew before each step: where the row that it followed has ended, it follows another
         one, or none. A row follows only rows that were given their slot before it, so one always
-        moves.
+        moves, and none in the background unless it is there itself.
         """
         ahead = [
-            other for other in self.running if other.lease and other.encoded < other.prompt_tokens
+            other
+            for other in self.running
+            if other.lease
+            and other.encoded < other.prompt_tokens
+            and other.request.background <= row.request.background
         ]
         if row.leader not in ahead:
             row.leader, row.shared = None, 0
@@ -178,14 +204,14 @@ class Scheduler:
 
     def see(self) -> list[Row]:
         """The rows that lack a picture, oldest first."""
-        return [row for row in self.running if row.lacking is not None]
+        return [row for row in self._moving if row.lacking is not None]
 
     def encode(self) -> tuple[Piece, ...]:
         """Shares the chunk: half of it is the oldest row's, so that a long prompt always moves; the
         rest goes to those that need least, so that a commit never waits behind a long prompt. What
         others leave is the oldest row's too. Shared equally, it would have all finish late. The
         oldest row that lacks no picture takes one whole that is more than its share."""
-        rows = [row for row in self.running if row.ready(1, oversized=True)]
+        rows = [row for row in self._moving if row.ready(1, oversized=True)]
         rows = [row for row in rows if row.encodes_alone][:1] or rows
         if not rows:
             return ()
@@ -221,10 +247,10 @@ class Scheduler:
         """Scores have as many tokens of a step as the canvases that are denoised in it, for the
         step not to take more than twice as long. denoised: positions of these."""
         most = min(self.chunk.tokens, self._most_scored)
-        sharers = sum(row.claim.beside > 0 or isinstance(row.work, Score) for row in self.running)
+        sharers = sum(row.claim.beside > 0 or isinstance(row.work, Score) for row in self._moving)
         tokens = min(most, denoised) if denoised else most
         return Share(tuple(self._ready(Score, wanted)), sharers, tokens)
 
     def _ready(self, kind: type, wanted: Wanted) -> list[Row]:
-        rows = (row for row in self.running if isinstance(row.work, kind) and not row.pending)
+        rows = (row for row in self._moving if isinstance(row.work, kind) and not row.pending)
         return [row for row in rows if wanted(row)]

@@ -40,8 +40,11 @@ from sfumato.server.settings import ServerSettings
 log = logging.getLogger(__name__)
 
 # Of OpenAI's API, which has them in /v1.
-_SHORT = ("/chat/completions", "/completions", "/decisions", "/models", "/responses")
-_SHORT_PREFIXES = ("/chat/completions/", "/models/", "/responses/")
+_SHORT = (
+    *("/chat/completions", "/completions", "/decisions", "/models", "/responses"),
+    *("/files", "/batches"),
+)
+_SHORT_PREFIXES = ("/chat/completions/", "/models/", "/responses/", "/files/", "/batches/")
 
 
 def canonical(path: str) -> str:
@@ -61,6 +64,9 @@ FormOf = Callable[[str, Headers], ErrorForm]
 """How the errors of a path are rendered, before a body is read."""
 OWNER = "sfumato.owner"
 """Key of an ASGI scope: whose request it is, a digest of its key; "" where none is asked for."""
+WITHIN = "sfumato.within"
+"""Key of an ASGI scope: whose request in the background it is, see `OWNER`. Only what this process
+asks of itself has it, as a batch does, and nothing that came over a network."""
 
 KEY_HEADERS = ("x-api-key", "x-goog-api-key")  # besides Authorization
 OPEN_PATHS = frozenset({"/health", "/v1/health", "/readyz", "/livez"})
@@ -102,6 +108,11 @@ class KeyRefused(ApiError):
             headers={"WWW-Authenticate": offer},
         )
         self.missing = missing
+
+
+def owner_of(key: bytes) -> str:
+    """Returns what stands for a key in `OWNER`."""
+    return hashlib.sha256(key).hexdigest()
 
 
 def framing(app: ASGIApp) -> ASGIApp:
@@ -164,6 +175,9 @@ class Gate:
         await self.app(scope, receive, with_headers)
 
     def _check(self, scope: Scope) -> None:
+        if WITHIN in scope:
+            scope[OWNER] = scope[WITHIN]
+            return
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         self._check_host(host)
@@ -173,7 +187,7 @@ class Gate:
         if self._keys and not is_open and not is_file:
             # Says that two requests have the same key, and not which.
             key = self._check_key(headers, scope["path"])
-            scope[OWNER] = hashlib.sha256(key).hexdigest()
+            scope[OWNER] = owner_of(key)
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self.settings.max_body:
             raise BodyTooLarge(self.settings.max_body)

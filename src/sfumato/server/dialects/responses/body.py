@@ -133,7 +133,7 @@ TOOL_CHOICE = either(
 MOST_METADATA, LONGEST_NAME, LONGEST_VALUE = 16, 64, 512  # as OpenAI has them
 
 _Summary = Literal["auto", "concise", "detailed"] | None
-_Metadata = Annotated[
+Metadata = Annotated[
     dict[
         Annotated[str, Field(max_length=LONGEST_NAME)],
         Annotated[str, Field(max_length=LONGEST_VALUE)],
@@ -223,7 +223,7 @@ class ResponsesBody(Sampling):
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="auto: the oldest turns are left out where the input is too long."
     )
-    metadata: Annotated[_Metadata | None, at_most(MOST_METADATA)] = Field(
+    metadata: Annotated[Metadata | None, at_most(MOST_METADATA)] = Field(
         None, description="Is in the response as it is."
     )
     stream_options: ResponseStreamOptions | None = None
