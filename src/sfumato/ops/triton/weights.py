@@ -100,16 +100,12 @@ def plane_rows(
         scales = weight + many * COLUMNS
     else:
         LOW: tl.constexpr = 2 if BITS < 4 else 4
-        SOME: tl.constexpr = 8 // LOW
-        low = _plane(weight, at, known, column // SOME, COLUMNS // SOME, IN // SOME, tl.uint8)
-        code = _parted(low, LOW, OUT, IN)
-        scales = weight + many * (COLUMNS // SOME)
+        code = _codes(weight, at, known, column, COLUMNS, IN, LOW)
+        scales = weight + many * (COLUMNS * LOW // 8)
         if BITS > LOW:
             HIGH: tl.constexpr = BITS - LOW
-            EACH: tl.constexpr = 8 // HIGH
-            high = _plane(scales, at, known, column // EACH, COLUMNS // EACH, IN // EACH, tl.uint8)
-            code |= _parted(high, HIGH, OUT, IN) << LOW
-            scales += many * (COLUMNS // EACH)
+            code |= _codes(scales, at, known, column, COLUMNS, IN, HIGH) << LOW
+            scales += many * (COLUMNS * HIGH // 8)
         if TABLE:
             value = _from_table(code)
         elif MINIMA:
@@ -124,11 +120,11 @@ def plane_rows(
         )
     else:
         scale = _scales(scales, at, known, group, GROUPS, IN // GROUP, FORMAT // 512)
-        value = spread(scale, OUT, IN) * value
+        value = spread(scale, known, OUT, IN) * value
         if MINIMA:
             minima = scales + many * (GROUPS * 2)
             least = _plane(minima, at, known, group, GROUPS, IN // GROUP, tl.float16)
-            value = value + spread(least.to(tl.float32), OUT, IN)
+            value = value + spread(least.to(tl.float32), known, OUT, IN)
     return value
 
 
@@ -154,11 +150,11 @@ def _two_levels(
             least = _plane(bases, at, known, group, GROUPS, IN // GROUP, tl.uint8)
             bases += many * GROUPS
     base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
-    value = spread(base.to(tl.float32) * scale.to(tl.float32), OUT, IN) * value
+    value = spread(base.to(tl.float32) * scale.to(tl.float32), known, OUT, IN) * value
     if MINIMA:
         bases += many * (COLUMNS // SUPER * 2)
         base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
-        value = value - spread(base.to(tl.float32) * least.to(tl.float32), OUT, IN)
+        value = value - spread(base.to(tl.float32) * least.to(tl.float32), known, OUT, IN)
     return value
 
 
@@ -170,13 +166,12 @@ def _float_rows(
     """Unpacks as `plane_rows` does, codes of e2m1 with a scale of e4m3 for 16 of them and one of
     the row."""
     many = tl.cast(rows, tl.int64)
-    low = _plane(weight, at, known, column // 2, COLUMNS // 2, IN // 2, tl.uint8)
-    value = _e2m1_value(_parted(low, 4, OUT, IN))
+    value = _e2m1_value(_codes(weight, at, known, column, COLUMNS, IN, 4))
     GROUPS: tl.constexpr = COLUMNS // 16
     scales = weight + many * (COLUMNS // 2)
     scale = e4m3_value(_plane(scales, at, known, column // 16, GROUPS, IN // 16, tl.uint8))
     own = _plane(scales + many * GROUPS, at, known, column * 0, 1, 1, tl.float32)
-    return spread(scale * own, OUT, IN) * value
+    return spread(scale * own, known, OUT, IN) * value
 
 
 @triton.jit
@@ -206,17 +201,41 @@ def _plane(
 
 
 @triton.jit
-def _parted(plane: tl.tensor, BITS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr) -> tl.tensor:
-    """The numbers of BITS bits in bytes, the lowest bits first: int32 [OUT, IN]."""
-    shifts = tl.arange(0, 8 // BITS) * BITS
-    parts = (plane.to(tl.int32)[:, :, None] >> shifts[None, None, :]) & ((1 << BITS) - 1)
-    return tl.reshape(parts, (OUT, IN))
+def _parted(plane: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
+    """The numbers of BITS bits in bytes int32 [rows, n], the lowest bits first: int32 [rows, n · 8
+    / BITS], of which all bits but the lowest BITS are to be cleared.
+
+    Halves are interleaved, and no tensor of shifts is broadcast: so a thread keeps the bytes that
+    it loaded, which are of few rows, and makes few scales.
+    """
+    if BITS == 8:
+        return plane
+    else:
+        return tl.interleave(_parted(plane, 2 * BITS), _parted(plane >> BITS, 2 * BITS))
 
 
 @triton.jit
-def spread(groups: tl.tensor, OUT: tl.constexpr, IN: tl.constexpr) -> tl.tensor:
-    """Each group's number for all its elements: [OUT, n] → [OUT, IN]."""
+def _codes(
+    plane: tl.tensor, at: tl.tensor, known: tl.tensor, column: tl.tensor, COLUMNS: tl.constexpr,
+    IN: tl.constexpr, BITS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """IN numbers of BITS bits from `column` on, of the rows `at` of a plane: int32 [rows, IN]."""
+    EACH: tl.constexpr = 8 // BITS
+    stored = _plane(plane, at, known, column // EACH, COLUMNS // EACH, IN // EACH, tl.uint8)
+    return _parted(stored.to(tl.int32), BITS) & ((1 << BITS) - 1)
+
+
+@triton.jit
+def spread(
+    groups: tl.tensor, known: tl.tensor, OUT: tl.constexpr, IN: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Each group's number for all its elements: [OUT, n] → [OUT, IN]; zeros where not `known`.
+
+    What is computed from places, and not loaded, Triton moves to no other threads: without it, each
+    warp would unpack what all warps multiply.
+    """
     GROUPS: tl.constexpr = groups.shape[1]
+    groups = tl.where(known[:, None], groups, 0.0)
     parts = tl.broadcast_to(groups[:, :, None], (OUT, GROUPS, IN // GROUPS))
     return tl.reshape(parts, (OUT, IN))
 
