@@ -118,7 +118,8 @@ def _of_kernel(
         for numbers in product(*(range(len(known[use])) for use in known))
         if len({_sums(known[use][n]) for use, n in zip(known, numbers, strict=True)}) == 1
     }
-    best = min(totals, key=totals.__getitem__)
+    # Where instructions do not depend on a tile's tokens, uses may differ in these: the first ones.
+    best = min(totals, key=totals.__getitem__, default=(0,) * len(known))
     return {(kernel, use): number for use, number in zip(known, best, strict=True)}
 
 

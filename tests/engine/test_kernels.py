@@ -39,7 +39,7 @@ WIDTH, VOCAB = 4, 64
 SAMPLING = frozenset(("step_noise", "vocabulary_pass", "move_rows"))
 """Operations of a step outside of the layers."""
 LAUNCHED_ONCE = (
-    *("step_noise", "score_chunk", "embed_chunk"),
+    *("step_noise", "score_chunk", "embed_chunk", "merge_top"),
     *("finish_head", "take_soft", "move_rows"),
 )
 """Their kernels, which each step launches once."""

@@ -92,5 +92,5 @@ def test_a_gguf_file_is_multiplied_in_planes(
     assert set(launches) <= {
         *("linear_planes", "experts_gate_up_planes", "experts_down_planes"),
         *("experts_sort", "experts_combine"),
-        *("score_chunk_planes", "embed_chunk_planes", "finish_head_planes"),
+        *("score_chunk_planes", "embed_chunk_planes", "merge_top", "finish_head_planes"),
     }

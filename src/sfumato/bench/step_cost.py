@@ -307,11 +307,12 @@ def _outside(config: ModelConfig, shape: StepShape, stored: Mapping[str, int]) -
         ),
         # Beside the products: a norm before them, the sum, and a norm.
         *(replace(cost, launches=cost.launches + 3) for cost in conditioning),
-        # A product for the scores, then one for the soft embedding of the same chunk.
+        # A product for the scores, then one for the soft embedding of the same chunk, and its best
+        # scores.
         KernelCost(
             "vocabulary head", "outside", output,
             tokens * hidden * (_ACTIVATION + _EXACT), 4.0 * tokens * vocab * hidden,
-            groups * (2 * chunks + 1), again=(2 * groups - 1) * output,
+            groups * (3 * chunks + 1), again=(2 * groups - 1) * output,
         ),
         # Entropies, draws, words of noise, flags and tokens, each 8 bytes at most.
         KernelCost("sampler", "outside", 0.0, 10.0 * tokens * 8, 0.0, 3),

@@ -1,11 +1,11 @@
-"""The vocabulary head: one pass over chunks of the embedding, two kernels for each, one at the end.
+"""The vocabulary head: one pass over chunks of the embedding, three kernels for each, one at last.
 
 A chunk is multiplied, and its scores, masses and statistics written; then its masses are multiplied
-by the same rows of the embedding.  Of the 26B-A4B these rows are 46 MB, and scores and masses 13 MB
-with 256 positions and 50 MB with GROUP, so most caches hold a part of them: count two reads of the
-embedding for each GROUP of positions.  From some hundred positions on both reads take less time
-than the products.  What is kept for the whole vocabulary is one highest score, mass and moment for
-each BLOCK ids.
+by the same rows of the embedding, and its best scores kept.  Of the 26B-A4B these rows are 46 MB,
+and scores and masses 13 MB with 256 positions and 50 MB with GROUP, so most caches hold a part of
+them: count two reads of the embedding for each GROUP of positions.  From some hundred positions on
+both reads take less time than the products.  What is kept for the whole vocabulary is one highest
+score, mass and moment for each BLOCK ids.
 
 What a decision asks of the vocabulary, the scores of given tokens and the mass of all, leaves out
 the draw and the soft embedding, and so the second product; the tokens' scores are products with
@@ -28,6 +28,7 @@ from sfumato.ops.triton.head_kernels import (
     BLOCK_STATISTICS,
     EMBED_CHUNK,
     FINISH_HEAD,
+    MERGE_TOP,
     SCORE_CHUNK,
 )
 from sfumato.ops.triton.kernel import Kernel, launch
@@ -191,8 +192,8 @@ class _Pass:
         self.top = {
             "top": torch.empty(kept, TOP, device=device),
             "top_ids": torch.empty(kept, TOP, dtype=torch.int32, device=device),
-            "soft": torch.empty(splits, kept, self.size, device=device),
         }
+        self.soft = torch.empty(splits, kept, self.size, device=device)
         self.peaks = torch.empty(2, kept, device=device)
 
     def run(self, uniform: Tensor, result: HeadResult) -> None:
@@ -222,23 +223,38 @@ class _Pass:
         )
 
     def _embed(self, first_id: int) -> None:
-        tile = self.embed_tile
-        columns = triton.cdiv(self.size, tile["COLUMNS"])
-        programs = columns * tile["SPLITS"] * triton.cdiv(self.positions, tile["POSITIONS"])
+        tile, chunk = self.embed_tile, self.chunk_tensors
         launch(
             self.embed,
-            (programs + self.positions,),
+            (
+                triton.cdiv(self.size, tile["COLUMNS"]),
+                tile["SPLITS"],
+                triton.cdiv(self.positions, tile["POSITIONS"]),
+            ),
             tile,
             self.device,
             **self.operand.stored(tile["TILE"], tile["COLUMNS"]),
             **self.every,
             peaks=self.peaks,
-            **self.chunk_tensors,
-            **self.top,
+            masses=chunk["masses"],
+            tile_max=chunk["tile_max"],
+            soft=self.soft,
             first_id=first_id,
-            embedding_programs=programs,
-            hidden_programs=columns,
             CHUNK=self.chunk,
+        )
+        launch(
+            MERGE_TOP,
+            (self.positions,),
+            tile_for("merge_top", self.device),
+            self.device,
+            **self.top,
+            scores=chunk["scores"],
+            tile_max=chunk["tile_max"],
+            done=self.every["done"],
+            first_id=first_id,
+            vocab=self.vocab,
+            CHUNK=self.chunk,
+            TILE=tile["TILE"],
             TOP=TOP,
         )
 
@@ -255,6 +271,7 @@ class _Pass:
             **self.both,
             **self.statistics,
             **self.top,
+            soft=self.soft,
             uniform=uniform.contiguous(),
             argmax=result.argmax,
             drawn=result.drawn,

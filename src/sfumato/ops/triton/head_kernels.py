@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from sfumato.ops.online_softmax import TOP
-from sfumato.ops.triton.kernel import Kernel
+from sfumato.ops.triton.kernel import Kernel, register
 from sfumato.ops.triton.weights import as_descriptor, as_weight, of_forms, product, weight_block
 from sfumato.ops.triton.workspaces import CHUNK
 
@@ -156,68 +156,23 @@ def score_chunk(
     )  # fmt: skip
 
 
-@triton.jit
-def soft_tile(
-    weight: tl.tensor, masses: tl.tensor, tile_max: tl.tensor, peaks: tl.tensor, soft: tl.tensor,
-    program: tl.tensor, position: tl.tensor, first_id: tl.tensor, vocab: tl.tensor,
-    positions: tl.tensor, hidden_programs: tl.tensor, begun: tl.tensor,
-    HIDDEN: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr,
-    COLUMNS: tl.constexpr, SPLITS: tl.constexpr, FORMAT: tl.constexpr, UPCAST: tl.constexpr,
-) -> None:  # fmt: skip
-    """Adds a chunk to COLUMNS × POSITIONS elements of one part of the soft embedding."""
-    TILES: tl.constexpr = CHUNK // TILE
-    PADDED: tl.constexpr = triton.next_power_of_2(TILES)
-    EACH: tl.constexpr = (TILES + SPLITS - 1) // SPLITS
-    column = program % hidden_programs * COLUMNS + tl.arange(0, COLUMNS)
-    split = program // hidden_programs % SPLITS
-    seen, within = position < positions, column < HIDDEN
-    tiles = tl.minimum(tl.cdiv(vocab - first_id, TILE), TILES)
-
-    index = tl.arange(0, PADDED)
-    ceilings = tl.load(
-        tile_max + position[:, None] * TILES + index[None, :],
-        mask=seen[:, None] & (index < tiles)[None, :],
-        other=NO_ID,
-    )
-    # The peaks of before the chunk and after it stand in two places, which take turns.
-    turn = first_id // CHUNK % 2
-    before = tl.load(peaks + turn * positions + position, mask=seen & begun, other=NO_ID)
-    peak = tl.maximum(before, tl.max(ceilings, axis=1))
-    owner = (program % hidden_programs + split) == 0
-    tl.store(peaks + (1 - turn) * positions + position, peak, mask=seen & owner)
-
-    sums = tl.zeros((COLUMNS, POSITIONS), tl.float32)
-    ids = tl.arange(0, TILE)
-    for tile in range(split * EACH, tl.minimum((split + 1) * EACH, tiles)):
-        at = tile * TILE + ids
-        rows = weight_block(
-            weight, first_id + tile * TILE, program % hidden_programs * COLUMNS, vocab, HIDDEN,
-            TILE, COLUMNS, FORMAT, masses.dtype.element_ty,
-        )  # fmt: skip
-        mass = tl.load(
-            masses + position[None, :] * CHUNK + at[:, None], mask=seen[None, :], other=0.0
-        )
-        nothing = tl.zeros((COLUMNS, POSITIONS), tl.float32)
-        part = product(rows.T, mass, nothing, UPCAST)
-        best = tl.load(tile_max + position * TILES + tile, mask=seen, other=NO_ID)
-        sums += part * tl.exp(best - peak)[None, :]
-
-    into = soft + (split * positions + position[None, :]).to(tl.int64) * HIDDEN + column[:, None]
-    kept = seen[None, :] & within[:, None]
-    older = tl.load(into, mask=kept & begun, other=0.0)
-    tl.store(into, older * tl.exp(before - peak)[None, :] + sums, mask=kept)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["done", "first_id", "vocab"])
 def merge_top(
-    scores: tl.tensor, tile_max: tl.tensor, top: tl.tensor, top_ids: tl.tensor,
-    position: tl.tensor, first_id: tl.tensor, vocab: tl.tensor, begun: tl.tensor,
-    CHUNK: tl.constexpr, TILE: tl.constexpr, TOP: tl.constexpr,
+    scores: tl.tensor, tile_max: tl.tensor, top: tl.tensor, top_ids: tl.tensor, done: tl.tensor,
+    first_id: tl.tensor, vocab: tl.tensor,
+    CHUNK: tl.constexpr, TILE: tl.constexpr, TOP: tl.constexpr, UPCAST: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Takes the chunk's highest scores into the TOP best of a position, in no order.
+    """Takes a chunk's highest scores into the TOP best of a position, in no order.
 
-    Of equal scores the lower id is better.  Tiles whose highest score is no candidate are not read.
+    Grid: (positions,).  top float32 and top_ids int32 [positions, TOP], of which the first chunk
+    reads none; the others as in `score_chunk`.  Of equal scores the lower id is better.  Tiles
+    whose highest score is no candidate are not read.  A launch of its own, since of the programs of
+    `embed_chunk`, with their shared memory, a multiprocessor holds one.
     """
+    position = tl.program_id(0)
+    if tl.load(done + position) != 0:
+        return
+    begun = first_id > 0
     TILES: tl.constexpr = CHUNK // TILE
     slot = tl.arange(0, TOP)
     best = tl.load(top + position * TOP + slot, mask=(slot >= 0) & begun, other=NO_ID)
@@ -253,46 +208,67 @@ def merge_top(
     tl.store(top_ids + position * TOP + slot, best_ids)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "peaks", "done", "first_id", "vocab", "positions", "embedding_programs", "hidden_programs"
-    ]
-)  # fmt: skip
+@triton.jit(do_not_specialize=["peaks", "done", "first_id", "vocab", "positions"])
 def embed_chunk(
-    weight: tl.tensor, masses: tl.tensor, tile_max: tl.tensor, scores: tl.tensor,
-    peaks: tl.tensor, soft: tl.tensor, top: tl.tensor, top_ids: tl.tensor, done: tl.tensor,
-    first_id: tl.tensor, vocab: tl.tensor, positions: tl.tensor, embedding_programs: tl.tensor,
-    hidden_programs: tl.tensor,
+    weight: tl.tensor, masses: tl.tensor, tile_max: tl.tensor, peaks: tl.tensor, soft: tl.tensor,
+    done: tl.tensor, first_id: tl.tensor, vocab: tl.tensor, positions: tl.tensor,
     HIDDEN: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr,
-    COLUMNS: tl.constexpr, SPLITS: tl.constexpr, TOP: tl.constexpr, FORMAT: tl.constexpr,
-    UPCAST: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    COLUMNS: tl.constexpr, SPLITS: tl.constexpr, FORMAT: tl.constexpr, UPCAST: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Takes a chunk's masses into the soft embedding, and its best scores into the most probable.
+    """Adds a chunk's masses to COLUMNS × POSITIONS elements of one part of the soft embedding.
 
-    Grid: (hidden_programs · SPLITS · ⌈positions / POSITIONS⌉ = embedding_programs, then one program
-    for each position's most probable tokens).  soft float32 [SPLITS, positions, HIDDEN]: Σ mass ·
-    weight of the tiles of each split, relative to the peak; peaks float32 [2, positions]; top
-    float32 and top_ids int32 [positions, TOP].  The first chunk reads none of what it writes.  What
-    `score_chunk` left out is left out here.
+    Grid: (⌈HIDDEN / COLUMNS⌉, SPLITS, ⌈positions / POSITIONS⌉).  soft float32 [SPLITS, positions,
+    HIDDEN]: Σ mass · weight of the tiles of each split, relative to the peak; peaks float32 [2,
+    positions].  The first chunk reads none of what it writes.  What `score_chunk` left out is left
+    out here.
     """
+    TILES: tl.constexpr = CHUNK // TILE
+    PADDED: tl.constexpr = triton.next_power_of_2(TILES)
+    EACH: tl.constexpr = (TILES + SPLITS - 1) // SPLITS
+    position = tl.program_id(2) * POSITIONS + tl.arange(0, POSITIONS)
+    if not any_running(done, position, positions):
+        return
     weight = as_weight(weight, vocab, HIDDEN, TILE, COLUMNS, FORMAT, DESCRIPTORS)
-    program = tl.program_id(0)
-    begun = first_id > 0
-    if program < embedding_programs:
-        group = program // hidden_programs // SPLITS
-        position = group * POSITIONS + tl.arange(0, POSITIONS)
-        if any_running(done, position, positions):
-            soft_tile(
-                weight, masses, tile_max, peaks, soft, program, position, first_id, vocab,
-                positions, hidden_programs, begun, HIDDEN, CHUNK, TILE, POSITIONS, COLUMNS, SPLITS,
-                FORMAT, UPCAST,
-            )  # fmt: skip
-    else:
-        own = program - embedding_programs
-        if tl.load(done + own) == 0:
-            merge_top(
-                scores, tile_max, top, top_ids, own, first_id, vocab, begun, CHUNK, TILE, TOP,
-            )  # fmt: skip
+    begun, split = first_id > 0, tl.program_id(1)
+    first = tl.program_id(0) * COLUMNS
+    column = first + tl.arange(0, COLUMNS)
+    seen, within = position < positions, column < HIDDEN
+    tiles = tl.minimum(tl.cdiv(vocab - first_id, TILE), TILES)
+
+    index = tl.arange(0, PADDED)
+    ceilings = tl.load(
+        tile_max + position[:, None] * TILES + index[None, :],
+        mask=seen[:, None] & (index < tiles)[None, :],
+        other=NO_ID,
+    )
+    # The peaks of before the chunk and after it stand in two places, which take turns.
+    turn = first_id // CHUNK % 2
+    before = tl.load(peaks + turn * positions + position, mask=seen & begun, other=NO_ID)
+    peak = tl.maximum(before, tl.max(ceilings, axis=1))
+    owner = (tl.program_id(0) + split) == 0
+    tl.store(peaks + (1 - turn) * positions + position, peak, mask=seen & owner)
+
+    sums = tl.zeros((COLUMNS, POSITIONS), tl.float32)
+    ids = tl.arange(0, TILE)
+    for tile in range(split * EACH, tl.minimum((split + 1) * EACH, tiles)):
+        at = tile * TILE + ids
+        rows = weight_block(
+            weight, first_id + tile * TILE, first, vocab, HIDDEN, TILE, COLUMNS, FORMAT,
+            masses.dtype.element_ty,
+        )  # fmt: skip
+        mass = tl.load(
+            masses + position[None, :] * CHUNK + at[:, None], mask=seen[None, :], other=0.0
+        )
+        nothing = tl.zeros((COLUMNS, POSITIONS), tl.float32)
+        part = product(rows.T, mass, nothing, UPCAST)
+        best = tl.load(tile_max + position * TILES + tile, mask=seen, other=NO_ID)
+        sums += part * tl.exp(best - peak)[None, :]
+
+    into = soft + (split * positions + position[None, :]).to(tl.int64) * HIDDEN + column[:, None]
+    kept = seen[None, :] & within[:, None]
+    older = tl.load(into, mask=kept & begun, other=0.0)
+    tl.store(into, older * tl.exp(before - peak)[None, :] + sums, mask=kept)
 
 
 @triton.jit
@@ -523,7 +499,7 @@ BLOCK_STATISTICS = {
     "block_best": "*i8:16",
 }
 _NUMBERS = {"vocab": "i32", "positions": "i32", "softcap": "fp32"}
-_CHUNK = {"scores": "*fp32:16", "masses": "*bf16:16", "tile_max": "*fp32:16", "first_id": "i32"}
+_MASSES = {"masses": "*bf16:16", "tile_max": "*fp32:16", "first_id": "i32"}
 _TOP = {"top": "*fp32:16", "top_ids": "*i32:16", "soft": "*fp32:16"}
 
 _DECIDE = {"decide": {"MASSES": False}}  # see `vocabulary_mass`
@@ -533,7 +509,8 @@ SCORE_CHUNK = of_forms(
         "score_chunk",
         score_chunk,
         {
-            **(_BANS | BLOCK_STATISTICS | _NUMBERS | _CHUNK),
+            **(_BANS | BLOCK_STATISTICS | _NUMBERS | _MASSES),
+            "scores": "*fp32:16",
             "hidden": "tensordesc<bf16[{POSITIONS}, {DEPTH}]>",
             "weight": "tensordesc<bf16[{TILE}, {DEPTH}]>",
             "temperature": "*fp32",
@@ -554,16 +531,30 @@ EMBED_CHUNK = of_forms(
             "weight": "tensordesc<bf16[{TILE}, {COLUMNS}]>",
             "vocab": "i32",
             "positions": "i32",
-            **_CHUNK,
-            **_TOP,
+            **_MASSES,
+            "soft": "*fp32:16",
             "peaks": "*fp32",
             "done": "*u1",
-            "embedding_programs": "i32",
-            "hidden_programs": "i32",
         },
-        {"HIDDEN": 2816, "CHUNK": CHUNK, "TOP": TOP, "FORMAT": 0},
+        {"HIDDEN": 2816, "CHUNK": CHUNK, "FORMAT": 0},
     ),
     *("HIDDEN", "Q6_K"),
+)
+
+MERGE_TOP = register(
+    Kernel(
+        "merge_top",
+        merge_top,
+        {
+            **dict.fromkeys(("scores", "tile_max", "top"), "*fp32:16"),
+            "top_ids": "*i32:16",
+            "done": "*u1",
+            "first_id": "i32",
+            "vocab": "i32",
+        },
+        {"CHUNK": CHUNK, "TILE": 128, "TOP": TOP},
+        shapes={"64 ids": {"TILE": 64}},
+    )
 )
 
 FINISH_HEAD = of_forms(

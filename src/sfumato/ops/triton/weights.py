@@ -94,24 +94,22 @@ def plane_rows(
     if FORMAT // 256 % 2:
         return _float_rows(weight, at, known, column, rows, COLUMNS, OUT, IN)
     many = tl.cast(rows, tl.int64)
-    if BITS == 8:
-        stored = _plane(weight, at, known, column, COLUMNS, IN, tl.uint8)
-        value = stored.to(tl.int8, bitcast=True).to(tl.float32)
-        scales = weight + many * COLUMNS
+    LOW: tl.constexpr = BITS if BITS == 8 else 2 if BITS < 4 else 4
+    code = _codes(weight, at, known, column, COLUMNS, IN, LOW)
+    scales = weight + many * (COLUMNS * LOW // 8)
+    if BITS > LOW:
+        HIGH: tl.constexpr = BITS - LOW
+        code |= _codes(scales, at, known, column, COLUMNS, IN, HIGH) << LOW
+        scales += many * (COLUMNS * HIGH // 8)
+    HALF: tl.constexpr = 1 << (BITS - 1)
+    if TABLE:
+        value = _from_table(code)
+    elif MINIMA:
+        value = code.to(tl.float32)
+    elif BITS == 8:  # with a sign
+        value = ((code ^ HALF) - HALF).to(tl.float32)
     else:
-        LOW: tl.constexpr = 2 if BITS < 4 else 4
-        code = _codes(weight, at, known, column, COLUMNS, IN, LOW)
-        scales = weight + many * (COLUMNS * LOW // 8)
-        if BITS > LOW:
-            HIGH: tl.constexpr = BITS - LOW
-            code |= _codes(scales, at, known, column, COLUMNS, IN, HIGH) << LOW
-            scales += many * (COLUMNS * HIGH // 8)
-        if TABLE:
-            value = _from_table(code)
-        elif MINIMA:
-            value = code.to(tl.float32)
-        else:
-            value = (code - (1 << (BITS - 1))).to(tl.float32)
+        value = (code - HALF).to(tl.float32)
     GROUPS: tl.constexpr = COLUMNS // GROUP
     group = column // GROUP
     if TWO_LEVELS:
@@ -120,11 +118,11 @@ def plane_rows(
         )
     else:
         scale = _scales(scales, at, known, group, GROUPS, IN // GROUP, FORMAT // 512)
-        value = spread(scale, known, OUT, IN) * value
+        value = spread(scale, known, IN) * value
         if MINIMA:
             minima = scales + many * (GROUPS * 2)
             least = _plane(minima, at, known, group, GROUPS, IN // GROUP, tl.float16)
-            value = value + spread(least.to(tl.float32), known, OUT, IN)
+            value = value + spread(least.to(tl.float32), known, IN)
     return value
 
 
@@ -150,11 +148,11 @@ def _two_levels(
             least = _plane(bases, at, known, group, GROUPS, IN // GROUP, tl.uint8)
             bases += many * GROUPS
     base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
-    value = spread(base.to(tl.float32) * scale.to(tl.float32), known, OUT, IN) * value
+    value = spread(base.to(tl.float32) * scale.to(tl.float32), known, IN) * value
     if MINIMA:
         bases += many * (COLUMNS // SUPER * 2)
         base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
-        value = value - spread(base.to(tl.float32) * least.to(tl.float32), known, OUT, IN)
+        value = value - spread(base.to(tl.float32) * least.to(tl.float32), known, IN)
     return value
 
 
@@ -171,7 +169,7 @@ def _float_rows(
     scales = weight + many * (COLUMNS // 2)
     scale = e4m3_value(_plane(scales, at, known, column // 16, GROUPS, IN // 16, tl.uint8))
     own = _plane(scales + many * GROUPS, at, known, column * 0, 1, 1, tl.float32)
-    return spread(scale * own, known, OUT, IN) * value
+    return spread(scale * own, known, IN) * value
 
 
 @triton.jit
@@ -226,18 +224,16 @@ def _codes(
 
 
 @triton.jit
-def spread(
-    groups: tl.tensor, known: tl.tensor, OUT: tl.constexpr, IN: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Each group's number for all its elements: [OUT, n] → [OUT, IN]; zeros where not `known`.
+def spread(groups: tl.tensor, known: tl.tensor, IN: tl.constexpr) -> tl.tensor:
+    """Each group's number for all its elements: [rows, n] → [rows, IN]; zeros where not `known`.
 
-    What is computed from places, and not loaded, Triton moves to no other threads: without it, each
-    warp would unpack what all warps multiply.
+    Triton moves the conversion to what matrix units read before what can be loaded by any thread,
+    and then all warps unpack the same.  What depends on places, as `known` does, stays where it is.
     """
-    GROUPS: tl.constexpr = groups.shape[1]
-    groups = tl.where(known[:, None], groups, 0.0)
-    parts = tl.broadcast_to(groups[:, :, None], (OUT, GROUPS, IN // GROUPS))
-    return tl.reshape(parts, (OUT, IN))
+    if groups.shape[1] == IN:
+        return tl.where(known[:, None], groups, 0.0)
+    else:
+        return spread(tl.interleave(groups, groups), known, IN)
 
 
 @triton.jit
