@@ -48,9 +48,9 @@ def longest_loop(text: str) -> Counter[str]:
     for line in text.splitlines():
         if label := _LABEL.match(line):
             labels[label[1]] = len(names)
-        elif (found := _INSTRUCTION.match(line)) and not line.strip().startswith("."):
-            names.append(found[1].split(".")[0])
-            target = re.search(r"\.L\w+", found[2])
+        elif (matched := _INSTRUCTION.match(line)) and not line.strip().startswith("."):
+            names.append(matched[1].split(".")[0])
+            target = re.search(r"\.L\w+", matched[2])
             if names[-1].startswith(_BRANCHES) and target and target[0] in labels:
                 longest = max(longest, (len(names) - labels[target[0]], labels[target[0]]))
     return Counter(names[longest[1] : sum(longest)])
