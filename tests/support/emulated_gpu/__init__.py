@@ -32,6 +32,8 @@ def why_absent() -> str:
         return f"{FOLDER} names no folder of the emulator"
     if not (Path(folder) / "test/mockgpu/amd/emu.py").is_file():
         return f"{folder} has no test/mockgpu/amd/emu.py"
+    if "f16c" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+        return "the processor has no float16 (F16C)"
     library = os.environ.get(LLVM) or ctypes.util.find_library("LLVM-16")
     if not library:
         return "libLLVM 16 is not installed, and LLVM_PATH names none"

@@ -97,8 +97,9 @@ class _Moved:
         return self._copy.data_ptr() + tensor.data_ptr() - self._original.data_ptr()
 
     def give_back(self) -> None:
-        """Takes over what the launch wrote."""
-        self._original.copy_(self._copy)
+        """Takes over what the launch wrote; weights may stand in a file that cannot be written."""
+        if not torch.equal(self._original, self._copy):
+            self._original.copy_(self._copy)
 
 
 class EmulatedDriver:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from tests.support.emulated_gpu.machine import OutsideError
 from torch import Tensor
 
 INFINITE = math.inf
@@ -121,6 +122,11 @@ def wrong() -> Iterator[str]:
         for at in (~(same | near)).nonzero().flatten().tolist():
             if x[at].item() not in KNOWN.get(name, ()):
                 yield f"{name} of {x[at].item()}: {out[at].item()}, not {right[at].item()}"
+    try:
+        _launch(elementwise, x, torch.zeros(127), "exp", 128, warps=4)
+        yield "no error for a number that is stored past a tensor"
+    except OutsideError:
+        pass
     for dtype in (torch.float32, torch.int32):
         for count in (32, 256, 1024):
             x = torch.randperm(4096, generator=random)[:count].sub(2048).to(dtype)
