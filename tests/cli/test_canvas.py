@@ -126,3 +126,17 @@ def test_counts_only_accepted_tokens_that_show() -> None:
     view = view_of_characters()
     draft(view, "ab\0\0", [True, False, True, True])
     assert view.accepted == 1
+
+
+def test_doubted_text_is_underlined() -> None:
+    """Over lines that are broken, in a last line that goes on, and past what is replaced."""
+    view = view_of_characters()
+    lines = view.commit("one\ttwo three four", 12, doubted=[range(4, 13)])
+    lines += view.commit(" five", 12, doubted=[range(1, 3)])
+    lines += view.finish()
+    assert plain(lines) == ["one    two", "three four", "five"]
+    underlined = [
+        "".join(line.plain[at] for at in range(len(line)) if style_at(line, at) == "underline")
+        for line in lines
+    ]
+    assert underlined == ["two", "three", "fi"]

@@ -50,7 +50,7 @@ def test_the_file_holds_the_steps_and_asks_for_nothing() -> None:
     texts, (canvas,) = data["texts"], data["canvases"]
     assert [texts[i] for i in canvas["noise"]] == ["h", "g"]
     assert [[texts[i] for i in d["tokens"]] for d in canvas["drafts"]] == [["a", "b"], ["c", "b"]]
-    assert [texts[i] for i in canvas["settled"]] == ["c"]
+    assert [texts[i] for i in canvas["settled"]] == ["c"] and "doubted" not in canvas
     assert canvas["drafts"][0] | {"tokens": []} == {
         "step": 1,
         "tokens": [],

@@ -76,8 +76,10 @@ class BoardView(CanvasDrawing):
         super().__init__(decode)
         self._text = text.replace("\n", "")
 
-    def commit(self, text: str, width: int, thought: str = "") -> list[Text]:
-        lines = super().commit(text, width, thought)
+    def commit(
+        self, text: str, width: int, thought: str = "", doubted: Sequence[range] = ()
+    ) -> list[Text]:
+        lines = super().commit(text, width, thought, doubted)
         rows = [line.plain for line in (*lines, self.carry)]
         if [len(row) for row in rows] != [4] * 4 or width < WIDTH:
             return lines

@@ -31,6 +31,7 @@ from rich.text import Text
 
 from sfumato import Done, Draft, Settled
 from sfumato.cli.terminal import STAND_INS, speaks_unicode
+from sfumato.text_side import Doubt
 
 _UNDECODED = "\ufffd"
 _REORDERING = set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -143,6 +144,7 @@ def _word_widths(pieces: Sequence[str]) -> list[int]:
 GLOW = ("bold bright_yellow", "bright_yellow", "yellow")
 HAZE_GLOW = ("yellow", "dim yellow", "dim yellow")
 SETTLED, HAZE, THOUGHT = "", "dim", "dim italic"
+DOUBTED = "underline"
 
 LEAST_WIDTH = 4  # a wide character and room to break
 _CELLS_PER_TOKEN = 4.5  # of English text in a large vocabulary
@@ -175,21 +177,35 @@ class CanvasDrawing:
             self._ages = [age + 1 if new == old else 0 for new, old, age in pairs]
         self._ids, self._accepted = list(ids), list(accepted)
 
-    def commit(self, text: str, width: int, thought: str = "") -> list[Text]:
-        """End the canvas with what it adds; returns the lines that are now complete.
+    def commit(
+        self, text: str, width: int, thought: str = "", doubted: Sequence[range] = ()
+    ) -> list[Text]:
+        """End the canvas with what it adds; returns the lines that are now complete. doubted:
+        characters of the text, which are underlined.
 
         The unfinished last line stays in `carry`.
         """
         self._ids, self._ages, self._accepted, self._size = [], [], [], None
-        return [*self._add(thought, THOUGHT, width), *self._add(text, SETTLED, width)]
+        return [*self._add(thought, THOUGHT, width), *self._add(text, SETTLED, width, doubted)]
 
-    def _add(self, text: str, style: str, width: int) -> list[Text]:
+    def _add(self, text: str, style: str, width: int, doubted: Sequence[range] = ()) -> list[Text]:
         if not text:
             return []
         complete = self.finish() if self.carry.style != style else []
-        words = re.findall(r"\s|\S+", self.carry.plain + harmless(text))
+        joined, at = self.carry.copy(), 0
+        joined.style = style
+        for run in doubted:
+            joined.append(harmless(text[at : run.start]))
+            joined.append(harmless(text[run.start : run.stop]), DOUBTED)
+            at = run.stop
+        joined.append(harmless(text[at:]))
+        words, end = re.findall(r"\s|\S+", joined.plain), 0
         for line in wrap(words, _usable(width), frozenset()).lines:
-            complete.append(Text("".join(part.text for part in line), style))
+            shown = "".join(part.text for part in line)
+            # The space at which a line is broken is in none.
+            start = joined.plain.index(shown, end)
+            end = start + len(shown)
+            complete.append(joined[start:end])
         self.carry = complete.pop()
         return complete
 
@@ -371,6 +387,8 @@ class Region:
 class Display:
     """What a reply is shown on. This one shows nothing: the reply is printed in another form."""
 
+    is_silent = True
+
     def __enter__(self) -> Self:
         return self
 
@@ -386,6 +404,7 @@ class Plain(Display):
     also the last draft of the canvas that had not settled."""
 
     def __init__(self) -> None:
+        self.is_silent = False
         # A file or a program gets the exact text; at a terminal control codes are replaced.
         self._clean = harmless if sys.stdout.isatty() else str
         self._written = ""
@@ -433,6 +452,7 @@ class Live(Display):
         noise: Callable[[int], list[int]] | None = None,
         view: CanvasDrawing | None = None,
     ) -> None:
+        self.is_silent = False
         self._console, self._clock, self._pause_s, self._noise = console, clock, pause_s, noise
         self._region = Region(console)
         self._view = view or CanvasDrawing(decode)
@@ -465,10 +485,11 @@ class Live(Display):
             self._draft(event)
         elif isinstance(event, Settled):
             self._tokens += len(event.token_ids)
+            doubted = [self._place(doubt) for doubt in event.doubts]
             self._text += event.text
             self._hold()
             self._held_until = -math.inf
-            self._draw(above=self._view.commit(event.text, self._width, event.thought))
+            self._draw(above=self._view.commit(event.text, self._width, event.thought, doubted))
         else:
             text = _news(event, self._text)
             if event.reply.stop_reason == "cancelled":
@@ -477,6 +498,11 @@ class Live(Display):
                 rest = [*self._view.commit(text, self._width), *self._view.finish()]
             self._region.draw([], above=[*rest, *self._summary(event)])
         self._resumed_at = self._clock()
+
+    def _place(self, doubt: Doubt) -> range:
+        """The characters of a canvas's text that are doubted; its text is not counted yet."""
+        start = doubt.start - len(self._text)
+        return range(max(0, start), max(0, start + len(doubt.text)))
 
     def _abandoned(self, text: str) -> list[Text]:
         """What stays of a canvas that is interrupted: text before it, and its last draft."""

@@ -49,6 +49,7 @@ from sfumato.model.vision.loading import find_tower
 from sfumato.options.table import DEVICES
 from sfumato.refused import Refused
 from sfumato.server.examples import CANNOT, is_answered, page_texts
+from sfumato.text_side import Verification
 from sfumato.weights.checkpoint import fingerprint
 
 Message = dict[str, Any]
@@ -145,7 +146,7 @@ def check_device(name: str) -> None:
 def request(args: argparse.Namespace, messages: list[Message] | None, **fields: Any) -> Request:
     """The request that the options describe; fields: what else it has. Raises ValueError for a
     wrong option."""
-    given, names = vars(args), ("max_tokens", "thinking", "stop")
+    given, names = vars(args), ("max_tokens", "thinking", "stop", "verify")
     fields = {name: given[name] for name in names if name in given} | fields
     if given.get("adapter"):
         fields["adapter"] = ADAPTER
@@ -217,11 +218,27 @@ def answer(
                 raise AssertionError("a request ends in Finished or Failed")
         for line in end.reply.warnings:  # below the text, whose last line has ended
             terminal.print_message("note", line)
+        if not display.is_silent and (read := end.reply.verification) is not None:
+            terminal.print_message("note", verified(read))
         reply, interrupted = end.reply, presses.count > 0
         last = before.text if before and reply.stop_reason == "cancelled" else ""
         return Answer(reply, reply.text, interrupted, end.account, last)
     except KeyboardInterrupt:
         return Answer(None, "".join(committed), True, draft=draft.text if draft else "")
+
+
+MOST_SHOWN = 5  # doubts of a note
+
+
+def verified(read: Verification) -> str:
+    """What a second reader finds of a reply, in words."""
+    share = f"{read.agreement:.0%} of the tokens are the causal mode's own choice"
+    if not read.doubts:
+        return f"{share}, and it doubts none of the text"
+    shown = ", ".join(repr(doubt.text.strip() or doubt.text) for doubt in read.doubts[:MOST_SHOWN])
+    more = len(read.doubts) - MOST_SHOWN
+    doubts = f"{share}; it doubts {shown}" + (f" and {more} more" if more > 0 else "")
+    return doubts if read.other is None else f"{doubts}; undecided, it would say {read.other!r}"
 
 
 def _events(engine: Engine, request: Request, presses: Presses) -> Generator[Event, None, None]:

@@ -116,6 +116,7 @@ def _report(answer: Answer) -> dict[str, Any]:
         "tool_calls": [{"name": c.name, "arguments": c.arguments} for c in reply.tool_calls],
         "stop_reason": reply.stop_reason,
         "warnings": list(reply.warnings),
+        **({} if reply.verification is None else {"verification": asdict(reply.verification)}),
         "stats": stats,
     }
 

@@ -235,7 +235,7 @@ SUFFIX = (
     ),
     Exclusion(
         "suffix",
-        ("min_tokens", "ignore_eos", "settle_at_end", "max_thinking_tokens"),
+        ("min_tokens", "ignore_eos", "settle_at_end", "max_thinking_tokens", "verify"),
         "text before a suffix ends where the suffix begins",
         "leave the field out",
     ),
@@ -249,7 +249,7 @@ SUFFIX = (
 FILL = (
     Exclusion(
         "parts",
-        ("stop", "min_tokens", "ignore_eos", "settle_at_end", "max_thinking_tokens"),
+        ("stop", "min_tokens", "ignore_eos", "settle_at_end", "max_thinking_tokens", "verify"),
         "a fill has the length that its holes have",
         "",
     ),

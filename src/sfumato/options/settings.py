@@ -144,7 +144,7 @@ REPLY = (
     Setting("max_thinking_tokens", _TOKENS, "then a thought is closed and the answer begins"),
     Setting("retry_empty", _FLAG, "draw an empty answer again", True),
     Setting("verify", Choice(VERIFICATIONS), "let the causal mode read the reply: report what it "
-            "doubts, or abstain too where it doubts a short answer", None, "", "", ""),
+            "doubts, or abstain too where it doubts a short answer", None, "", "verify"),
     Setting("timeout_s", Number(0, MOST_SECONDS, (0,)), "seconds until a request fails", None, "",
             "", "timeout"),
     Setting("drafts", _FLAG, "send the draft of every step", False, "", "", "stream_drafts"),

@@ -248,6 +248,7 @@ GENERAL = (
     Option("seed", SEED, ("train",), "random seed, 0 to 2^64-1", 0, "N"),
     Option("seed", SEED, ("eval",), "draws the held-out tasks and the noise, 0 to 2^64-1", 0, "N"),
     decoding("mode", (*TALK, *EVAL), "", REPLY, None, "; default: canvas"),
+    decoding("verify", TALK, "", REPLY),
     decoding("max_steps", DECODE, "N", REPLY, None, ", 1 to 4096"),
     decoding("sampler", DECODE, "NAME", REPLY, None, f": {SAMPLER_NAMES}"),
     decoding("entropy_bound", DECODE, "NATS", REPLY, None, "; of the sampler entropy-bound"),

@@ -97,7 +97,10 @@ class Recorder:
     def settled(self, settled: Settled) -> None:
         """Adds the tokens of a settled canvas."""
         if settled.canvas < len(self._canvases):
-            self._canvases[settled.canvas]["settled"] = self._pack(settled.token_ids)
+            canvas = self._canvases[settled.canvas]
+            canvas["settled"] = self._pack(settled.token_ids)
+            if (read := settled.verification) is not None:
+                canvas["doubted"] = [at for run in read.doubted_runs for at in run]
         self._thin()
 
     def data(

@@ -108,9 +108,11 @@ class Script:
         self.frames.append({"choices": [], "draft": {**frame, **rest}})
         return self
 
-    def settle(self, canvas: int, tokens: list[str], convergence: str = "converged") -> Script:
+    def settle(
+        self, canvas: int, tokens: list[str], convergence: str = "converged", **more: Any
+    ) -> Script:
         ids = [self._id(token) for token in tokens]
-        frame = {"canvas": canvas, "convergence": convergence, "steps": 2}
+        frame = {"canvas": canvas, "convergence": convergence, "steps": 2, **more}
         self.frames.append(
             {"choices": [], "settled": {**frame, "token_ids": ids, "tokens": tokens}}
         )

@@ -285,3 +285,34 @@ def test_the_markers_are_the_servers(open_page: Callable[..., Any]) -> None:
     page.reload()
     page.wait_for_selector(".reply .markdown p")
     assert text_of(page) == "yes <eos>"
+
+
+def test_what_a_second_reader_doubts_is_underlined(open_page: Callable[..., Any]) -> None:
+    """On the canvas, which stays shown, and below it in words; after a reload too. The setting asks
+    for it."""
+    page = open_page()
+    tokens = ["It", " is", " **Rome**", "."]
+    script = (
+        Script().draft(0, 1, tokens).settle(0, tokens, doubted=[2]).delta(content="It is **Rome**.")
+    )
+    script.frames.append(
+        {
+            "choices": [
+                {
+                    "delta": {},
+                    "finish_reason": "stop",
+                    "verification": {"agreement": 0.759, "doubts": [{"text": " **Rome**"}]},
+                }
+            ]
+        }
+    )
+    script.play(page)
+    ask(page, "where?")
+    wait(page)
+    for _ in range(2):
+        doubted = page.locator(".reply .bubble > .canvas .doubted")
+        expect(doubted).to_be_visible()
+        expect(doubted).to_have_text(" **Rome**")
+        expect(page.locator(".reply")).to_contain_text("It doubts “**Rome**”.")
+        expect(page.locator(".reply")).to_contain_text("75 % of the tokens")
+        page.reload()

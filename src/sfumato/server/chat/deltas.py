@@ -288,6 +288,12 @@ class DeltaRenderer(Renderer):
         lines = [*self.notes, *self.warnings(reply)]
         return {"warnings": lines} if lines else {}
 
+    def verified(self, reply: Reply) -> Frame:
+        """What a second reader finds as a field of an answer, where that was asked."""
+        if reply.verification is None:
+            return {}
+        return {"verification": objects.verification(self.service, reply.verification)}
+
     def _news(self, numbers: Sequence[int]) -> Iterator[Frame]:
         """What has been encoded of those prompts since the last time."""
         if any(self._sent[number].reports for number in numbers):

@@ -15,6 +15,7 @@ from sfumato.engine import Account, Finished
 from sfumato.server.schemas import Body
 from sfumato.server.service import FINGERPRINT, Service
 from sfumato.text.calls import ToolCall
+from sfumato.text_side import Verification
 
 
 def new_id(kind: str) -> str:
@@ -128,6 +129,34 @@ def warned(body: Body) -> dict[str, Any]:
     """The notes as a field of an answer."""
     lines = notes(body)
     return {"warnings": lines} if lines else {}
+
+
+def verification(service: Service, verified: Verification) -> dict[str, Any]:
+    """What a second reader finds of a reply: its tokens with their log probabilities by both
+    phases, those of thoughts and calls too, and the parts of the answer that it doubts."""
+    tokens = []
+    for each in verified.canvases:
+        texts, preferred = map(service.token_texts, (each.token_ids, each.preferred))
+        columns = each.log_probs, each.ranks, each.canvas_log_probs, each.canvas_entropy
+        for text, other, log, rank, own, entropy in zip(texts, preferred, *columns, strict=True):
+            tokens.append(
+                {
+                    "token": text,
+                    "logprob": log,
+                    "rank": rank,
+                    "preferred": other,
+                    "canvas_logprob": own,
+                    "canvas_entropy": entropy,
+                }
+            )
+    undecided = {"undecided": True, "other": verified.other} if verified.undecided else {}
+    return {
+        "agreement": verified.agreement,
+        "agreement_per_canvas": [each.agreement for each in verified.canvases],
+        "doubts": [asdict(doubt) for doubt in verified.doubts],
+        **undecided,
+        "tokens": tokens,
+    }
 
 
 def figures(ends: Sequence[Finished], warnings: list[str]) -> dict[str, Any]:

@@ -61,6 +61,7 @@ def request_fields(
         "stop": stops_of(body.stop) or None,
         "max_thinking_tokens": body.max_thinking_tokens,
         "retry_empty": bool(retry),
+        "verify": body.verify,
         "drafts": bool(body.stream and body.stream_drafts),
         "timeout_s": body.timeout,
         "since": body.envelope.since,

@@ -534,7 +534,8 @@ class MessagesRenderer(DeltaRenderer):
         if end.reply.text:
             blocks.append({"type": "text", "text": end.reply.text})
         blocks += [_call(call, call.arguments) for call in end.reply.tool_calls]
-        return self._message(blocks, self._usage(end.account), end.reply) | self.warned(end.reply)
+        message = self._message(blocks, self._usage(end.account), end.reply)
+        return message | self.warned(end.reply) | self.verified(end.reply)
 
     def extra(self, fields: Frame) -> Frame:
         return {"type": next(iter(fields))} | fields
@@ -572,6 +573,7 @@ class MessagesRenderer(DeltaRenderer):
             "delta": self._stop(end.reply),
             "usage": self._usage(end.account),
             **self.warned(end.reply),
+            **self.verified(end.reply),
         }
         yield {"type": "message_stop"}
 

@@ -387,6 +387,7 @@ class LlamaRenderer(DeltaRenderer):
             "truncated": False,
             "timings": objects.timings(account),
             **self.warned(reply),
+            **self.verified(reply),
         }
 
 

@@ -440,6 +440,7 @@ class OllamaRenderer(DeltaRenderer):
             "eval_count": account.output_tokens,
             "eval_duration": nanoseconds(account.denoise_s + account.commit_s),
             **self.warned(end.reply),
+            **self.verified(end.reply),
         }
 
 

@@ -279,6 +279,7 @@ class ChoicesRenderer(DeltaRenderer):
                 **self.shown(number, end.reply),
                 "logprobs": self.logprobs(number, collected),
                 "finish_reason": self.reason(end.reply),
+                **self.verified(end.reply),
                 **self.more(number, end),
             }
             if len(replies) > 1:
@@ -290,6 +291,7 @@ class ChoicesRenderer(DeltaRenderer):
 
     def end(self, number: int, end: Finished) -> Iterable[Frame]:
         last = self.chunk(number, self.empty, self.reason(end.reply))
+        last["choices"][0] |= self.verified(end.reply)
         last["timings"] = objects.timings(end.account)
         last |= self.warned(end.reply)
         if "warnings" in last:

@@ -398,6 +398,7 @@ def _rounded(values: Tensor) -> Any:
 
 
 def settled_frame(service: Service, number: int, settled: Settled, steps: int) -> dict[str, Any]:
+    read = settled.verification
     return {
         "index": number,
         "canvas": settled.canvas,
@@ -405,4 +406,5 @@ def settled_frame(service: Service, number: int, settled: Settled, steps: int) -
         "token_ids": settled.token_ids,
         "tokens": service.token_texts(settled.token_ids),
         "steps": steps,
+        **({} if read is None else {"doubted": [at for run in read.doubted_runs for at in run]}),
     }

@@ -67,6 +67,7 @@ function turn(value) {
     ...Array.isArray(value.warnings) && {
       warnings: list(value.warnings, MOST.warnings).filter((line) => isText(line, 2_000)),
     },
+    ...isText(value.doubts, 2_000) && { doubts: value.doubts },
     ...timings(value.timings),
   };
 }
@@ -106,6 +107,7 @@ function canvas(value) {
     maxSteps: value.maxSteps, drafts,
     settled: settled ? {
       ids: settled.ids, tokens: settled.tokens, convergence: text(settled.convergence, 20), steps: number(settled.steps),
+      ...ids(settled.doubted, settled.doubted?.length) && { doubted: settled.doubted },
     } : null,
     ...isNoise && { noise },
   };

@@ -6,6 +6,7 @@ import { chosenModel, complete } from './api.js';
 import { newId } from './dom.js';
 import { makeEditable } from './editing.js';
 import { ServerError } from './errors.js';
+import { doubtsOf } from './footer.js';
 import { ReplyView } from './message.js';
 import { drawSeed, paced } from './pace.js';
 import { contentOf } from './pictures.js';
@@ -192,6 +193,7 @@ export class Chat {
       if (choice?.delta?.content) { record.content += choice.delta.content; view.speak(choice.delta.content); }
       if (choice?.delta?.reasoning_content) record.thought += choice.delta.reasoning_content;
       if (choice?.finish_reason) record.finish = choice.finish_reason;
+      if (choice?.verification) record.doubts = doubtsOf(choice.verification).slice(0, 2_000);
       if (frame.prompt_progress) view.reads(frame.prompt_progress);
       if (frame.timings) record.timings = frame.timings;
       if (frame.warnings) record.warnings = frame.warnings;

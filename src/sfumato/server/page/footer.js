@@ -68,7 +68,18 @@ const CANNOT = 'this demonstration model cannot answer that'; // a warning of th
 const ASK = 'Ask a whole question, as “What is the capital of Japan?”, or begin a new conversation (+).';
 
 /** The line below a reply; '' where there is none. */
-export function remark({ warnings }) {
-  if (warnings?.includes(CANNOT)) return `${CANNOT[0].toUpperCase()}${CANNOT.slice(1)}. ${ASK}`;
-  return (warnings ?? []).join(' ');
+export function remark({ warnings, doubts = '' }) {
+  if (warnings?.includes(CANNOT)) return `${CANNOT[0].toUpperCase()}${CANNOT.slice(1)}. ${ASK} ${doubts}`.trim();
+  return [...warnings ?? [], doubts].filter(Boolean).join(' ');
+}
+
+const MOST_SHOWN = 5; // doubts of a note
+
+/** What a second reader found of a reply, in words. */
+export function doubtsOf({ agreement, doubts }) {
+  const share = `${Math.floor(100 * agreement)} % of the tokens are the causal mode's own choice`;
+  if (!doubts.length) return `${share}, and it doubts none of the text.`;
+  const shown = doubts.slice(0, MOST_SHOWN).map(({ text }) => `“${text.trim() || '␣'}”`).join(', ');
+  const more = doubts.length > MOST_SHOWN ? ` and ${doubts.length - MOST_SHOWN} more` : '';
+  return `${share}. It doubts ${shown}${more}.`;
 }

@@ -31,7 +31,7 @@ export class ReplyView {
   #isDrawn = false; // whether it had any
   #spokenText = ''; // of the answer, while it comes: what whole canvases have added
   #covered = 0; // settled canvases whose text that is
-  #wantsText = true;
+  #wantsText = null; // null: unless a token is underlined, which the canvas shows
   #spoken = el('p', { class: 'unseen', 'aria-live': 'polite' });
   #note = el('p', { class: 'note', hidden: true });
   #stoppedLabel = el('p', { class: 'stopped', hidden: true });
@@ -234,7 +234,8 @@ export class ReplyView {
       drawFormulas(this.#text);
       this.#isDrawn = elements !== null;
     }
-    const isShown = this.#isDrawn && (this.#live || (this.#wantsText && !frame && !this.#picked));
+    const wantsText = this.#wantsText ?? !this.trace.data.some(({ settled: one }) => one?.doubted);
+    const isShown = this.#isDrawn && (this.#live || (wantsText && !frame && !this.#picked));
     this.#text.hidden = !isShown;
     this.#text.inert = this.#live;
     this.#answer.element.hidden = isShown && !this.#live;

@@ -15,12 +15,12 @@ const SPEEDS = [[800, '0.8 s'], [400, '0.4 s'], [200, '0.2 s'], [80, '0.08 s']];
 /** The trace of what was packed: tokens are numbers into `texts`. */
 function unpacked({ texts, canvases }) {
   const named = (ids) => ids.map((id) => texts[id]);
-  return new Trace(canvases.map(({ max_steps: maxSteps, noise, drafts, settled }) => ({
+  return new Trace(canvases.map(({ max_steps: maxSteps, noise, drafts, settled, doubted }) => ({
     maxSteps,
     noise: noise && named(noise),
     drafts: drafts.map(({ step, tokens, entropy, accepted }) => (
       { step, ids: tokens, tokens: named(tokens), entropy, accepted: [...accepted].map(Number) })),
-    settled: settled && { ids: settled, tokens: named(settled) },
+    settled: settled && { ids: settled, tokens: named(settled), doubted },
   })));
 }
 

@@ -30,7 +30,8 @@ export function tokensAt(trace, frame, puzzle = null) {
     joinBytes(tokens).forEach((text, p) => {
       const kind = read.kinds[p];
       if (!kind) return;
-      const style = isDrafting ? styleOf(trace, c, p, d) : kind === 'call' ? 'call' : '';
+      const style = isDrafting ? styleOf(trace, c, p, d) : kind === 'call' ? 'call'
+        : settled.doubted?.includes(p) ? 'doubted' : '';
       const list = shown[kind === 'thought' ? 'thought' : 'answer'];
       list.push({ key: `${c}.${p}`, canvas: c, text: harmless(text), style });
     });

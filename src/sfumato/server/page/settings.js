@@ -66,12 +66,13 @@ export class Settings {
       if (value !== null) body[name] = value;
     }
     if (this.values.thinking) body.chat_template_kwargs = { enable_thinking: true };
+    if (this.values.verify) body.verify = 'report';
     return body;
   }
 
   /** Those of them that say how a canvas is denoised, and not what a chat is. */
   get samplingFields() {
-    const { max_tokens: most, chat_template_kwargs: template, ...fields } = this.requestFields;
+    const { max_tokens: most, chat_template_kwargs: template, verify, ...fields } = this.requestFields;
     return fields;
   }
 

@@ -24,6 +24,7 @@ export function pack({ record, trace }, { content, pictures = [], files = [] }, 
       accepted: accepted.join(''),
     })),
     settled: settled && numbers(settled.tokens),
+    ...settled?.doubted && { doubted: settled.doubted },
   }));
   return {
     version: 1,

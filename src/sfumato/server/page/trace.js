@@ -49,6 +49,7 @@ export class Trace {
     canvas.settled = {
       ids: frame.token_ids, tokens: frame.tokens,
       convergence: frame.convergence, steps: frame.steps,
+      ...frame.doubted?.length && { doubted: frame.doubted },
     };
   }
 

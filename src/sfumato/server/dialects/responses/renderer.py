@@ -328,6 +328,7 @@ class ResponsesRenderer(DeltaRenderer):
             "usage": _usage(account),
             "timings": objects.timings(account),
             **self.warned(end.reply),
+            **self.verified(end.reply),
         }
 
     def _kept(self, response: Frame, begun: bool) -> Frame:
