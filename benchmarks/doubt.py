@@ -266,7 +266,8 @@ def redo(model: Model, count: int, cap: int, times: int = 1) -> None:
 
 
 def cost(model: Model, rounds: int, prefix: int = 128) -> None:
-    """Medians of interleaved rounds, in seconds of the processor: a late step, and what verification adds to a commit and takes
+    """Medians of interleaved rounds, in seconds of the processor: a late step, and what
+    verification adds to a commit and takes
     by itself."""
     network, length = model.network, model.config.canvas_length
     vocabulary = model.config.vocab_size

@@ -95,6 +95,7 @@ class FakeModel:
             tool_calls=(),
             stop_reason=stop_reason,
             warnings=self.warnings,
+            verification=None,
             filled=None,
             stats=stats,
         )
