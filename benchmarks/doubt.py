@@ -30,6 +30,7 @@ from sklearn.model_selection import cross_val_predict
 
 import sfumato
 from sfumato import Engine, EngineConfig, Hole, Model, Request, SamplerConfig
+from sfumato.bench.evaluate import held_out_lengths
 from sfumato.diffusion.canvas import Canvas, CanvasPlan, GivenCanvas
 from sfumato.diffusion.causal import row_scores
 from sfumato.diffusion.limits import Limits, plan_reply
@@ -41,7 +42,6 @@ from sfumato.embedded_questions import countries
 from sfumato.engine import Draft, Finished, Settled
 from sfumato.tasks.wants import Ranks
 from sfumato.train.embedded_data import ask, evaluation_sets
-from sfumato.train.evaluate import held_out_lengths
 
 UNSEEN = (
     *(("Armenia", "Yerevan"), ("Bahrain", "Manama"), ("Belize", "Belmopan"), ("Benin", "Porto")),
