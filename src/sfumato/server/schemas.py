@@ -31,7 +31,7 @@ from pydantic_core import PydanticCustomError
 from sfumato.diffusion import sampler_config
 from sfumato.diffusion.constraints.grammar import LONGEST_SOURCE, MOST_TEXTS
 from sfumato.media.patches import Patches
-from sfumato.options import MODES, PACES, SAMPLERS, SETTINGS, VERIFICATIONS, setting
+from sfumato.options import MODES, PACES, SAMPLERS, SETTINGS, setting
 from sfumato.options.limits import (
     LONGEST_STOP,
     MOST_BIAS,
@@ -186,7 +186,6 @@ LLAMA_BIAS = either(
 SAMPLER: Schema = {"enum": [*SAMPLERS, None]}
 PACE: Schema = {"enum": [*PACES, None]}
 MODE: Schema = {"enum": [*MODES, None]}
-VERIFY: Schema = {"enum": [*VERIFICATIONS, None]}
 EFFORT: Schema = {"enum": [*EFFORTS, None]}
 
 
@@ -575,7 +574,7 @@ class Sampling(Neutral, Grammars, Body):
     soft_top_k: Annotated[int | None, within("soft_top_k")] = None
     max_thinking_tokens: Annotated[int | None, within("max_thinking_tokens")] = None
     retry_empty: bool | None = None
-    verify: Annotated[str | None, WithJsonSchema(VERIFY)] = Field(
+    verify: Literal["report", "abstain"] | None = Field(
         None, description="Replies have the field `verification` then."
     )
     timeout: Annotated[float | None, within("timeout_s")] = None
