@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import random
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from benchmarks import chaos
@@ -63,6 +67,30 @@ def test_a_replica_that_hangs_is_replaced_and_nobody_waits_for_it(server: Server
         ends.append(seen.ask("chat", rng))
     striking.join()
     assert {end.partition(":")[0] for end in ends} <= {"whole", "whole, streamed", "error event"}
+
+
+def test_a_replica_that_does_not_answer_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    from ray.exceptions import RayActorError
+
+    from sfumato.deploy import ray as on_ray
+
+    async def answer(what: Any) -> Any:
+        if isinstance(what, Exception):
+            raise what
+        return what if what != "hangs" else await asyncio.Event().wait()
+
+    async def results(of: list[Any]) -> list[Any]:
+        return [SimpleNamespace(get_async=partial(answer, each)) for each in of]
+
+    def handle(*of: Any) -> Any:
+        made = SimpleNamespace(_fetch_replica_results_async=partial(results, list(of)))
+        return SimpleNamespace(broadcast=lambda method: made)
+
+    monkeypatch.setattr(on_ray, "ANSWER_S", 0.05)
+    for of in (["a", "hangs", "b", RayActorError()], ["hangs"], []):
+        given = asyncio.run(on_ray.RayReplicas(handle(*of)).all("report"))
+        assert given == [each for each in of if each in ("a", "b")]
 
 
 def test_options_come_as_arguments_of_serve_run() -> None:

@@ -41,7 +41,7 @@ Options = argparse.Namespace
 """The values of the options of `sfumato deploy`."""
 
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
-ANSWER_S = 5.0  # that all replicas have to answer what is asked of each of them
+ANSWER_S = 5.0  # that each replica has to answer what is asked of all of them
 HEALTH_PERIOD_S = 5.0
 FRONT_THREADS = 256  # of the front, most of which wait until a replica has accepted a request
 FRONT_REQUESTS = 4096  # HTTP requests of the front at a time
@@ -154,10 +154,13 @@ class RayReplicas:
 
     async def all(self, method: str, *args: Any) -> list[Any]:
         try:
-            answers = self._handle.broadcast(method, *args)
-            given = await answers.results_async(timeout_s=ANSWER_S, return_exceptions=True)
+            async with asyncio.timeout(ANSWER_S):
+                # Ray's own `results_async` gives nothing where one replica is late.
+                results = await self._handle.broadcast(method, *args)._fetch_replica_results_async()
         except (RayError, RayServeException, TimeoutError):
             return []
+        answers = (asyncio.wait_for(each.get_async(), ANSWER_S) for each in results)
+        given = await asyncio.gather(*answers, return_exceptions=True)
         return [each for each in given if not isinstance(each, BaseException)]
 
 
