@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 from pydantic import BaseModel, Field
 
 import sfumato
@@ -14,6 +16,9 @@ from sfumato import Choice, Model, Score, YesNo
 from sfumato.decisions import Calibration, Reading
 from sfumato.decisions.calibration import Temperature, tempered, wording
 from sfumato.decisions.schema import schema_of
+from sfumato.diffusion.causal import log_likelihoods
+from sfumato.diffusion.constraints.decision_plan import DecisionSettings
+from sfumato.diffusion.constraints.questions import softmax
 
 
 class Team(Enum):
@@ -72,6 +77,29 @@ def test_options_of_the_read(model: Model) -> None:
     assert joint.usage.reads == 1 and len(joint) == 3
 
 
+def test_the_causal_mode_answers_too(model: Model) -> None:
+    """As a plain forward of the whole prompt has it; the canvas's answer stays as it is."""
+    questions = {"team": Choice(["billing", "tech"]), "urgent": YesNo("Now?")}
+    plain = model.decide("I love it", questions, seed=5)
+    decision = model.decide("I love it", questions, seed=5, verify="abstain")
+    for name, answer in decision.items():
+        assert replace(answer, undecided=False, other=None) == plain[name]
+    assert decision["team"].undecided and not decision["urgent"].undecided
+    assert (decision["team"].value, decision["team"].other) == ("tech", "billing")
+    assert "undecided: the causal mode answers billing" in str(decision)
+    untyped = schema_of(questions).questions
+    how = DecisionSettings(seed=5, verify="abstain")
+    plan = model.plan_decision("I love it", untyped, how)
+    answers = model.read_questions("I love it", untyped, how)
+    for read, own in zip(plan.reads, answers.values(), strict=True):
+        prompt = torch.tensor([*plan.prefix, *read.ids])
+        logs = [
+            float(log_likelihoods(model.network, model.network.new_slot(1), line)[-1])
+            for line in (torch.cat((prompt, torch.tensor(label))) for label in read.labels)
+        ]
+        assert own.causal == pytest.approx(softmax(logs), abs=1e-3)
+
+
 def test_a_calibration_is_applied(model: Model, tmp_path: Path) -> None:
     questions = {"team": QUESTIONS["team"]}
     schema = schema_of(questions)
@@ -94,6 +122,8 @@ def test_a_calibration_is_applied(model: Model, tmp_path: Path) -> None:
         ("x", {}, {}, "questions: must be 1 to 1024"),
         ("x", {"a": bool}, {"samples": 0}, "samples: must be"),
         ("x", {"a": bool}, {"order": "x"}, "order: must be"),
+        ("x", {"a": bool}, {"verify": "report"}, 'verify: must be "abstain"'),
+        ("x", {"a": bool}, {"verify": "abstain", "joint": True}, "answers each question by itself"),
         ("x" * 10**6, {"a": bool}, {}, "state: "),
         ("x", {"a": YesNo("y" * 10**6)}, {}, "questions.a: "),
     ],

@@ -32,7 +32,7 @@ from sfumato.decisions.calibration import DecideOptions
 from sfumato.device_trial import try_device, try_network
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
-from sfumato.diffusion.checks import check_tensor, check_verify
+from sfumato.diffusion.checks import check_causal, check_tensor, check_verify
 from sfumato.diffusion.constraints.call_grammar import Source
 from sfumato.diffusion.constraints.decision_plan import (
     DecisionPlan,
@@ -460,6 +460,7 @@ class Model:
         steps: int = 1,
         joint: bool = False,
         label_mass: bool = True,
+        verify: Literal["abstain"] | None = None,
         calibration: Calibration | str | PathLike[str] | None = None,
         adapter: str | None = None,
     ) -> Decision[Any]:
@@ -476,7 +477,7 @@ class Model:
         a calibration that cannot be read.
         """
         schema, shown = schema_of(questions), state_of(state)
-        settings = DecisionSettings(samples, orders, order, steps, joint, seed, label_mass)
+        settings = DecisionSettings(samples, orders, order, steps, joint, seed, label_mass, verify)
         plan = self.plan_decision(shown, schema.questions, settings)
         if isinstance(calibration, str | PathLike):
             calibration = read_calibration(calibration)
@@ -510,6 +511,8 @@ class Model:
         most = self.config.context_length
         room = most if longest is None else min(longest, most)
         how = settings or DecisionSettings()
+        if how.verify is not None:
+            check_causal(self.config, "verify")
         return plan_decision(self.read_template, self._pieces(state), questions, how, room)
 
     def _pieces(self, state: State) -> str | list[StatePiece]:

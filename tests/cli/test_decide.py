@@ -221,7 +221,7 @@ def test_a_table_has_the_answers_of_the_library(
 ) -> None:
     monkeypatch.setattr("sfumato.cli.generation.load", lambda args: model)
     Path("t.csv").write_text("text\np 0.9\nThanks!\n")
-    assert cli(*RUN[:-2], "--seed", "5").code == 0
+    assert cli(*RUN[:-2], "--seed", "5", "--verify").code == 0
     questions = read_questions("q.toml").questions
     for row in csv.DictReader(Path("out.csv").read_text().splitlines()):
         decision = model.decide(row["text"], questions, seed=5)
@@ -229,6 +229,7 @@ def test_a_table_has_the_answers_of_the_library(
             decision["urgent"].probabilities[True], abs=1e-5
         )
         assert row["team_answer"] == decision["team"].value
+        assert row["team_other"] == ("billing" if row["text"] == "p 0.9" else "")
 
 
 def test_one_picture_is_decided_about(

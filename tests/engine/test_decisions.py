@@ -53,6 +53,7 @@ def many(count: int) -> dict[str, Question]:
         {},
         {"samples": "auto", "orders": 2, "seed": 5},
         {"joint": True, "steps": 2},
+        {"verify": "abstain", "orders": 2},
         {"order": "schema", "label_mass": False},
     ],
     ids=str,

@@ -91,7 +91,9 @@ def decided(request: DecisionRequest) -> Decided:
     for name, question in request.questions.items():
         count = len(question.options)
         rest = (1 / (count + 1),) * (count - 1)
-        answers[name] = question.answer((1 - sum(rest), *rest), 0.9, True)
+        likely = 1 - sum(rest), *rest
+        causal = None if request.verify is None else likely[::-1]
+        answers[name] = question.answer(likely, 0.9, True, causal=causal)
     reads = sum(len(question.options) > 1 for question in request.questions.values())
     how = replace(account(Request(id=request.id)), questions=len(answers), reads=reads)
     return Decided(answers, DecisionUsage(12, 3, reads), how)

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sfumato.api import Model
 from sfumato.cli import INTERRUPTED, files, generation, pictures, terminal
@@ -86,7 +86,8 @@ def _decide(args: argparse.Namespace) -> int:
     )
     adapter = generation.ADAPTER if args.adapter else None
     reading = reading_of(args), args.seed, not args.no_label_mass
-    asking = Asking(file, file.schema.questions, *reading, calibration, adapter)
+    verify: Literal["abstain"] | None = "abstain" if args.verify else None
+    asking = Asking(file, file.schema.questions, *reading, calibration, adapter, verify)
     return _one(args, asking) if is_one else _table(args, asking)
 
 
@@ -300,11 +301,13 @@ class Asking:
     label_mass: bool
     calibration: Calibration | None = None
     adapter: str | None = None  # the name of the one that answers
+    verify: Literal["abstain"] | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """Keyword arguments of `Model.decide`, `DecisionSettings` and `DecisionRequest`."""
-        return {**asdict(self.reading), "seed": self.seed, "label_mass": self.label_mass}
+        how = {"seed": self.seed, "label_mass": self.label_mass, "verify": self.verify}
+        return {**asdict(self.reading), **how}
 
     def check(self, model: Model) -> None:
         """Raises ValueError for questions that cannot be asked about any state at all, and for a
@@ -332,6 +335,7 @@ class Asking:
         more = ["label_mass"] * self.label_mass
         if self.reading.samples != 1 or self.reading.orders > 1:
             more += ["spread", "order_spread"]
+        more += ["other"] * (self.verify is not None)
         return columns_of(named, [*more, *["probabilities"] * probabilities])
 
 
@@ -382,6 +386,8 @@ def _value(answer: TypedAnswer, field: str) -> Any:
     """The field of an answer as a plain value."""
     if field == "answer":
         return shown(answer.value)
+    if field == "other":
+        return shown(answer.other) if answer.undecided else None
     if field == "probabilities":
         return {shown(v): round(p, _DIGITS) for v, p in answer.probabilities.items()}
     value = answer.probabilities.get(True) if field == "probability" else getattr(answer, field)

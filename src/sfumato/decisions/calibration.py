@@ -456,5 +456,6 @@ class DecideOptions(TypedDict, total=False):
     steps: int
     joint: bool
     label_mass: bool
+    verify: Literal["abstain"] | None
     calibration: Calibration | str | PathLike[str] | None
     adapter: str | None

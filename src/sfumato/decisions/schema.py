@@ -58,6 +58,8 @@ class TypedAnswer:
     spread: float  # the largest difference between two samples in the probability of an option
     orders: int
     order_spread: float  # likewise between orders of the options
+    undecided: bool = False  # whether the causal mode answers otherwise; only with `verify`
+    other: Any = None  # its value then
 
     @property
     def probability(self) -> float:
@@ -67,9 +69,10 @@ class TypedAnswer:
     def __repr__(self) -> str:
         more = "" if self.score is None else f", score={self.score:.2f}"
         mass = "" if self.label_mass is None else f", label_mass={self.label_mass:.2f}"
+        other = f", undecided, other={self.other!r}" if self.undecided else ""
         return (
             f"TypedAnswer({self.value!r}, probability={self.probability:.2f}, "
-            f"confidence={self.confidence:.2f}{more}{mass})"
+            f"confidence={self.confidence:.2f}{more}{mass}{other})"
         )
 
 
@@ -113,6 +116,8 @@ def bars(name: str, answer: TypedAnswer, width: int = BAR) -> list[str]:
         notes.append(f"spread {answer.spread:.2f} of {answer.samples} samples")
     if answer.orders > 1:
         notes.append(f"order spread {answer.order_spread:.2f} of {answer.orders}")
+    if answer.undecided:
+        notes.insert(0, f"undecided: the causal mode answers {shown(answer.other)}")
     lines = [f"{name}: {shown(answer.value)}  ({', '.join(notes)})"]
     labels = [shown(value) for value in answer.probabilities]
     column = min(_LONGEST, max(map(len, labels)))
@@ -364,6 +369,9 @@ def _hint(annotation: Any) -> str:
 def typed_answer(form: Form, answer: Answer) -> TypedAnswer:
     """What a read's answer becomes for the caller."""
     scored = answer if isinstance(answer, ScoreAnswer) else None
+    other = None if answer.other is None else form.values[answer.other]
+    if other is not None and form.expected:
+        other = ScoreAnswer(answer.causal or ()).score
     return TypedAnswer(
         scored.score if scored and form.expected else form.values[answer.best],
         dict(zip(form.values, answer.probabilities, strict=True)),
@@ -375,6 +383,8 @@ def typed_answer(form: Form, answer: Answer) -> TypedAnswer:
         answer.spread,
         answer.orders,
         answer.order_spread,
+        answer.other is not None,
+        other,
     )
 
 

@@ -139,6 +139,7 @@ class DecisionRequest(AnyRequest):
     joint: bool = False
     order: Literal["state", "schema"] = "state"
     label_mass: bool = True
+    verify: Literal["abstain"] | None = None
     seed: int = field(default=0, kw_only=True)
     id: str = field(default_factory=partial(new_id, "dec"), kw_only=True)
 

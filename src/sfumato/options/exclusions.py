@@ -149,6 +149,12 @@ DECISION = (
     Exclusion(
         "calibration", ("adapter",), "a calibration is of the model without adapters", about=_BOTH
     ),
+    Exclusion(
+        "joint",
+        ("verify",),
+        "the causal mode answers each question by itself, and not on one canvas with the others",
+        about=_BOTH,
+    ),
 )
 VERIFY = (
     Exclusion("mode=causal", ("verify",), "the causal mode has written the reply itself"),

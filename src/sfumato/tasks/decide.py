@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
-from sfumato.diffusion.constraints.decision_plan import DecisionPlan
+from sfumato.diffusion.constraints.decision_plan import DecisionPlan, Read
 from sfumato.diffusion.constraints.questions import Answer
 from sfumato.tasks.works import (
     Claim,
     Figures,
+    Likelihood,
     PlacedPicture,
     Prompt,
     Score,
@@ -34,7 +36,10 @@ class DecideTask:
 
     def __init__(self, plan: DecisionPlan, family: str = "") -> None:
         self.plan = plan
-        longest = max((len(read.ids) for read in plan.reads), default=0)
+        lines = [] if plan.settings.verify is None else list(map(_likelihoods, plan.reads))
+        self._lines = lines  # of each read
+        beside: list[Read | Likelihood] = [*plan.reads, *chain.from_iterable(lines)]
+        longest = max((len(each.ids) for each in beside), default=0)
         pictures = tuple(PlacedPicture(start, shown.content) for start, shown in plan.shown)
         # Later decisions are likely to share the whole prefix.
         prompt = Prompt(plan.prefix, (len(plan.prefix),), pictures)
@@ -53,7 +58,16 @@ class DecideTask:
             yield prompt_work(self.claim.prompt)
         samples = yield Score(plan.reads)
         counts = (len(s) * len(r.canvases) for s, r in zip(samples, plan.reads, strict=True))
-        return Answers(plan.answers(samples), sum(counts))
+        answers, reads = plan.answers(samples), sum(counts)
+        if self._lines:
+            scores = iter((yield Score(tuple(chain.from_iterable(self._lines)))))
+            answers = plan.verified(answers, [[next(scores) for _ in own] for own in self._lines])
+        return Answers(answers, reads)
 
     def stopped(self) -> Answers:
         raise Unfinished("the request was cancelled")
+
+
+def _likelihoods(read: Read) -> list[Likelihood]:
+    """Each label of a read of one question, behind it."""
+    return [Likelihood([*read.ids, *label], len(read.ids)) for label in read.labels]

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from sfumato.diffusion.checks import is_whole
 from sfumato.diffusion.constraints.questions import (
@@ -30,6 +30,8 @@ from sfumato.diffusion.constraints.questions import (
     answer_of,
     check_question,
     check_reads,
+    mean,
+    softmax,
 )
 from sfumato.diffusion.constraints.read_template import (
     BETWEEN,
@@ -78,10 +80,12 @@ StatePiece = str | Shown
 @dataclass(frozen=True)
 class DecisionSettings(Reading):
     """How the questions of one decision are read. label_mass: whether the whole vocabulary is
-    scored too, for `Answer.label_mass`."""
+    scored too, for `Answer.label_mass`. verify: "abstain" lets the causal mode answer each question
+    too, for `Answer.causal`."""
 
     seed: int = 0
     label_mass: bool = True
+    verify: Literal["abstain"] | None = None
 
     def check(self) -> None:
         """Raises ValueError, naming the field."""
@@ -94,6 +98,9 @@ class DecisionSettings(Reading):
                 raise Refused(name, f"must be {number}, got {quoted(value)}")
         if self.order not in ("state", "schema"):
             raise Refused("order", f'must be "state" or "schema", got {quoted(self.order)}')
+        if self.verify not in (None, "abstain"):
+            raise Refused("verify", f'must be "abstain", got {quoted(self.verify)}')
+        exclusions.check(exclusions.DECISION, {"joint": self.joint, "verify": self.verify})
         for name in ("joint", "label_mass"):
             if not isinstance(getattr(self, name), bool):
                 got = quoted(getattr(self, name))
@@ -308,6 +315,22 @@ class Read:
         """Tokens of the canvases of one sample."""
         return sum(len(canvas.ids) for canvas in self.canvases)
 
+    @property
+    def labels(self) -> list[tuple[int, ...]]:
+        """The ids of each option's label, in the caller's order, of a read of one question."""
+        (target,) = self.targets
+        firsts = self.canvases[0].labels[target.slot]
+        return [
+            (firsts[a],) if b is None else (firsts[a], self.canvases[1 + a].labels[0][b])
+            for a, b in target.options
+        ]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are encoded beside the prefix, those for the causal mode with them."""
+        lines = [] if self.settings.verify is None else self.labels
+        return len(self.ids) + sum(len(self.ids) + len(label) for label in lines)
+
     def on_blocks(self, before: Sequence[int], start: int, blocks: Blocks) -> Read:
         """The same where the prefix ends at `start`, before its last tokens `before`: whole blocks
         are encoded, what is behind them begins the canvases, and canvases end with their block.
@@ -478,7 +501,7 @@ class DecisionPlan:
     @property
     def question_tokens(self) -> int:
         """Tokens of all reads, which are encoded apart from the prefix."""
-        return sum(len(read.ids) for read in self.reads)
+        return sum(read.tokens for read in self.reads)
 
     def answers(self, results: Sequence[Sequence[Sequence[Sample]]]) -> dict[str, Answer]:
         """The answers by question. results: of each read its samples, of each of them a `Sample`
@@ -494,6 +517,19 @@ class DecisionPlan:
             if name in orders
             else question.answer((1.0,))  # it has one option: nothing was read
             for name, question in self.questions.items()
+        }
+
+    def verified(
+        self, answers: Mapping[str, Answer], logs: Sequence[Sequence[float]]
+    ) -> dict[str, Answer]:
+        """The answers with those of the causal mode. logs: of each read, the log-likelihoods of
+        its options' labels. All orders weigh the same."""
+        orders: dict[str, list[tuple[float, ...]]] = {}
+        for read, own in zip(self.reads, logs, strict=True):
+            orders.setdefault(read.targets[0].question, []).append(softmax(own))
+        return {
+            name: replace(answer, causal=mean(orders[name])) if name in orders else answer
+            for name, answer in answers.items()
         }
 
 
@@ -529,7 +565,7 @@ def plan_decision(
         if blocks.size > 1:
             read = each.on_blocks(making.prefix[start:], start, blocks)
         _check_room(len(making.prefix), read, longest)
-        tokens += len(read.ids)
+        tokens += read.tokens
         if tokens > MOST_TOKENS:
             raise TooLarge(
                 "questions",

@@ -31,7 +31,8 @@ class Answer:
     probable token of the vocabulary was a label in every read; None where `label_mass` is.
     samples: reads with different noise; spread: the largest difference between two of them in the
     probability of one option, 0 for one. orders and order_spread: likewise, of the orders in which
-    the options were listed, each the mean of its samples.
+    the options were listed, each the mean of its samples. causal: the probabilities of the options
+    by the causal mode; None where it has read nothing.
     """
 
     probabilities: tuple[float, ...]
@@ -41,11 +42,21 @@ class Answer:
     spread: float = 0.0
     orders: int = 1
     order_spread: float = 0.0
+    causal: tuple[float, ...] | None = None
 
     @property
     def best(self) -> int:
         """The number of the most probable option; of equals the first."""
         return max(range(len(self.probabilities)), key=self.probabilities.__getitem__)
+
+    @property
+    def other(self) -> int | None:
+        """The number of the causal mode's most probable option, where that is not `best`: the
+        question is undecided then."""
+        if self.causal is None:
+            return None
+        other = max(range(len(self.causal)), key=self.causal.__getitem__)
+        return None if other == self.best else other
 
 
 class YesNoAnswer(Answer):
@@ -214,12 +225,12 @@ def answer_of(question: Question, orders: Sequence[Sequence[Sample]]) -> Answer:
     """The answer of the samples that were read under each order of the options. The means are of
     probabilities: of the samples of an order, and then of the orders."""
     samples = [sample for order in orders for sample in order]
-    means = [_mean([sample.probabilities for sample in order]) for order in orders]
+    means = [mean([sample.probabilities for sample in order]) for order in orders]
     spreads = (_spread([sample.probabilities for sample in order]) for order in orders)
     masses = [sample.label_mass for sample in samples if sample.label_mass is not None]
     labels = [sample.is_label for sample in samples if sample.is_label is not None]
     return question.answer(
-        _mean(means),
+        mean(means),
         math.fsum(masses) / len(masses) if masses else None,
         all(labels) if labels else None,
         max(len(order) for order in orders),
@@ -237,7 +248,8 @@ def softmax(logits: Sequence[float]) -> tuple[float, ...]:
     return tuple(mass / total for mass in masses)
 
 
-def _mean(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+def mean(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """The means of columns of one length."""
     return tuple(math.fsum(column) / len(rows) for column in zip(*rows, strict=True))
 
 

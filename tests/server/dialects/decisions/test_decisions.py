@@ -202,6 +202,18 @@ def test_wrong_samples(client: Client, value: Any) -> None:
     assert detail["loc"] == ["body", "x_samples"] and "whole number" in detail["msg"]
 
 
+def test_a_second_reader(client: Client) -> None:
+    own = {"x_verify": "abstain"}
+    answers = client.post(ONE, SYSTEM_ONE | own).json()["answers"].values()
+    assert [(each["x_undecided"], each["x_other"]) for each in answers] == [
+        *[(True, False), (True, "tech"), (True, 1)]
+    ]
+    answers = client.post(ANY, OPENAI | own).json()["answers"]
+    assert [each["x_other"] for each in answers] == [False, "true", 1]
+    error = client.post(ANY, OPENAI | own | {"x_joint": True}).json()["error"]
+    assert "each question by itself" in error["message"] and "x_joint" in error["message"]
+
+
 def test_settings(client: Client) -> None:
     own = {"x_joint": True, "x_samples": "auto", "x_orders": 2, "x_order": "schema", "x_steps": 8}
     own |= {"x_seed": -1, "x_label_mass": False, "x_timeout": 2.5, "x_unknown": {}, "seed": "?"}

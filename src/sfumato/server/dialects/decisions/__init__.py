@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -226,6 +226,9 @@ class DecisionBody(Body):
     x_label_mass: bool | None = Field(
         None, description="False: do not compute it, which saves most of the output head (true)."
     )
+    x_verify: Literal["abstain"] | None = Field(
+        None, description="Let the causal mode answer too, and say where it answers otherwise."
+    )
     x_timeout: float | None = Field(
         None, gt=0, le=MOST_SECONDS, description="Seconds until the request fails."
     )
@@ -346,8 +349,12 @@ def parse(
     shown = Pictures(service)
     text = dialect.state_of(body, shown)
     given = {"order=schema": body.x_order == "schema", "pictures": shown.sources}
+    given |= {"joint": body.x_joint, "verify": body.x_verify}
     if (refused := exclusions.refusal(exclusions.DECISION, given)) is not None:
-        raise refused.renamed({"order": "x_order", "pictures": shown.sources[0].field})
+        names = {name: f"x_{name}" for name in ("order", "joint", "verify")}
+        if shown.sources:
+            names["pictures"] = shown.sources[0].field
+        raise refused.renamed(names)
     typed, questions = _questions(dialect, dict(body)["questions"], service.settings.lenient)
     samples, orders = body.x_samples or 1, body.x_orders or 1
     try:
@@ -365,6 +372,7 @@ def parse(
         joint=body.x_joint is True,
         order=body.x_order or "state",
         label_mass=body.x_label_mass is not False,
+        verify=body.x_verify,
         timeout_s=body.x_timeout,
         since=body.envelope.since,
         endpoint=endpoint,
@@ -372,8 +380,9 @@ def parse(
     return request, typed
 
 
-def figures(answer: Answer) -> dict[str, Any]:
-    """What the forms do not have: all names begin with x_, as System One asks."""
+def figures(answer: Answer, values: Sequence[Any]) -> dict[str, Any]:
+    """What the forms do not have: all names begin with x_, as System One asks. values: of the
+    options, as the form writes them."""
     mass = {"x_label_mass": answer.label_mass, "x_is_label": answer.is_label}
     return {
         **{name: value for name, value in mass.items() if value is not None},
@@ -381,6 +390,8 @@ def figures(answer: Answer) -> dict[str, Any]:
         "x_spread": answer.spread,
         "x_orders": answer.orders,
         "x_order_spread": answer.order_spread,
+        **({} if answer.causal is None else {"x_undecided": answer.other is not None}),
+        **({} if answer.other is None else {"x_other": values[answer.other]}),
     }
 
 
@@ -456,6 +467,8 @@ def _in_the_words_of(dialect: DecisionDialect[Any, Any]) -> Iterator[None]:
     except ApiError as error:
         field = None if error.refused is None else error.refused.field
         root, _, name = (field or "").partition(".")
+        if root == "verify":
+            error.rename({root: "x_verify"})
         if error.refused is not None and root in ("state", "questions"):
             names = {"state": dialect.state}
             if dialect.listed and name.isdecimal():

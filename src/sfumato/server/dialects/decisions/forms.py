@@ -134,11 +134,12 @@ def _answer(
     typed: Typed, answer: Answer, shown: Callable[[Any], Any] = lambda level: level
 ) -> dict[str, Any]:
     """shown: a level of a score as the caller reads it."""
-    likely = answer.probabilities
+    likely, values = answer.probabilities, list[Any](range(len(answer.probabilities)))
     match typed, answer:
         case ChoiceQuestion(criteria=names), ChoiceAnswer(best=best, confidence=confidence):
+            values = list(names)
             own = {
-                "choice": list(names)[best],
+                "choice": values[best],
                 "probabilities": dict(zip(names, likely, strict=True)),
                 "confidence": confidence,
             }
@@ -150,8 +151,8 @@ def _answer(
                 "confidence": confidence,
             }
         case _:
-            own = {"noul": likely[0]}
-    return {"type": typed.type, **own, **figures(answer)}
+            values, own = [True, False], {"noul": likely[0]}
+    return {"type": typed.type, **own, **figures(answer, values)}
 
 
 # System One.
@@ -712,13 +713,14 @@ def _part(part: Any, loc: Loc, shown: Pictures | None) -> str:
 
 
 def _openai_answer(typed: OpenAITyped, answer: Answer) -> dict[str, Any]:
-    likely = answer.probabilities
+    likely, values = answer.probabilities, list[Any](range(len(answer.probabilities)))
     match typed, answer:
         case OpenAIChoice(choices=choices), ChoiceAnswer(best=best, confidence=confidence):
-            values = zip(choices, likely, strict=True)
+            values = [one.value for one in choices]
+            pairs = zip(values, likely, strict=True)
             own = {
-                "choice": choices[best].value,
-                "probabilities": [{"value": one.value, "probability": p} for one, p in values],
+                "choice": values[best],
+                "probabilities": [{"value": value, "probability": p} for value, p in pairs],
                 "confidence": confidence,
             }
         case OpenAIScore(levels=levels), ScoreAnswer(score=score, confidence=confidence):
@@ -731,8 +733,8 @@ def _openai_answer(typed: OpenAITyped, answer: Answer) -> dict[str, Any]:
                 "confidence": confidence,
             }
         case _:
-            own = {"probability": likely[0]}
-    return {"type": typed.type, "name": typed.name, **own, **figures(answer)}
+            values, own = [True, False], {"probability": likely[0]}
+    return {"type": typed.type, "name": typed.name, **own, **figures(answer, values)}
 
 
 OPENAI_DECISIONS = DecisionDialect(
