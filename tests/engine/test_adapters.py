@@ -170,7 +170,7 @@ def test_what_cannot_be_loaded_is_refused_and_counted_as_nothing(
         with pytest.raises(Refused, match=error):
             future.result(0)
         assert engine._guard.view.spare == 100_000
-    with pytest.raises(Refused, match="name: must be text"):
+    with pytest.raises(Refused, match="name: '' is no name of a model: use printable"):
         engine.load_adapter("", {})
     small = random_changes(model.network, 3, ("v_proj",))
     loaded = engine.load_adapter("c", small)

@@ -51,6 +51,8 @@ ROUTES = {
         "/api/embed",
         "/api/embeddings",
         "/v1/chat/completions/input_tokens",
+        "/v1/chat/completions/render",
+        "/v1/completions/render",
         "/completion",
         "/infill",
         "/v1/fill",
@@ -105,6 +107,7 @@ FEWER = {  # of routes whose bodies hold what another one's hold, or little
     **dict.fromkeys(("/v1/responses/{response_id}/cancel", "/reset_prefix_cache"), 2),
     **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), 2),
     **dict.fromkeys(("/v1/files", "/v1/batches", "/v1/batches/{batch_id}/cancel"), 2),
+    **dict.fromkeys(("/v1/chat/completions/render", "/v1/completions/render"), 2),
 }
 MORE = 40  # by `make test-slow`
 
