@@ -134,6 +134,8 @@ RIGHT: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/api/embed", {"input": "Hi"}),
     ("/api/embeddings", {}),
     ("/v1/chat/completions/input_tokens", {"messages": USER}),
+    ("/v1/chat/completions/render", {"messages": USER}),
+    ("/v1/completions/render", {"prompt": "Hi"}),
     ("/completion", {"prompt": "Hi"}),
     ("/completion", {"prompt": "Hi", "n_predict": 0}),
     ("/infill", {"input_prefix": "Hi", "n_predict": 0}),
