@@ -329,7 +329,7 @@ def leaving(app: ASGIApp, models: Models) -> ASGIApp:
 async def _in_thread(work: Callable[[], T]) -> T:
     """Does it in a thread for which the end of the process does not wait."""
     done: Future[T] = Future()
-    done.set_running_or_notify_cancel()  # whoever waits may leave before the end
+    done.set_running_or_notify_cancel()  # a client that waits may leave before the end
 
     def run() -> None:
         try:
