@@ -49,7 +49,8 @@ class Answering:
         account = SimpleNamespace(
             steps=(steps,), output_tokens=4, convergence=("converged",), total_s=1.5, queue_s=0.5
         )
-        handle.deliver(Finished(SimpleNamespace(text=text, stop_reason="eos"), account))  # type: ignore[arg-type]
+        reply = SimpleNamespace(text=text, stop_reason="eos", verification=None)
+        handle.deliver(Finished(reply, account))  # type: ignore[arg-type]
         return handle
 
     @contextmanager

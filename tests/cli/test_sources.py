@@ -112,6 +112,7 @@ def test_every_option_can_come_from_a_variable_and_from_a_file(parse: Any) -> No
         "convert": {"": ["a", "b"]},
         "merge": {"": ["a", "b"], "out": ["-o", "x"]},
         "deploy": {"": ["ray"]},
+        "batch": {"": ["f"], "out": ["-o", "x"]},
         "tune": {"data": ["--data", "x"], "out": ["--out", "x"]},
         "decide": {"questions": ["-q", "q.toml"]},
         "calibrate": {"questions": ["-q", "q.toml"], "labelled": ["--labelled", "t.csv"]},
