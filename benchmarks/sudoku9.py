@@ -5,6 +5,7 @@ architecture, and a checker.
     .venv/bin/python -m benchmarks.sudoku9 base base9
     .venv/bin/sfumato tune -m base9 --full --dtype float32 --data data/train.jsonl --out run9 …
     .venv/bin/python -m benchmarks.sudoku9 measure run9/model --data data/held_out.jsonl
+    .venv/bin/python -m benchmarks.sudoku9 draw run9 docs/sudoku9.svg
 
 docs/tuning.md has all settings.  A training board is one of a pool of puzzles with one solution,
 with its digits, rows, columns, bands and stacks exchanged: each puzzle of the pool has 1.2e12
@@ -29,12 +30,15 @@ import numpy as np
 from sfumato import load
 from sfumato.bench import evaluate
 from sfumato.catalog import EMBEDDED
+from sfumato.svg import Point, curves
 from sfumato.train import recipe, sudoku
 from sfumato.train.embedded_data import Evaluation, ask
+from sfumato.train.run_folder import CURVES
 from sfumato.train.sudoku import Cells
 
 SIDE, BOX = 9, 3
 CANVAS = 96  # nine rows of nine, eight newlines, the end of the turn
+MEAN = 20  # steps of one point of the curve
 MOST_BLANKS = 50
 """Of a board that digging reaches nearly always; the fewest digits that a board can have are 17."""
 DIAGONAL = list(sudoku.units(SIDE)[-SIDE::4])
@@ -174,6 +178,21 @@ def checked(puzzle: Cells, reply: str, expected: str) -> Counter[str]:
     return sums
 
 
+def draw(args: argparse.Namespace) -> None:
+    """Writes and prints the loss of the canvases of a run, in means of MEAN steps. The first mean
+    is printed alone: beside it the others would be a flat line."""
+    with open(args.run_folder / CURVES, encoding="utf-8") as file:
+        steps = [each for each in map(json.loads, file) if "losses" in each]
+    points = [
+        Point(part[-1]["step"], sum(each["losses"]["canvas"] for each in part) / len(part))
+        for part in (steps[at : at + MEAN] for at in range(0, len(steps), MEAN))
+    ]
+    for point in points:
+        print(f"{point.x:6,.0f}{point.y:8.3f}")
+    axis = f"loss of the canvas, nats a token (means of {MEAN} steps)"
+    args.picture.write_text(curves({f"from step {MEAN + 1} on": points[1:]}, "step", axis))
+
+
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parts = parser.add_subparsers(required=True)
@@ -194,6 +213,10 @@ def main(argv: Sequence[str]) -> None:
     measuring.add_argument("--data", type=Path, required=True)
     measuring.add_argument("--count", type=int, default=200)
     measuring.set_defaults(run=measure)
+    drawing = parts.add_parser("draw")
+    drawing.add_argument("run_folder", type=Path)
+    drawing.add_argument("picture", type=Path)
+    drawing.set_defaults(run=draw)
     args = parser.parse_args(argv)
     args.run(args)
 

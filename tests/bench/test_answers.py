@@ -103,9 +103,12 @@ def test_rows_come_to_figures_a_table_and_a_picture():
     # Wilson's interval of 50 in 60: (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)
     assert answers.interval(50, 60) == pytest.approx((0.7197, 0.9069), abs=1e-4)
     assert answers.interval(0, 1)[0] == 0 and answers.interval(1, 1)[1] == 1
-    console = Console(width=80, file=None, record=True, quiet=True)
-    with console.capture():
+    console = Console(width=40)
+    with console.capture() as captured:
         console.print(answers.to_table([four, own]))
+    lines = [line.split() for line in captured.get().splitlines()]
+    assert lines[:2] == [["steps", "4", "own"], ["tasks", "2", "2"]]
+    assert ["share", "right", "50%", "0%"] in lines and "…" not in captured.get()
     picture = ElementTree.fromstring(answers.plot([own, four], "a < b"))
     tags = [each.tag.rpartition("}")[2] for each in picture.iter()]
     assert (tags.count("polyline"), tags.count("circle")) == (1, 2)

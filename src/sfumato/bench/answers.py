@@ -47,7 +47,7 @@ _NOT_KNOWN = (
     *("i do not know", "i don t know", "i am not sure", "i m not sure"),
     *("i cannot answer", "i can t answer", "i am unable to answer"),
 )
-"""What a reply says that answers nothing, as `words` has it."""
+"""Words of replies that answer nothing, as `words` gives them."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def words(text: str) -> str:
 
 
 class Verdict(NamedTuple):
-    """What a reply to a task is."""
+    """The outcome of a task, and why where it is no plain one."""
 
     outcome: str  # one of OUTCOMES
     note: str = ""
@@ -160,8 +160,8 @@ _PROGRAM = _RUNNER.format(seconds=CHECK_S, memory=CHECK_BYTES, note=MOST_NOTE, *
 
 
 def run_check(check: str, answer: str) -> Verdict:
-    """What a check says of an answer: it finds the text as `answer`, and sets `right`, or ends in
-    an expression that is true for a right one. A check that raises says wrong, with the error as
+    """Runs a check on an answer: the code has the text as `answer`, and sets `right` or ends in an
+    expression that is true for a right one. A check that raises says wrong, with the error as
     the note; one that takes more than CHECK_S seconds fails.
 
     The code runs in a process of its own, with Python's standard library, an empty environment and
@@ -243,7 +243,7 @@ def interval(right: int, count: int) -> tuple[float, float]:
 
 
 def figures(rows: Sequence[Answered]) -> list[dict[str, Any]]:
-    """What the rows come to, as plain values, for each number of steps in their order."""
+    """The figures of the rows, as plain values, for each number of steps in their order."""
     return [
         {"max_steps": most, **_figures([row for row in rows if row.max_steps == most])}
         for most in dict.fromkeys(row.max_steps for row in rows)
@@ -272,19 +272,25 @@ def _figures(rows: Sequence[Answered]) -> dict[str, Any]:
 
 
 def to_table(summaries: Iterable[Mapping[str, Any]]) -> Table:
-    """The figures for people, a row for each number of steps."""
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    for head in ("steps", "tasks", *OUTCOMES, "right, 95 %", "forwards", "seconds"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for each in summaries:
-        table.add_row(
+    """The figures for people: a column for each number of steps, since terminals are narrow."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    columns = [
+        (
             "own" if each["max_steps"] is None else f"{each['max_steps']:,}",
             f"{each['tasks']:,}",
             *(f"{each[name]:,}" for name in OUTCOMES),
-            f"{each['right_share']:.0%} ({each['right_low']:.0%}-{each['right_high']:.0%})",
+            f"{each['right_share']:.0%}",
+            f"{each['right_low']:.0%}-{each['right_high']:.0%}",
             f"{each['forwards_per_task']:.2f}",
             f"{each['seconds_p50']:.3g}",
         )
+        for each in summaries
+    ]
+    heads = ("steps", "tasks", *OUTCOMES, "share right", "95 % interval", "forwards", "seconds")
+    for row in zip(heads, *columns, strict=True):
+        table.add_row(*row)
+    for column in table.columns[1:]:
+        column.justify, column.no_wrap = "right", True
     return table
 
 

@@ -136,7 +136,7 @@ def _request(args: argparse.Namespace, question: Question) -> Request:
 def _made(
     args: argparse.Namespace, tasks: Sequence[AskedTask], steps: Sequence[int | None]
 ) -> dict[str, Any]:
-    """What decides the answers, as plain values: runs that agree in it may write one file."""
+    """All that the answers depend on, as plain values: runs that agree in it may write one file."""
     text = repr([asdict(task) for task in tasks])
     config = sfumato.SamplerConfig().options(**sampler_options(args))
     keys = ("max_tokens", "thinking", "stop", "system", "seed", "timeout")

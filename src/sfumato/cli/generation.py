@@ -126,7 +126,8 @@ def weights_of(args: argparse.Namespace) -> str:
 
 
 def loaded_as(args: argparse.Namespace) -> dict[str, Any]:
-    """What the numbers of that model depend on, as plain values. Raises as `weights_of`."""
+    """The model and how it is loaded, as plain values: its numbers depend on these. Raises as
+    `weights_of`."""
     return {
         "model": args.model or "embedded",
         "weights": weights_of(args),
@@ -231,7 +232,7 @@ MOST_SHOWN = 5  # doubts of a note
 
 
 def verified(read: Verification) -> str:
-    """What a second reader finds of a reply, in words."""
+    """The agreement and the doubts of a second reader, in words."""
     share = f"{read.agreement:.0%} of the tokens are the causal mode's own choice"
     if not read.doubts:
         return f"{share}, and it doubts none of the text"

@@ -25,7 +25,7 @@ from sfumato.weights.files.safetensors import write_safetensors
 from sfumato.weights.files.tensorfile import TensorStream
 
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-"""What config.json calls the formats of a folder."""
+"""Names of a folder's formats in config.json."""
 Progress = Callable[[int, int], None]
 """(bytes written so far, bytes in all)"""
 

@@ -289,7 +289,7 @@ class DeltaRenderer(Renderer):
         return {"warnings": lines} if lines else {}
 
     def verified(self, reply: Reply) -> Frame:
-        """What a second reader finds as a field of an answer, where that was asked."""
+        """The findings of a second reader as a field of an answer, where they were asked for."""
         if reply.verification is None:
             return {}
         return {"verification": objects.verification(self.service, reply.verification)}

@@ -132,7 +132,7 @@ def warned(body: Body) -> dict[str, Any]:
 
 
 def verification(service: Service, verified: Verification) -> dict[str, Any]:
-    """What a second reader finds of a reply: its tokens with their log probabilities by both
+    """The findings of a second reader: the tokens of a reply with their log probabilities by both
     phases, those of thoughts and calls too, and the parts of the answer that it doubts."""
     tokens = []
     for each in verified.canvases:
