@@ -58,10 +58,15 @@ def values_of(script: Any) -> dict[str, list[float]]:
 
 
 def test_what_a_server_does_not_tell_is_absent() -> None:
-    values = values_of(plain)
-    assert set(values) == {"first_token_s", "last_token_s", "total_s"}
-    (first,), (last,), (total,) = values.values()
-    assert 0.05 <= first <= last - 0.02 <= total - 0.04 < 1  # half of what the server waits
+    for _ in range(10):  # a busy machine may read two events at once
+        values = values_of(plain)
+        assert set(values) == {"first_token_s", "last_token_s", "total_s"}
+        (first,), (last,), (total,) = values.values()
+        assert 0.05 <= first <= last <= total and total >= 0.15
+        if first <= last - 0.02 <= total - 0.04:  # half of what the server waits
+            break
+    else:
+        pytest.fail(f"{first=} {last=} {total=}")
 
 
 def test_what_it_tells_is_in_the_same_report() -> None:

@@ -110,8 +110,8 @@ def test_tasks_of_a_file_are_asked_and_judged(cli: Any, engine: Answering) -> No
     ]
     assert engine.requests[0].timeout_s == 600 and Path("c.svg").read_text().count("<circle") == 2
     lines = cli("eval", "--tasks", "t.jsonl", "--count", "3").out.splitlines()
-    assert lines[1].split()[:6] == ["own", "3", "1", "1", "0", "1"]
-    assert lines[2:] == ["wrong: Capital of Italy? → It is Paris.", "note: timeout: took too long"]
+    assert [line.split()[-1] for line in lines[:6]] == ["own", "3", "1", "1", "0", "1"]
+    assert lines[-2:] == ["wrong: Capital of Italy? → It is Paris.", "note: timeout: took too long"]
     assert cli("eval", "--tasks", "facts", "--count", "2").code == 0  # those of the package
 
 

@@ -18,6 +18,7 @@ def answered(store, *how):
     global count
     count += 1
     if count == 4:
+        store._lock.acquire()  # else another line's end would end this transaction
         store._base.execute("DELETE FROM lines")  # in a transaction that never ends
         os.kill(os.getpid(), signal.SIGKILL)
     real(store, *how)
