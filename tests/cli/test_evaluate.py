@@ -49,7 +49,8 @@ class Answering:
         account = SimpleNamespace(
             steps=(steps,), output_tokens=4, convergence=("converged",), total_s=1.5, queue_s=0.5
         )
-        reply = SimpleNamespace(text=text, stop_reason="eos", verification=None)
+        doubted = SimpleNamespace(undecided=True) if request.verify == "abstain" else None
+        reply = SimpleNamespace(text=text, stop_reason="eos", verification=doubted)
         handle.deliver(Finished(reply, account))  # type: ignore[arg-type]
         return handle
 
@@ -112,6 +113,8 @@ def test_tasks_of_a_file_are_asked_and_judged(cli: Any, engine: Answering) -> No
     lines = cli("eval", "--tasks", "t.jsonl", "--count", "3").out.splitlines()
     assert [line.split()[-1] for line in lines[:6]] == ["own", "3", "1", "1", "0", "1"]
     assert lines[-2:] == ["wrong: Capital of Italy? → It is Paris.", "note: timeout: took too long"]
+    doubted = json.loads(cli(*words, "--verify", "abstain", "--json").out)["figures"][0]
+    assert (doubted["abstained"], doubted["failed"]) == (3, 1)
     assert cli("eval", "--tasks", "facts", "--count", "2").code == 0  # those of the package
 
 

@@ -82,9 +82,11 @@ def test_options_reach_the_model(use: Any, cli: Any) -> None:
     cli(
         *("run", "Hi", "--system", "Be brief.", "--max-tokens", "9", "--seed", "7", "--thinking"),
         *("--stop", "a", "--stop", "b", "--steps", "5", "--temperature", "0", "--top-k", "3"),
-        *("--top-p", "0.5", "--entropy-bound", "0.2"),
+        *("--top-p", "0.5", "--entropy-bound", "0.2", "--verify"),
     )
-    (request,) = model.requests
+    cli("run", "Hi", "--verify", "abstain")
+    assert [request["verify"] for request in model.requests] == ["report", "abstain"]
+    request = model.requests[0]
     sampler = request["sampler"]
     assert request["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (request["max_tokens"], request["seed"], request["thinking"]) == (9, 7, True)
@@ -122,6 +124,7 @@ def test_approximations_are_asked_for(use: Any, cli: Any, command: Any) -> None:
         ("--soft-top-k", "8:4:2"),
         ("--soft-top-k", "5000"),
         ("--soft-top-k", "8", "--soft-skip", "0.1"),
+        ("--verify", "a question"),
         ("--no-such-option",),
     ],
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sfumato import Choice
@@ -8,13 +9,15 @@ from sfumato.decisions.schema import DecisionUsage, schema_of
 from sfumato.diffusion.constraints.questions import ChoiceAnswer
 
 
-def decision(options: list[str], best: int, mass: float | None) -> Any:
+def decision(
+    options: list[str], best: int, mass: float | None, other: list[float] | None = None
+) -> Any:
     schema = schema_of({"team": Choice(options)})
     shares = [0.0] * len(options)
     shares[best] = 1.0
-    return schema.decision(
-        {"team": ChoiceAnswer(tuple(shares), mass, True)}, DecisionUsage(1, 0, 1)
-    )
+    answer = ChoiceAnswer(tuple(shares), mass, True)
+    answer = answer if other is None else replace(answer, causal=tuple(other))
+    return schema.decision({"team": answer}, DecisionUsage(1, 0, 1))
 
 
 def test_nothing_decided_is_one_line() -> None:
@@ -31,6 +34,9 @@ def test_counts_means_and_a_low_label_mass() -> None:
     text = lines(summary.figures())
     assert text[2].split()[:5] == ["team", "1.000", "0.250", "o0", "3,"]
     assert text[2].endswith("3 others")
+    for causal in ([1.0, 0.0], [0.0, 1.0]):
+        summary.add(decision(["o0", "o1"], 0, 0.25, causal), "")
+    assert lines(summary.figures())[2].endswith("3 others; 1 undecided")
     assert text[3].startswith("A label mass under 0.5 says")
 
 

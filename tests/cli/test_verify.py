@@ -17,12 +17,9 @@ from sfumato.cli import verify
 from sfumato.weights.files.safetensors import read_safetensors
 
 
-@pytest.fixture(autouse=True)
-def two_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "PROMPTS", verify.PROMPTS[:1] + verify.PROMPTS[-1:])
-
-
-def test_the_answers_are_the_same_every_time(cli: Any) -> None:
+def test_the_answers_are_the_same_every_time(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = "What is the capital of France?", "What is the capital of Italy?"  # of few steps
+    monkeypatch.setattr(verify, "PROMPTS", prompts)
     done = cli("verify-model", "--json")
     first = json.loads(done.out)
     assert done.code == 0

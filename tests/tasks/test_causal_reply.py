@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.diffusion.tiny import inverse_cdf
-from tests.support.oracle import network_of, oracle_encode_logits, random_oracle, tiny_config
+from tests.support.oracle import oracle_encode_logits
 
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.limits import Limits, Outcome, SettledCanvas, plan_reply
@@ -21,16 +21,6 @@ from sfumato.tasks.works import Prompt
 
 PROMPT = torch.tensor([5, 17, 80, 3, 44])
 END = 7
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Any:
-    return random_oracle(tiny_config(), seed=5)
-
-
-@pytest.fixture(scope="module")
-def network(oracle: Any) -> Any:
-    return network_of(oracle)
 
 
 def ended(events: Any) -> tuple[list[Draft], list[SettledCanvas], Outcome]:

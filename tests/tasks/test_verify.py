@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.oracle import network_of, oracle_encode_logits, random_oracle, tiny_config
+from tests.support.oracle import oracle_encode_logits
 from tests.tasks.test_causal_reply import END, PROMPT, ended
 
 from sfumato.diffusion import causal
@@ -21,16 +21,6 @@ from sfumato.model.cache import Slot
 from sfumato.tasks import alone as driver
 from sfumato.tasks.reply import ReplyTask
 from sfumato.tasks.works import Prompt
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Any:
-    return random_oracle(tiny_config(), seed=5)
-
-
-@pytest.fixture(scope="module")
-def network(oracle: Any) -> Any:
-    return network_of(oracle)
 
 
 def verified(network: Any, verify: Any, limits: Limits, seed: int = 0, **config: Any) -> Any:
@@ -79,24 +69,19 @@ def test_scores_are_the_references(
 
 def test_an_answer_in_doubt_is_undecided(oracle: Any, network: Any) -> None:
     """The other answer is the most probable text from the first doubted token on. What no second
-    reader doubts, and what is more than a canvas, is decided."""
-    _, (settled,), outcome = ended(verified(network, "abstain", Limits(8, ())))
-    ids, doubted = outcome.token_ids, settled.verification.doubted
-    first = doubted.index(True)
-    expected = ids[:first]
-    while len(expected) < 8:
-        tokens = torch.cat((PROMPT, torch.tensor(expected, dtype=torch.int64)))
-        expected.append(int(oracle_encode_logits(oracle, tokens)[0][-1].argmax()))
-    assert outcome.other == expected != ids
+    reader doubts, and what is more than a canvas, is decided. A token's own probability is that of
+    the canvas's last step."""
+    drafts, (settled,), outcome = ended(verified(network, "abstain", Limits(8, ())))
+    ids, other, verification = outcome.token_ids, outcome.other, settled.verification
+    first = verification.doubted.index(True)
+    assert len(other) == len(ids) and other[:first] == ids[:first] and other != ids
+    tokens = torch.cat((PROMPT, torch.tensor(other)))
+    preferred = oracle_encode_logits(oracle, tokens)[0].argmax(dim=-1).tolist()
+    assert other[first:] == preferred[len(PROMPT) + first - 1 : -1]
+    assert verification.canvas_entropy == tuple(drafts[-1].entropy.tolist())
+    for at, log in enumerate(verification.canvas_log_probs):
+        own = drafts[-1].top_probs[at, 0].item()
+        assert log == math.log(own), "the argmax is the most probable"
     _, settled, outcome = ended(verified(network, "abstain", Limits(12, ())))
     assert len(settled) == 2 and outcome.other is None
     assert ended(verified(network, "report", Limits(8, ())))[2].other is None
-
-
-def test_the_canvases_own_probabilities(network: Any) -> None:
-    """A token has that of the last step, where it is among the most probable ones."""
-    drafts, (settled,), _ = ended(verified(network, "report", Limits(8, ())))
-    last, verification = drafts[-1], settled.verification
-    assert verification.canvas_entropy == tuple(last.entropy.tolist())
-    for at, log in enumerate(verification.canvas_log_probs):
-        assert log == math.log(last.top_probs[at, 0].item()), "the argmax is the most probable"

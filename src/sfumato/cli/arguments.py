@@ -552,17 +552,24 @@ def _add_option(group: argparse._ActionsContainer, option: Option) -> argparse.A
         how["metavar"] = option.metavar
     if isinstance(option.kind, Each):
         return group.add_argument(*names, action="append", **how, **_reading(option.kind.item))
+    if option.alone is not None:
+        how |= {"nargs": "?", "const": option.alone}
+        advice = f"; other words stand before {option.flag}, or write {option.flag} {option.alone}"
+        return group.add_argument(*names, **how, **_reading(option.kind, advice))
     return group.add_argument(*names, **how, **_reading(option.kind))
 
 
-def _reading(kind: Kind) -> dict[str, Any]:
+def _reading(kind: Kind, advice: str = "") -> dict[str, Any]:
+    """advice: what to do about a wrong value; without it, argparse itself says what a choice is."""
+
     def parse(text: str) -> Any:
         try:
             return kind.parse(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+            raise argparse.ArgumentTypeError(f"{error}{advice}") from None
 
-    return {"choices": kind.names} if isinstance(kind, Choice) else {"type": parse}
+    choices = {"choices": kind.names} if isinstance(kind, Choice) else {}
+    return choices if choices and not advice else {"type": parse, **choices}
 
 
 @dataclass(frozen=True)

@@ -203,10 +203,12 @@ class Tally:
     confidence: float = 0.0  # sums
     label_mass: float = 0.0
     masses: int = 0
+    undecided: int = 0
 
     def add(self, answer: TypedAnswer) -> None:
         self.answers[shown(answer.value)] += 1
         self.confidence += answer.confidence
+        self.undecided += answer.undecided
         if answer.label_mass is not None:
             self.label_mass += answer.label_mass
             self.masses += 1
@@ -217,6 +219,7 @@ class Tally:
             "answers": dict(self.answers.most_common()),
             "mean_confidence": self.confidence / count if count else None,
             "mean_label_mass": self.label_mass / self.masses if self.masses else None,
+            "undecided": self.undecided,
         }
 
 
@@ -272,7 +275,8 @@ def lines(figures: dict[str, Any]) -> list[str]:
             counts[SHOWN_OPTIONS:] = [f"{len(counts) - SHOWN_OPTIONS} others"]
         means = each["mean_confidence"], each["mean_label_mass"]
         confidence, mass = ("" if mean is None else f"{mean:.3f}" for mean in means)
-        rows.append((name, confidence, mass, ", ".join(counts)))
+        open_ = f"; {each['undecided']:,} undecided" if each["undecided"] else ""
+        rows.append((name, confidence, mass, ", ".join(counts) + open_))
     if len(rows) > 1:
         out += table(rows)
     masses = [each["mean_label_mass"] for each in figures["questions"].values()]

@@ -34,7 +34,7 @@ SHOWN = 5  # wrong answers, and notes, that people see
 _WIDTH = 60  # characters of each of them
 _OF_TASKS = (
     *("curves", "out", "plot", "force", "allow_code", "timeout", "concurrency"),
-    *("system", "thinking", "max_tokens", "stop", "adapter"),
+    *("system", "thinking", "max_tokens", "stop", "adapter", "verify"),
 )
 """Options that held-out tasks do not have."""
 
@@ -139,7 +139,7 @@ def _made(
     """All that the answers depend on, as plain values: runs that agree in it may write one file."""
     text = repr([asdict(task) for task in tasks])
     config = sfumato.SamplerConfig().options(**sampler_options(args))
-    keys = ("max_tokens", "thinking", "stop", "system", "seed", "timeout")
+    keys = ("max_tokens", "thinking", "stop", "system", "seed", "timeout", "verify")
     return {
         "command": "eval",
         "tasks": hashlib.sha256(text.encode()).hexdigest(),

@@ -53,6 +53,7 @@ class Option:
     short: str = ""  # one letter
     required: bool = False
     secret: bool = False  # its value is shown nowhere
+    alone: str | None = None  # its value where it stands without one; None: it has to have one
 
     @property
     def flag(self) -> str:
@@ -88,11 +89,13 @@ def decoding(
     group: str = "",
     default: Any = None,
     more: str = "",
+    alone: str | None = None,
 ) -> Option:
     """The option of a setting: what the table of settings says of it, and `more` of its help."""
     chosen = setting(name)
     assert chosen.option
-    return Option(chosen.option, chosen.kind, commands, chosen.help + more, default, metavar, group)
+    words = chosen.help + more
+    return Option(chosen.option, chosen.kind, commands, words, default, metavar, group, alone=alone)
 
 
 OTHER_LAYERS = ("auto", "cpu", "stream")
@@ -248,7 +251,7 @@ GENERAL = (
     Option("seed", SEED, ("train",), "random seed, 0 to 2^64-1", 0, "N"),
     Option("seed", SEED, ("eval",), "draws the held-out tasks and the noise, 0 to 2^64-1", 0, "N"),
     decoding("mode", (*TALK, *EVAL), "", REPLY, None, "; default: canvas"),
-    decoding("verify", TALK, "", REPLY),
+    decoding("verify", (*TALK, *EVAL), "", REPLY, None, "; alone: report", "report"),
     decoding("max_steps", DECODE, "N", REPLY, None, ", 1 to 4096"),
     decoding("sampler", DECODE, "NAME", REPLY, None, f": {SAMPLER_NAMES}"),
     decoding("entropy_bound", DECODE, "NATS", REPLY, None, "; of the sampler entropy-bound"),

@@ -169,6 +169,18 @@ def test_a_state_is_tokenized_by_itself_and_stripped() -> None:
     assert first.reads[0].ids.tolist() == [*body[2:], *by_character("\n\nstate"), 3, 4]
 
 
+def test_a_second_reader_scores_whole_labels() -> None:
+    """Also those of two tokens, which are read apart; each behind the whole question."""
+    question, how = choice(99), DecisionSettings(orders=2, verify="abstain")
+    plan = plan_decision(template(), "s", {"long": question}, how, 9999)
+    assert plan.reads[0].labels != plan.reads[1].labels
+    for read in plan.reads:
+        text = "".join(chr(token) for token in read.ids)
+        for label, option in zip(read.labels, question.options, strict=True):
+            assert len(label) == 2 and f"\n{chr(label[0])}{chr(label[1])}: {option.name}\n" in text
+        assert read.tokens == 100 * len(read.ids) + 2 * 99
+
+
 def test_questions_share_canvases_in_even_parts() -> None:
     questions: dict[str, Question] = {f"q{i}": YesNoQuestion(f"{i}?") for i in range(7)}
     questions["long"] = choice(99)

@@ -71,7 +71,12 @@ def all_of(body: Any, **how: Any) -> Any:
 def test_answers_follow_what_is_typed(decide: Callable[..., Any]) -> None:
     def answer(body: Any) -> Any:
         figures = {"x_samples": body["x_samples"], "x_spread": 0.1, "x_orders": 2}
-        return all_of(body, **figures if body.get("x_orders") else {})
+        status, reply = all_of(body, **figures if body.get("x_orders") else {})
+        if "x_verify" in body:
+            others = {"noul": False, "choice": "forks", "score": 2}
+            for one in reply["answers"].values():
+                one |= {"x_undecided": True, "x_other": others[one["type"]]}
+        return status, reply
 
     page = decide(answer)
     cards = page.locator(".question")
@@ -99,6 +104,13 @@ def test_answers_follow_what_is_typed(decide: Callable[..., Any]) -> None:
     figures = cards.first.locator(".figures")
     expect(figures).to_contain_text("spread 0.10 over 4 samples")
     expect(figures).to_contain_text("order spread 0.00 over 2 orders")
+    assert "x_verify" not in page.asked[-1]
+    page.locator("select[name=verify]").select_option("abstain")
+    for number, other in enumerate(("no", "forks", "7 to 9")):
+        words = f"undecided: the causal mode answers {other}"
+        expect(cards.nth(number).locator(".figures")).to_contain_text(words)
+    page.locator("select[name=verify]").select_option("none")
+    expect(figures).not_to_contain_text("undecided")
     page.fill("#state", "A bag holds 3 red and 7 blue balls. One is drawn.")
     page.get_by_label("Remove the question").last.click()
     page.get_by_role("button", name="Yes or no").click()

@@ -24,6 +24,12 @@ export function figures(answer) {
   const { score, legend, confidence, x_label_mass: mass, x_samples: samples, x_spread: spread } = answer;
   const { x_orders: orders, x_order_spread: orderSpread } = answer;
   const list = [];
+  if (answer.x_undecided) {
+    list.push({
+      text: `undecided: the causal mode answers ${otherOf(answer)}`, warns: true,
+      title: 'The two phases of the model answer differently',
+    });
+  }
   if (score !== undefined) {
     const most = Object.keys(legend).length - 1;
     list.push({ text: `score ${two(score)} from 0 to ${most}`, title: 'The expected level, counted from 0' });
@@ -48,6 +54,12 @@ export function figures(answer) {
     });
   }
   return list;
+}
+
+/** What the causal mode answers: an option, a level's name, or yes or no. */
+function otherOf({ legend, x_other: other }) {
+  if (typeof other === 'boolean') return other ? 'yes' : 'no';
+  return legend ? legend[other] : other;
 }
 
 const two = (value) => value > 0 && value < 0.005 ? '< 0.01' : value.toFixed(2);

@@ -13,7 +13,7 @@ import { KINDS, MOST_QUESTIONS, blank, fromStorage, fromWire } from './questions
 import { Reads } from './reads.js';
 
 const PATH = 'v1/systemone';
-const WAYS = ['samples', 'orders', 'order']; // of reading: names of the selects, and after x_ of fields
+const WAYS = ['samples', 'orders', 'order', 'verify']; // of reading: names of the selects, and after x_ of fields
 
 export class Decide {
   #cards = [];
@@ -172,7 +172,7 @@ export class Decide {
       before all questions. */
   #look() {
     const { pictures } = this.tray;
-    const chosen = this.ways.filter(({ value, disabled }) => !disabled && !['state', '1'].includes(value));
+    const chosen = this.ways.filter(({ value, disabled }) => !disabled && !['state', '1', 'none'].includes(value));
     const way = chosen.map(({ name, value }) => [`x_${name}`, Number(value) || value]);
     return { cards: this.#cards, state: this.state.value, pictures, way: Object.fromEntries(way) };
   }
