@@ -4,11 +4,12 @@ curve with bootstrap intervals, on tasks of the embedded model.
     python benchmarks/doubt.py [--count N] [--redo] [--cost]
 
 Tasks: hard Sudokus after capped steps, questions about countries of which a part is in no training
-set, and holes whose length is to be found. Scores: of the causal mode the largest doubt of a token
-and their sum (minus the log-likelihood of the whole text); of the canvas the largest entropy of its
-last step and their mean, for fills minus the logarithm of the hole's probability; and of both, as a
-sum of ranks and by a logistic regression with five folds. --redo: doubted tokens begin again as
-noise. --cost: the time of verification in late steps.
+set, holes whose length is to be found, and decisions. Scores: of the causal mode the largest doubt
+of a token and their sum (minus the log-likelihood of the whole text); of the canvas the largest
+entropy of its last step and their mean, for fills minus the logarithm of the hole's probability;
+and of both, as a sum of ranks and by a logistic regression with five folds. Decisions have another
+table: errors where the two phases answer alike and where they do not. --redo: doubted tokens begin
+again as noise. --cost: the time of verification in late steps.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -30,9 +32,11 @@ from sklearn.model_selection import cross_val_predict
 
 import sfumato
 from sfumato import Engine, EngineConfig, Hole, Model, Request, SamplerConfig
+from sfumato.bench.answers import interval
 from sfumato.bench.evaluate import held_out_lengths
 from sfumato.diffusion.canvas import Canvas, CanvasPlan, GivenCanvas
 from sfumato.diffusion.causal import row_scores
+from sfumato.diffusion.constraints.decision_plan import DecisionSettings
 from sfumato.diffusion.limits import Limits, plan_reply
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler import Never
@@ -41,6 +45,7 @@ from sfumato.diffusion.verification import DOUBT, CanvasVerification
 from sfumato.embedded_questions import countries
 from sfumato.engine import Draft, Finished, Settled
 from sfumato.tasks.wants import Ranks
+from sfumato.train.decisions_data import held_out
 from sfumato.train.embedded_data import ask, evaluation_sets
 
 UNSEEN = (
@@ -221,6 +226,42 @@ def report(name: str, answers: Sequence[Answered]) -> None:
         print(f"  a token of {nats:.1f} nats or more: {caught:.1%} of wrong, {false:.1%} of right")
 
 
+def decisions(model: Model, count: int) -> None:
+    """Errors of decisions that their state settles, where the causal mode answers the same and
+    where it answers otherwise, by kind of question; and whether it is right then."""
+    settled = [case for case in held_out(7, count) if not case.open]
+    settings = DecisionSettings(seed=7, verify="abstain")
+    rows: list[tuple[str, bool, bool, bool]] = []
+    canvas, causal = list[float](), list[float]()
+    for state, group in groupby(settled, lambda case: case.state):
+        some = {str(number): case for number, case in enumerate(group)}
+        asked = {name: case.question for name, case in some.items()}
+        for name, answer in model.read_questions(state, asked, settings).items():
+            right, best, other = int(np.argmax(some[name].truth)), answer.best, answer.other
+            rows.append((some[name].kind, best != right, other is not None, other == right))
+            assert answer.causal
+            canvas.append(-math.log(max(answer.probabilities[best], 1e-30)))
+            causal.append(-math.log(max(answer.causal[best], 1e-30)))
+    print(f"\ndecisions: {len(rows)} settled questions")
+    for kind in (None, *dict.fromkeys(row[0] for row in rows)):
+        for is_other in (False, True):
+            own = [row for row in rows if kind in (None, row[0]) and row[2] is is_other]
+            if not own:
+                continue
+            wrong, mended = sum(row[1] for row in own), sum(row[3] for row in own)
+            low, high = interval(wrong, len(own))
+            print(
+                f"  {kind or 'all':8} {'otherwise' if is_other else 'the same':9} {len(own):5} "
+                f"{wrong:4} wrong, {wrong / len(own):.1%} [{low:.1%}, {high:.1%}]"
+                + (f"; the causal mode right {mended}" if is_other else "")
+            )
+    errors = np.array([row[1] for row in rows])
+    if 0 < errors.sum() < len(errors):
+        for name, column in (("causal", causal), ("canvas", canvas)):
+            value, low, high = area(errors, np.array(column))
+            print(f"  {name:20} {value:.3f} [{low:.3f}, {high:.3f}]", flush=True)
+
+
 def redo(model: Model, count: int, cap: int, times: int = 1) -> None:
     """Grids after `cap` steps, those whose doubted tokens have begun again as noise with all else
     pinned, of which the likelier is kept, and those after twice as many steps."""
@@ -338,7 +379,8 @@ def main() -> None:
     for cap in CAPS:
         report(f"hard grids after {cap} steps", grids(model, given.count, cap))
     report("capitals, known and unseen", capitals(model, seeds=1))
-    report("holes of unknown length", lengths(model, given.count // 3))
+    report("holes of unknown length", lengths(model, given.count))
+    decisions(model, 10 * given.count)
 
 
 if __name__ == "__main__":
