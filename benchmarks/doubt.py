@@ -235,8 +235,8 @@ def decisions(model: Model, count: int) -> None:
     canvas, causal = list[float](), list[float]()
     for state, group in groupby(settled, lambda case: case.state):
         some = {str(number): case for number, case in enumerate(group)}
-        asked = {name: case.question for name, case in some.items()}
-        for name, answer in model.read_questions(state, asked, settings).items():
+        questions = {name: case.question for name, case in some.items()}
+        for name, answer in model.read_questions(state, questions, settings).items():
             right, best, other = int(np.argmax(some[name].truth)), answer.best, answer.other
             rows.append((some[name].kind, best != right, other is not None, other == right))
             assert answer.causal

@@ -160,8 +160,8 @@ def test_what_has_a_second_reader() -> None:
     read = model.generate("What is the capital of France?", verify="report").verification
     assert (read.agreement, read.doubts, read.undecided) == (1, (), False)
     ask = "What is the capital of Bulgaria?"
-    few = SamplerConfig(max_steps=2)
-    read = model.generate(ask, sampler=few, verify="abstain").verification
+    short = SamplerConfig(max_steps=2)
+    read = model.generate(ask, sampler=short, verify="abstain").verification
     assert read.undecided and read.other and read.doubts
     masks = sfumato.load("embedded-masks", device="cpu")
     for tried, wrong, why in (

@@ -275,8 +275,8 @@ def lines(figures: dict[str, Any]) -> list[str]:
             counts[SHOWN_OPTIONS:] = [f"{len(counts) - SHOWN_OPTIONS} others"]
         means = each["mean_confidence"], each["mean_label_mass"]
         confidence, mass = ("" if mean is None else f"{mean:.3f}" for mean in means)
-        open_ = f"; {each['undecided']:,} undecided" if each["undecided"] else ""
-        rows.append((name, confidence, mass, ", ".join(counts) + open_))
+        undecided = f"; {each['undecided']:,} undecided" if each["undecided"] else ""
+        rows.append((name, confidence, mass, ", ".join(counts) + undecided))
     if len(rows) > 1:
         out += table(rows)
     masses = [each["mean_label_mass"] for each in figures["questions"].values()]
