@@ -98,11 +98,11 @@ def changed(old: str, new: str) -> dict[str, Any]:
     [
         ({"/health": 503}, "GET /health", "status 503", True),
         ({"/livez": 404}, "GET /livez", "status 404", False),
-        ({CHAT: {"choices": []}}, f"POST {CHAT}", "no choices", True),
+        ({CHAT: {"choices": []}}, f"POST {CHAT}", "IndexError", True),
         ({"stream": STREAM.split("data: [DONE]")[0]}, "… as a stream", "broke off", True),
         ({"stream": 'data: {"error": {}}\n\ndata: [DONE]\n'}, "… as a stream", "error", True),
-        ({"stream": "data: [1\n\n"}, "… as a stream", "no JSON object", True),
-        ({COMPLETIONS: "x"}, f"POST {COMPLETIONS}", "no JSON", True),
+        ({"stream": "data: [1\n\n"}, "… as a stream", "JSONDecodeError", True),
+        ({COMPLETIONS: "x"}, f"POST {COMPLETIONS}", "JSONDecodeError", True),
         ({"mute": True}, "x-request-id", "another, or none", False),
         (changed("vllm:num_requests_waiting{", "x{"), "vllm:num_requests_waiting", "absent", True),
         (changed("} 0.25", "} 25.0"), "vllm:kv_cache_usage_perc", "25 cannot be", True),
@@ -114,7 +114,7 @@ def changed(old: str, new: str) -> dict[str, Any]:
             True,
         ),
         (changed('"27"', '"None"'), "vllm:cache_config_info", "num_gpu_blocks is 'None'", False),
-        (changed("running{engine", "running{{"), "vllm:num_requests_running", "text format", True),
+        (changed("running{engine", "running{{"), "vllm:num_requests_running", "ValueError", True),
         ({"/metrics": 401}, "vllm:num_requests_running", "401 without a key", True),
         (
             changed("} 1.0\n# TYPE vllm:num_requests_w", "} 0.0\n# TYPE vllm:num_requests_w"),
@@ -122,7 +122,7 @@ def changed(old: str, new: str) -> dict[str, Any]:
             "no running",
             False,
         ),
-        ({f"{COMPLETIONS}/render": RENDERED}, f"POST {COMPLETIONS}/render", "no array", False),
+        ({f"{COMPLETIONS}/render": RENDERED}, f"POST {COMPLETIONS}/render", "KeyError", False),
         ({f"{CHAT}/render": RENDERED | {"token_ids": [-1]}}, f"POST {CHAT}/render", "ids", False),
         ({"/metrics": "#" * (check.MOST_BYTES + 1)}, "vllm:prompt_tokens_total", "is over", False),
         (

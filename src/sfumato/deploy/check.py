@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -36,18 +36,10 @@ class Wrong(Exception):
     """What is not as gateways expect it."""
 
 
-@contextmanager
-def as_wrong(what: str) -> Iterator[None]:
-    """Raises Wrong for an answer of another shape."""
-    try:
-        yield
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-        raise Wrong(what) from None
-
-
 @dataclass
 class Server:
-    """The server that is checked. Its methods raise Wrong and httpx.HTTPError."""
+    """The server that is checked. Its methods raise Wrong, httpx.HTTPError and, for an answer of
+    another shape, what reading it raises."""
 
     client: httpx.Client
     key: str | None = None  # sent below /v1; probes and metrics have none
@@ -77,8 +69,7 @@ class Server:
         answer = self.ask("POST", path + route, self.body(path), **headers or {})
         if answer.status_code != 200:
             raise Wrong(f"status {answer.status_code}: {answer.text[:120]}")
-        with as_wrong("the answer is no JSON"):
-            return answer.json()
+        return answer.json()
 
     def body(self, path: str = CHAT, **fields: Any) -> dict[str, Any]:
         """The body of a small request."""
@@ -94,9 +85,9 @@ class Server:
     def models(self) -> list[str]:
         """The names that the server lists, one at least."""
         answer = self.ask("GET", "/v1/models")
-        with as_wrong(f"status {answer.status_code}, or no `data` with an id each"):
-            first, *others = (str(each["id"]) for each in answer.json()["data"])
-        return [first, *others]
+        if not (names := [str(each["id"]) for each in answer.json()["data"]]):
+            raise Wrong("lists no model")
+        return names
 
     def scrape(self) -> dict[str, tuple[str, list[Any]]]:
         """Metrics by the names of their samples: the type, and the samples."""
@@ -104,10 +95,9 @@ class Server:
         if answer.status_code != 200:
             raise Wrong(f"status {answer.status_code} without a key")
         metrics: dict[str, tuple[str, list[Any]]] = {}
-        with as_wrong("is not Prometheus' text format"):
-            for family in text_string_to_metric_families(answer.text):
-                for sample in family.samples:
-                    metrics.setdefault(sample.name, (family.type, []))[1].append(sample)
+        for family in text_string_to_metric_families(answer.text):
+            for sample in family.samples:
+                metrics.setdefault(sample.name, (family.type, []))[1].append(sample)
         return metrics
 
     def status(self, path: str) -> int | str:
@@ -128,8 +118,7 @@ def chunks(answer: httpx.Response) -> Iterator[Any]:
         if nbytes > MOST_BYTES:
             raise Wrong(f"the stream is over {MOST_BYTES:,} bytes")
         if line.startswith("data:") and line != "data: [DONE]":
-            with as_wrong("a line of the stream is no JSON object"):
-                chunk = dict(json.loads(line[5:]))
+            chunk = dict(json.loads(line[5:]))
             if "error" in chunk:
                 raise Wrong(f"the stream ended in an error: {str(chunk['error'])[:100]}")
             yield chunk
@@ -149,10 +138,9 @@ def _models(server: Server) -> str:
 
 def _reply(path: str, server: Server) -> str:
     body = server.generated(path)
-    with as_wrong("no choices with a text, or no usage"):
-        choice, usage = body["choices"][0], body["usage"]
-        _ = choice["message"]["content"] if path == CHAT else choice["text"]
-        return f"{int(usage['prompt_tokens'])} + {int(usage['completion_tokens'])} tokens"
+    choice, usage = body["choices"][0], body["usage"]
+    _ = choice["message"]["content"] if path == CHAT else choice["text"]
+    return f"{int(usage['prompt_tokens'])} + {int(usage['completion_tokens'])} tokens"
 
 
 def _stream(server: Server) -> str:
@@ -210,11 +198,10 @@ def _loaded(server: Server) -> str:
 def _rendered(path: str, server: Server) -> str:
     """The tokens of a prompt; of completions, in an array."""
     body = server.generated(path, "/render")
-    with as_wrong("no request_id and token_ids, or for completions no array"):
-        one = body if path == CHAT else body[0]
-        tokens = [int(token) for token in one["token_ids"]]
-        if not one["request_id"] or not tokens or not 0 <= min(tokens) <= max(tokens) < 2**32:
-            raise ValueError
+    one = body if path == CHAT else body[0]
+    tokens = [int(token) for token in one["token_ids"]]
+    if not one["request_id"] or not tokens or not 0 <= min(tokens) <= max(tokens) < 2**32:
+        raise Wrong("no request_id, or token_ids that cannot be")
     return f"{len(tokens)} tokens"
 
 
@@ -252,7 +239,7 @@ class Check:
 
     name: str
     readers: str  # which gateways, and what for
-    probe: Callable[[Server], str]  # what was found; raises Wrong and httpx.HTTPError
+    probe: Callable[[Server], str]  # what was found; raises what `Server` raises
     needed: bool = False  # whether a gateway cannot do without it
 
 
@@ -280,9 +267,10 @@ def held(server: Server, checks: Sequence[Check] = CHECKS) -> tuple[Table, bool]
     for check in checks:
         try:
             outcome, style, detail = "ok", "green", check.probe(server)
-        except (Wrong, httpx.HTTPError) as error:
+        except Exception as error:  # an answer may have any shape
             outcome, style = ("fails", "red") if check.needed else ("lacks", "yellow")
-            detail, has_all = str(error) or type(error).__name__, has_all and not check.needed
+            kind = "" if isinstance(error, Wrong) else f"{type(error).__name__}: "
+            detail, has_all = f"{kind}{error}", has_all and not check.needed
         # A server may say anything: no markup, and nothing that moves a cursor.
         plain = "".join(each if each.isprintable() else " " for each in detail)[:200]
         table.add_row(Text(outcome, style), check.name, check.readers, Text(plain))

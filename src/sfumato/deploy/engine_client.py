@@ -14,14 +14,14 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from contextvars import Context
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from hashlib import sha256
 from itertools import zip_longest
 from os import PathLike
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from sfumato.api import Model, Settled
 from sfumato.diffusion.canvas import Draft
@@ -30,17 +30,17 @@ from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineDead, NotReady, QueueFull
 from sfumato.engine.events import Failed, Handle, Terminal, explain
 from sfumato.engine.prepare import Job
+from sfumato.engine.queue.slots import SlotState
 from sfumato.engine.request import AnyRequest, DecisionRequest, Request, without_pixels
-from sfumato.engine.stats import EngineState, Health, History, Speeds, Totals
+from sfumato.engine.stats import EngineState, Health, History, RowState, Speeds, Totals
 from sfumato.model.adapters import Adapter
 from sfumato.model.named_adapters import NamedAdapter
 from sfumato.refused import Refused
 from sfumato.server.gateways import HEADERS
 
 log = logging.getLogger(__name__)
+Figures = TypeVar("Figures", Totals, Speeds)
 
-ACCEPT_S = 5.0
-"""How long a caller waits until a replica has accepted its request; later refusals are events."""
 RUNS = 3  # replicas at most that get one request: it may be what ends them
 AGAIN_S = 0.5  # until a request runs again; then twice as long
 REPORT_S = 2.0  # how often replicas report
@@ -98,23 +98,12 @@ class _Call:
     handle: Handle[Any]
     since: float
     limit_s: float | None
-    answer: Future[Exception | None] = field(default_factory=Future)  # of a replica, to the caller
     settled: list[list[int]] = field(default_factory=list)  # tokens that the client's side has
     lost: int = 0  # replicas that were lost with it
     has_begun: bool = False  # whether an event went on
     is_waiting: bool = True  # until a replica accepts it
-    is_refused: bool = False  # and the caller knows
     task: asyncio.Task[None] | None = None
     ending: Failed = field(default=Failed("cancelled", "the request was cancelled"))
-
-    def resolve(self, error: Exception | None) -> bool:
-        """Tells the caller that the request is accepted or refused; False where it has heard, or
-        waits no longer."""
-        try:
-            self.answer.set_result(error)
-        except InvalidStateError:
-            return False
-        return True
 
     @property
     def may_run_again(self) -> bool:
@@ -209,18 +198,14 @@ class EngineClient(AnyEngine):
             log.exception("request %s failed", call.request.id)
         finally:
             del self._calls[call.request.id]
-            call.resolve(None)
-            if not call.is_refused and call.handle.deliver(terminal):
+            if call.handle.deliver(terminal):
                 self._report(call.request, terminal)
 
     async def _ran(self, call: _Call) -> Terminal:
         """The terminal event. Raises what is wrong with this process alone."""
         while True:
             try:
-                terminal = await self._run(call)
-                if terminal is not None:
-                    return terminal
-                raise ReplicaLost("its events ended without the last one")
+                return await self._run(call)
             except ReplicaLost as error:
                 call.lost += 1
                 log.warning("request %s: a replica was lost: %s", call.request.id, error)
@@ -237,8 +222,8 @@ class EngineClient(AnyEngine):
             call.is_waiting = True
             await asyncio.sleep(AGAIN_S * 2 ** (call.lost - 1))
 
-    async def _run(self, call: _Call) -> Terminal | None:
-        """Runs a request on one replica; None where its events end early. Raises ReplicaLost."""
+    async def _run(self, call: _Call) -> Terminal:
+        """Runs a request on one replica. Raises ReplicaLost."""
         # Clocks of other processes are others.
         request = replace(call.request, since=None, timeout_s=self._left(call))
         # Where its own replica was lost, the others share its sessions.
@@ -248,16 +233,15 @@ class EngineClient(AnyEngine):
             async for event in events:
                 call.is_waiting = False
                 if event is None:
-                    call.resolve(None)
-                elif isinstance(event, EngineDead) or _is_shutdown(event):
+                    continue
+                if isinstance(event, EngineDead) or _is_shutdown(event):
                     raise ReplicaLost(str(event))
-                elif isinstance(event, Exception):
-                    call.is_refused = call.resolve(event)  # the caller raises and reports it
+                if isinstance(event, Exception):
                     refused = event if isinstance(event, Refused) else None
                     return Failed(*explain(event), refused=refused)
-                elif isinstance(event, Terminal):
+                if isinstance(event, Terminal):
                     return event
-                elif isinstance(event, Settled) and seen < len(call.settled):
+                if isinstance(event, Settled) and seen < len(call.settled):
                     if event.token_ids != call.settled[seen]:
                         return Failed("internal", "another replica wrote another text")
                     seen += 1
@@ -266,7 +250,7 @@ class EngineClient(AnyEngine):
                     seen += isinstance(event, Settled)
         finally:
             await events.aclose()
-        return None
+        raise ReplicaLost("its events ended without the last one")
 
     def _pass_on(self, call: _Call, event: Any) -> None:
         if isinstance(event, Settled):
@@ -298,7 +282,7 @@ class EngineClient(AnyEngine):
             return None
         return max(0.001, call.limit_s - (self._clock() - call.since))
 
-    # For clients: any thread but the loop's may call.
+    # For clients: any thread may call. What a replica refuses comes as an event.
 
     def _put(
         self, request: AnyRequest, make: Callable[[], Job], sink: Callable[[Any], None] | None
@@ -322,14 +306,6 @@ class EngineClient(AnyEngine):
         call = _Call(request, session, handle, since, self._limit_s(request))
         self._calls[request.id] = call
         self._loop.call_soon_threadsafe(self._begin, call)
-        try:
-            error = call.answer.result(ACCEPT_S)
-        except TimeoutError:
-            if call.answer.cancel():
-                return handle
-            error = call.answer.result()
-        if error is not None:
-            raise error
         return handle
 
     def check(self, request: Request) -> None:
@@ -411,39 +387,42 @@ def _is_shutdown(event: Any) -> bool:
 def merged(states: Sequence[EngineState]) -> EngineState:
     """The state of several engines as that of one. The slots of each come after those of the one
     before, and are numbered so."""
-    first, *others = states
-    slots, running = list(first.slots), list(first.running)
-    for state in others:
+    slots, running = list[SlotState](), list[RowState]()
+    for state in states:
         base = len(slots)
         slots += [replace(slot, index=base + slot.index) for slot in state.slots]
         running += [
             replace(row, slot=None if row.slot is None else base + row.slot)
             for row in state.running
         ]
-    totals, speeds = Totals(), dict[str, float]()
-    for name in (each.name for each in fields(Totals)):
-        values = [getattr(state.totals, name) for state in states]
-        setattr(totals, name, sum(values, type(values[0])()))
-    for name in (each.name for each in fields(Speeds)):
-        speeds[name] = sum(getattr(state.speeds, name) for state in states)
-    for name in ("ms_per_step", "rows_per_forward"):  # the others are rates
-        speeds[name] /= len(states)
+    first, histories = states[0], [state.history for state in states]
+    speeds = _summed([state.speeds for state in states])
     return replace(
         first,
         waiting=sum(state.waiting for state in states),
         running=tuple(running),
         slots=tuple(slots),
-        totals=totals,
-        speeds=Speeds(**speeds),
+        totals=_summed([state.totals for state in states]),
+        speeds=replace(  # the others are rates
+            speeds,
+            ms_per_step=speeds.ms_per_step / len(states),
+            rows_per_forward=speeds.rows_per_forward / len(states),
+        ),
         history=History(
             first.history.grain_s,
-            _latest([state.history.canvas_tokens for state in states]),
-            _latest([state.history.rows for state in states]),
+            _latest([history.canvas_tokens for history in histories]),
+            _latest([history.rows for history in histories]),
         ),
         snapshot_bytes=sum(state.snapshot_bytes for state in states),
         larger_bytes=sum(state.larger_bytes for state in states),
         circuit_open=all(state.circuit_open for state in states),
     )
+
+
+def _summed(parts: Sequence[Figures]) -> Figures:
+    """The sums of all fields."""
+    columns = zip(*([getattr(each, of.name) for of in fields(each)] for each in parts), strict=True)
+    return type(parts[0])(*(sum(others, first) for first, *others in columns))
 
 
 def _latest(histories: Sequence[Sequence[Any]]) -> tuple[Any, ...]:

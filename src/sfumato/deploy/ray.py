@@ -16,7 +16,6 @@ from typing import Any
 
 import ray
 import torch
-from anyio import to_thread
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.config import RequestRouterConfig
@@ -43,7 +42,6 @@ Options = argparse.Namespace
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 ANSWER_S = 5.0  # that each replica has to answer what is asked of all of them
 HEALTH_PERIOD_S = 5.0
-FRONT_THREADS = 256  # of the front, most of which wait until a replica has accepted a request
 FRONT_REQUESTS = 4096  # HTTP requests of the front at a time
 _LOADING = (
     *("device", "dtype", "activations", "quantize", "cache_type", "experts_on_cpu", "gpu_layers"),
@@ -172,7 +170,6 @@ class Front:
 
     async def __serve_build_asgi_app__(self) -> Any:
         """The application, once there is a replica."""
-        to_thread.current_default_thread_limiter().total_tokens = FRONT_THREADS
         options, replicas = self._options, RayReplicas(self._engines)
         model = await asyncio.to_thread(load_outline, options.model, options.mmproj)
         facts = await self._engines.facts.remote()
