@@ -26,25 +26,12 @@ from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine.any_engine import JOIN_S, AnyEngine
 from sfumato.engine.circuit import Circuit, FileCheck, probe
 from sfumato.engine.engine_config import READ_TOKENS, EngineConfig
-from sfumato.engine.errors import (
-    EngineDead,
-    EngineError,
-    NotReady,
-    QueueFull,
-    Stops,
-)
-from sfumato.engine.events import (
-    FailureKind,
-    Handle,
-    Terminal,
-    late,
-)
+from sfumato.engine.errors import EngineDead, EngineError, NotReady, QueueFull, Stops
+from sfumato.engine.events import FailureKind, Handle, Terminal, late
 from sfumato.engine.memory.device_memory import used_memory
 from sfumato.engine.memory.guard import MemoryGuard
 from sfumato.engine.output_processor import OnFinish, OutputProcessor
-from sfumato.engine.prepare import (
-    Job,
-)
+from sfumato.engine.prepare import Job
 from sfumato.engine.queue.scheduler import Scheduler
 from sfumato.engine.queue.slots import make_pool
 from sfumato.engine.request import AnyRequest, Request

@@ -132,10 +132,7 @@ class Store:
             base.execute("DELETE FROM records WHERE expires <= ?", (int(time.time()),))
         query = "SELECT * FROM records WHERE kind = ? AND coalesce(?, owner) = owner ORDER BY rowid"
         rows = self._read(query, kind, owner)
-        names = "id", "owner", "kind", "expires"
-        return [
-            Record(**dict(zip(names, row, strict=False)), shown=json.loads(row[-1])) for row in rows
-        ]
+        return [Record(*columns, json.loads(shown)) for *columns, shown in rows]
 
     def answered(self, name: str, number: int, part: Part, result: bytes) -> None:
         """Replaces a line of a batch by its result. Raises NoRoom."""
