@@ -78,7 +78,13 @@ def serving(
     engine, app = models.engine, create_app(models, settings)
     ready = threading.Event()
     bound = bind("127.0.0.1", 0)
-    listener = Listener(app, drain_s, models.close, ready=ready.set)
+
+    def is_ready() -> None:
+        if app.state.batches is not None:
+            app.state.batches.resume()
+        ready.set()
+
+    listener = Listener(app, drain_s, models.close, ready=is_ready)
     thread = threading.Thread(target=lambda: listener.run(sockets=[bound]), daemon=True)
     thread.start()
     assert ready.wait(20)

@@ -1,11 +1,9 @@
-"""Batches: OpenAI's client, who sees what, what is refused, bounds, and kill -9."""
+"""Batches: OpenAI's client, who sees what, what is refused, bounds, and another start."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,16 +12,13 @@ from typing import Any
 import openai
 import pytest
 from tests.server.conftest import Served, serving
-from tests.support.batch_files import CHAT, KILLED, ask, line, texts_of
-from tests.support.preloaded import preloaded
+from tests.support.batch_files import CHAT, ask, line, texts_of
 
 from sfumato.api import Model
 from sfumato.refused import Refused
 from sfumato.server import batch_routes, batches
 from sfumato.server.batches import NoRoom, Record, Store, scan
 from sfumato.server.settings import ServerSettings
-
-SRC = Path(__file__).parents[2] / "src"
 
 
 def begun(client: openai.OpenAI, data: bytes, url: str = CHAT) -> Any:
@@ -53,9 +48,9 @@ def on(embedded: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 def test_openai_client(on: Served) -> None:
     client, other = on.client("a"), on.client("b")
-    data = b"".join(line(f"r{n}", **ask(n)) for n in range(5)) + b"\n" + line("wrong", n=0)
+    data = b"".join(line(f"r{n}", **ask(n)) for n in range(3)) + b"\n" + line("wrong", n=0)
     batch = begun(client, data)
-    assert batch.request_counts.total == 6 and batch.metadata == {"a": "b"}
+    assert batch.request_counts.total == 4 and batch.metadata == {"a": "b"}
     assert client.files.content(batch.input_file_id).content == data
     for call in (other.batches.retrieve, other.batches.cancel):
         with pytest.raises(openai.NotFoundError):
@@ -65,13 +60,15 @@ def test_openai_client(on: Served) -> None:
             find(batch.input_file_id)
     assert not other.files.list().data and not other.batches.list().data
     assert client.files.delete(batch.input_file_id).deleted  # the batch has its own lines
-    live = client.chat.completions.create(model="m", **ask(3))  # beside the batch
+    how = ask(2)
+    own: Any = {"extra_body": {"max_steps": how.pop("max_steps")}, "model": "m"}
+    live = client.chat.completions.create(**own, **how)  # beside the batch
     batch = ended(client, batch)
     counts = batch.request_counts
-    assert (batch.status, counts.completed, counts.failed) == ("completed", 5, 1)
+    assert (batch.status, counts.completed, counts.failed) == ("completed", 3, 1)
     texts = texts_of(client.files.content(batch.output_file_id).text)
-    assert list(texts) == [f"r{n}" for n in range(5)]
-    assert texts["r3"] == live.choices[0].message.content
+    assert list(texts) == [f"r{n}" for n in range(3)]
+    assert texts["r2"] == live.choices[0].message.content
     (wrong,) = client.files.content(batch.error_file_id).text.splitlines()
     assert json.loads(wrong)["response"]["status_code"] == 400
     newer = ended(client, begun(client, line("v", "/v1/embeddings", input="Hi"), "/v1/embeddings"))
@@ -84,7 +81,9 @@ def test_openai_client(on: Served) -> None:
 
 def test_cancelled_and_expired(on: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     client = on.client("b")
-    slow = line("quick", **ask(1)) + line("slow", **ask(2, max_tokens=400, confidence=1e-9))
+    slow = line("quick", **ask(1)) + line(
+        "slow", **ask(2, max_tokens=400, max_steps=48, confidence=1e-9)
+    )
     batch = begun(client, slow)
     while not client.batches.retrieve(batch.id).request_counts.completed:
         time.sleep(0.02)
@@ -167,33 +166,27 @@ def test_refused_uploads(on: Served) -> None:
         begun(client, GOOD, "/v1/models")
 
 
-def test_a_killed_server_goes_on(server: Served, tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
-    options = ("serve", "--port", "0", "--batch-dir", str(tmp_path), "--context", "128")
-
-    def start(command: list[str], code: str) -> tuple[subprocess.Popen[str], openai.OpenAI]:
-        program = subprocess.Popen(
-            [*command, code, *options], stdout=subprocess.PIPE, text=True, env=environment
-        )
-        assert program.stdout
-        url = next(each.split()[2] for each in program.stdout if " on http" in each)
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=60)
-        return program, client
-
-    with preloaded(environment) as command:
-        killed, client = start(command, KILLED)
-        batch = begun(client, b"".join(line(f"r{n}", **ask(n)) for n in range(6)))
-        killed.communicate(timeout=60)
-        assert killed.returncode
-        again, client = start(command, "")
-        try:
-            batch = ended(client, client.batches.retrieve(batch.id))
-            assert batch.request_counts.completed == 6
-            texts = texts_of(client.files.content(batch.output_file_id).text)
-        finally:
-            again.kill()
-            again.communicate()
-    assert list(texts) == [f"r{n}" for n in range(6)]
-    for number in range(6):
-        body = server.post(CHAT, **ask(number)).json()
-        assert texts[f"r{number}"] == body["choices"][0]["message"]["content"]
+def test_a_server_goes_on_with_what_another_has_left(
+    embedded: Model, server: Served, tmp_path: Path
+) -> None:
+    settings = ServerSettings(batch_dir=tmp_path)
+    asked = {f"r{n}": ask(n) for n in range(3)}
+    data = b"".join(line(name, **how) for name, how in asked.items())
+    with serving(embedded, settings, slots=1) as served:
+        client = served.client()
+        batch = begun(client, data)
+        deadline = time.monotonic() + 60
+        while not client.batches.retrieve(batch.id).request_counts.completed:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        store = served.listener.config.app.state.batches.store  # type: ignore[union-attr]
+    left = store.numbers(batch.id, "left")
+    store.close()
+    assert left, "the server has ended before the batch"
+    with serving(embedded, settings, slots=1) as served:
+        batch = ended(served.client(), served.client().batches.retrieve(batch.id))
+        texts = texts_of(served.client().files.content(batch.output_file_id).text)
+    assert batch.request_counts.completed == 3 and list(texts) == list(asked)
+    for name, how in asked.items():
+        body = server.post(CHAT, **how).json()
+        assert texts[name] == body["choices"][0]["message"]["content"]

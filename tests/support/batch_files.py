@@ -35,7 +35,7 @@ def line(name: str, url: str = CHAT, **body: Any) -> bytes:
 
 
 def ask(number: int, **how: Any) -> dict[str, Any]:
-    how = {"seed": number, "max_tokens": 8, "temperature": 1.5} | how
+    how = {"seed": number, "max_tokens": 8, "max_steps": 4, "temperature": 1.5} | how
     return {"messages": [{"role": "user", "content": f"Name {number} colors"}]} | how
 
 

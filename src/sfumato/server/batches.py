@@ -132,7 +132,10 @@ class Store:
             base.execute("DELETE FROM records WHERE expires <= ?", (int(time.time()),))
         query = "SELECT * FROM records WHERE kind = ? AND coalesce(?, owner) = owner ORDER BY rowid"
         rows = self._read(query, kind, owner)
-        return [Record(*columns, json.loads(shown)) for *columns, shown in rows]
+        return [
+            Record(name, owner, kind, expires, json.loads(shown))
+            for name, owner, kind, expires, shown in rows
+        ]
 
     def answered(self, name: str, number: int, part: Part, result: bytes) -> None:
         """Replaces a line of a batch by its result. Raises NoRoom."""
