@@ -281,15 +281,15 @@ class Replay:
 
 def ceiling(trace: Sequence[Sequence[Turn]]) -> float:
     """The share of prompts that one cache without bounds would give."""
-    seen, found, total = list[CacheKey](), 0, 0
+    seen, cached, total = list[CacheKey](), 0, 0
     for turn in chain.from_iterable(trace):
         longest = 0
         for each in seen:
             if turn.key.may_share_beyond(each, longest):
                 longest = max(longest, turn.key.common(each))
-        found, total = found + longest, total + len(turn.key.ids)
+        cached, total = cached + longest, total + len(turn.key.ids)
         seen.append(replace(turn.key, ids=turn.key.ids + array("i", turn.reply)))
-    return found / total
+    return cached / total
 
 
 def main() -> None:
@@ -298,7 +298,7 @@ def main() -> None:
     parser.add_argument("--users", type=int, nargs="+", default=[24, 96, 192])
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
-    model, found = load_outline(), defaultdict[tuple[int, str], list[tuple[float, ...]]](list)
+    model, cases = load_outline(), defaultdict[tuple[int, str], list[tuple[float, ...]]](list)
     requests, ceilings = 0, list[float]()
     for seed in range(options.seeds):
         trace = list(islice(conversations(model, random.Random(seed)), options.conversations))
@@ -311,15 +311,15 @@ def main() -> None:
             late = quantiles(replay.first_s, n=20)[-1]
             busiest = max(replay.counts.values()) / replay.counts.total()
             measured = replay.cached / replay.prompts, median(replay.first_s), late, busiest
-            found[users, name].append(tuple(round(each, 4) for each in measured))
+            cases[users, name].append(tuple(round(each, 4) for each in measured))
     rows = [("users", "router", "from caches", "first token, median", "95%", "busiest replica")]
-    for (users, name), of in found.items():
+    for (users, name), of in cases.items():
         cached, first, late, busiest = (median(each) for each in zip(*of, strict=True))
         shown = f"{cached:.1%}", f"{first:.2f} s", f"{late:.2f} s", f"{busiest:.0%}"
         rows.append((str(users), name, *shown))
     print("\n".join(table(rows)))
     ceilings = [round(each, 4) for each in ceilings]
-    by_case = {f"{users} users, {name}": of for (users, name), of in found.items()}
+    by_case = {f"{users} users, {name}": of for (users, name), of in cases.items()}
     print(json.dumps({"requests": requests, "one endless cache": ceilings, **by_case}))
 
 

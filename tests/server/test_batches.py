@@ -170,8 +170,8 @@ def test_a_server_goes_on_with_what_another_has_left(
     embedded: Model, server: Served, tmp_path: Path
 ) -> None:
     settings = ServerSettings(batch_dir=tmp_path)
-    asked = {f"r{n}": ask(n) for n in range(3)}
-    data = b"".join(line(name, **how) for name, how in asked.items())
+    bodies = {f"r{n}": ask(n) for n in range(3)}
+    data = b"".join(line(name, **how) for name, how in bodies.items())
     with serving(embedded, settings, slots=1) as served:
         client = served.client()
         batch = begun(client, data)
@@ -186,7 +186,7 @@ def test_a_server_goes_on_with_what_another_has_left(
     with serving(embedded, settings, slots=1) as served:
         batch = ended(served.client(), served.client().batches.retrieve(batch.id))
         texts = texts_of(served.client().files.content(batch.output_file_id).text)
-    assert batch.request_counts.completed == 3 and list(texts) == list(asked)
-    for name, how in asked.items():
+    assert batch.request_counts.completed == 3 and list(texts) == list(bodies)
+    for name, how in bodies.items():
         body = server.post(CHAT, **how).json()
         assert texts[name] == body["choices"][0]["message"]["content"]
