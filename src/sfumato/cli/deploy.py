@@ -28,6 +28,7 @@ def main(args: argparse.Namespace) -> int:
         )
         ended.wait()
     finally:
-        terminal.print_message("note", "the replicas end once they have answered")
-        on_ray.serve.shutdown()
+        if on_ray.ray.is_initialized():
+            terminal.print_message("note", "the replicas end once they have answered")
+            on_ray.serve.shutdown()
     return 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import os
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -252,6 +253,8 @@ def start(options: Options) -> None:
     own, and returns when it answers. Raises Refused."""
     made = application(options)
     if not ray.is_initialized():
+        # Else Ray starts replicas with a niceness of 15, behind all else on the machine.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(log_to_driver=options.verbose, include_dashboard=False)
     serve.start(http_options={"host": options.host, "port": options.port})
     serve.run(made)
