@@ -14,6 +14,8 @@ CLIENTS_VENV := .venv-clients
 WHEELS_VENV := .venv-wheels
 SCHEMAS ?=
 WHEEL_LIMIT := 20000000
+# Containers often set it; then every process of a test would compile all of src/ and its own tests again.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard src/sfumato/ops/cpu/csrc/*)
 
 .DEFAULT_GOAL := help
