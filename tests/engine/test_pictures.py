@@ -68,7 +68,7 @@ def slices(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
-@pytest.mark.parametrize("chunk", [7, 25, 512])
+@pytest.mark.parametrize("chunk", [7, 512])
 def test_the_texts_are_those_of_the_plain_driver_in_any_company(model: Model, chunk: int) -> None:
     """One to three pictures, chunks that would end within one, and text beside them."""
     each = [
