@@ -133,8 +133,8 @@ def test_the_prediction_is_what_a_process_takes(
     checkpoint = open_checkpoint(path)
     dtype = torch.bfloat16 if format == "bf16" else torch.float32
     footprint = ModelFootprint.of_checkpoint(checkpoint, config_of(checkpoint), CPU, dtype)
-    # Where the first run does not hold, the median of three counts: what the allocator keeps differs
-    # from run to run.
+    # Where the first run does not hold, the median of three counts: what the allocator keeps
+    # differs from run to run.
     runs = [measured(path)]
     added = runs[0]["added"]
     prediction_with_cutoffs = predict(footprint, MEASURED)
