@@ -223,7 +223,7 @@ class Verification:
     def agreement(self) -> float:
         """The share of tokens that are the causal mode's most probable ones; 1 of none."""
         ranks = [rank for canvas in self.canvases for rank in canvas.ranks]
-        return sum(rank == 1 for rank in ranks) / max(1, len(ranks)) if ranks else 1.0
+        return sum(rank == 1 for rank in ranks) / len(ranks) if ranks else 1.0
 
 
 @dataclass(frozen=True)

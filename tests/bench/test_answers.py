@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
@@ -86,13 +87,14 @@ def test_the_packaged_facts_are_tasks():
 
 def test_rows_come_to_figures_a_table_and_a_picture():
     rows = [
-        Answered(1, 4, "a?", "A", "right", forwards=4, canvases=2, tokens=8, settled=2, seconds=1),
-        Answered(2, 4, "b?", "", "abstained", forwards=2, canvases=1, settled=1, seconds=3),
+        Answered(1, 4, "a?", "A", "right", forwards=4, canvases=2, tokens=8, seconds=1),
+        Answered(2, 4, "b?", "", "abstained", forwards=2, canvases=1, seconds=3),
         Answered(1, None, "a?", "B", "wrong", forwards=9, canvases=1, tokens=2, seconds=2),
         Answered(2, None, "b?", "", "failed", "timeout"),
     ]
-    assert [answers.answered_of(row.cells) for row in rows] == rows
-    for wrong in ({**rows[0].cells, "outcome": "good"}, {**rows[0].cells, "task": "1"}, {}):
+    assert [answers.answered_of(asdict(row)) for row in rows] == rows
+    first = asdict(rows[0])
+    for wrong in ({**first, "outcome": "good"}, {**first, "task": "1"}, {}):
         with pytest.raises(ValueError, match="is no row of answers"):
             answers.answered_of(wrong)
     four, own = answers.figures(rows)

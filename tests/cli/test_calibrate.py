@@ -42,7 +42,7 @@ def decider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedDecider:
     Path("t.csv").write_text(table(80))
     decider = ScriptedDecider()
     monkeypatch.setattr("sfumato.cli.generation.load", lambda args: MODEL)
-    monkeypatch.setattr("sfumato.cli.decide.running", decider.running)
+    monkeypatch.setattr("sfumato.cli.rows.running", decider.running)
     return decider
 
 

@@ -37,7 +37,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def scripted(monkeypatch: pytest.MonkeyPatch, **how: Any) -> ScriptedDecider:
     decider = ScriptedDecider(**how)
-    monkeypatch.setattr("sfumato.cli.decide.running", decider.running)
+    monkeypatch.setattr("sfumato.cli.rows.running", decider.running)
     return decider
 
 

@@ -62,7 +62,7 @@ class Answering:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Answering:
     answering = Answering()
-    monkeypatch.setattr("sfumato.cli.evaluate.running", answering.running)
+    monkeypatch.setattr("sfumato.cli.rows.running", answering.running)
     monkeypatch.setattr("sfumato.cli.generation.load", lambda args: None)
     monkeypatch.chdir(tmp_path)
     Path("t.jsonl").write_text("".join(json.dumps(task) + "\n" for task in TASKS))

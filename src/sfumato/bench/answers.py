@@ -19,7 +19,7 @@ import sys
 import tempfile
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -210,18 +210,12 @@ class Answered:
     forwards: int = 0  # denoising steps of all canvases
     canvases: int = 0
     tokens: int = 0  # visible ones
-    settled: int = 0  # canvases that ended before the step cap
     seconds: float = 0.0  # of the task, without its wait in the queue
-
-    @property
-    def cells(self) -> dict[str, Any]:
-        """The row as plain values."""
-        return asdict(self)
 
 
 def answered_of(cells: Mapping[str, Any]) -> Answered:
-    """The row of these plain values. Raises ValueError for what `Answered.cells` does not give."""
-    counts = ("task", "forwards", "canvases", "tokens", "settled")
+    """The row of these plain values. Raises ValueError for what is no `Answered` as a dict."""
+    counts = ("task", "forwards", "canvases", "tokens")
     try:
         row = Answered(**cells)
         good = all(type(cells[key]) is int and cells[key] >= 0 for key in counts)
@@ -264,7 +258,6 @@ def _figures(rows: Sequence[Answered]) -> dict[str, Any]:
         "forwards": forwards,
         "forwards_per_task": forwards / len(rows),
         "forwards_per_canvas": forwards / canvases if canvases else None,
-        "settled_share": sum(row.settled for row in rows) / canvases if canvases else None,
         "tokens_per_forward": sum(row.tokens for row in rows) / forwards if forwards else None,
         "seconds": sum(seconds),
         "seconds_p50": statistics.median(seconds),

@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -24,8 +23,8 @@ from typing import Any, Literal
 from sfumato.api import Model
 from sfumato.cli import INTERRUPTED, files, generation, pictures, terminal
 from sfumato.cli.files import Printed, Row, Source, Target, cell_text
-from sfumato.cli.rows import Outcome, outcomes, running
-from sfumato.cli.terminal import rows_progress, table
+from sfumato.cli.rows import Outcome, asked
+from sfumato.cli.terminal import table
 from sfumato.decisions.calibration import (
     HIGHEST,
     LOWEST,
@@ -120,7 +119,7 @@ def _table(args: argparse.Namespace, asking: Asking) -> int:
             generation.note_deciding(model)
             asking.check(model)
             began = time.perf_counter()
-            for outcome in ask_rows(args, asking, model, rows, total, target.count):
+            for outcome in asked(args, model, asking.ask, rows, total, target.count):
                 decided = outcome.result
                 decision = None if decided is None else asking.decision(decided, model.identity)
                 target.append({**outcome.row.cells, **cells_of(answers, decision, outcome.error)})
@@ -325,6 +324,10 @@ class Asking:
         state = row_state(self.file, row.cells)
         return DecisionRequest(state, self.questions, **self.options, adapter=self.adapter)
 
+    def ask(self, engine: Engine, row: Row) -> Handle[Decided]:
+        """Gives an engine the request about a row."""
+        return engine.decide(self.request(row))
+
     def decision(self, decided: Decided, model: ModelIdentity) -> Decision[dict[str, Any]]:
         """The typed answers to all questions of the file. model: for the calibration."""
         answers = decided.answers
@@ -431,33 +434,6 @@ def label_number(question: Question, text: str) -> int | None:
     raise ValueError(f"{text!r:.80} is none of {', '.join(names)[:200]}")
 
 
-def ask_rows(
-    args: argparse.Namespace,
-    asking: Asking,
-    model: Model,
-    rows: Iterable[Row],
-    total: int,
-    before: int = 0,
-) -> Iterator[Outcome[Row, Decided]]:
-    """The outcomes of a table's rows, with their progress on standard error; after Ctrl-C no more
-    come. total, before: see `rows_progress`."""
-    with (
-        generation.counted() as presses,
-        running(model, args.concurrency) as engine,
-        rows_progress(total, before) as show,
-    ):
-        at_a_time = 2 * args.concurrency  # so that none of the engine's slots waits for this thread
-        ask = partial(_ask, engine, asking)
-        results = outcomes(ask, rows, at_a_time, lambda: presses.count > 0)
-        for done, outcome in enumerate(results, 1):
-            yield outcome
-            show(done)
-
-
-def _ask(engine: Engine, asking: Asking, row: Row) -> Handle[Decided]:
-    return engine.decide(asking.request(row))
-
-
 @dataclass
 class Labelled:
     """The reads of one question in labelled rows, and the labels of these."""
@@ -495,7 +471,8 @@ def _calibrate(args: argparse.Namespace) -> int:
     model = generation.load(args)
     asking.check(model)
     labelled = {name: Labelled() for name in names}
-    done, errors = _read(ask_rows(args, asking, model, source.rows(), total), asking, labelled)
+    rows = asked(args, model, asking.ask, source.rows(), total)
+    done, errors = _read(rows, asking, labelled)
     if done < total:
         return INTERRUPTED
     fitted, refusals = dict[str, Fitted](), list[str]()

@@ -22,9 +22,9 @@ from sfumato.bench.answers import FACTS, MOST_TASKS, Answered, AskedTask, answer
 from sfumato.bench.environment import environment
 from sfumato.cli import INTERRUPTED, files, generation, terminal
 from sfumato.cli.arguments import COMMAND_LINE, origin_of, sampler_options
-from sfumato.cli.rows import Outcome, outcomes, running
+from sfumato.cli.rows import Outcome, asked
 from sfumato.diffusion.sampler_config import check_sampler
-from sfumato.engine import Finished, Handle, Request, new_id
+from sfumato.engine import Engine, Finished, Handle, Request, new_id
 from sfumato.options import LAST_SEED, exclusions
 from sfumato.refused import Refused
 
@@ -92,9 +92,12 @@ def _ask(args: argparse.Namespace) -> int:
         if len(rows) < len(plan):
             model = generation.load(args)
             left = list(zip(plan, requests, strict=True))[len(rows) :]
-            for row in _answers(args, model, left, len(plan)):
+            # No request waits for another, so that its time limit is its own.
+            done = len(rows)
+            for outcome in asked(args, model, _submit, left, len(plan), done, "asking tasks", 1):
+                row = _row(outcome)
                 if target is not None:
-                    target.append(row.cells)
+                    target.append(asdict(row))
                 rows.append(row)
     _report(args, made, rows, len(plan))
     return 0 if len(rows) == len(plan) else INTERRUPTED
@@ -175,29 +178,9 @@ def _earlier(target: files.Target, plan: Sequence[Question]) -> list[Answered]:
     return rows
 
 
-def _answers(
-    args: argparse.Namespace,
-    model: sfumato.Model,
-    left: Sequence[tuple[Question, Request]],
-    total: int,
-) -> Iterator[Answered]:
-    """The rows that are left, in order; after Ctrl-C no more come."""
-    before = total - len(left)
-    with (
-        generation.counted() as presses,
-        running(model, args.concurrency) as engine,
-        terminal.rows_progress(total, before, what="asking tasks") as show,
-    ):
-
-        def submit(one: tuple[Question, Request]) -> Handle[Reply]:
-            # A request has its identity, and its time, from its submission on.
-            return engine.submit(replace(one[1], id=new_id()))
-
-        # No request waits for another, so that its time limit is its own.
-        results = outcomes(submit, left, args.concurrency, lambda: presses.count > 0)
-        for done, outcome in enumerate(results, 1):
-            yield _row(outcome)
-            show(done)
+def _submit(engine: Engine, one: tuple[Question, Request]) -> Handle[Reply]:
+    # A request has its identity, and its time, from its submission on.
+    return engine.submit(replace(one[1], id=new_id()))
 
 
 def _row(outcome: Outcome[tuple[Question, Request], Reply]) -> Answered:
@@ -219,7 +202,6 @@ def _row(outcome: Outcome[tuple[Question, Request], Reply]) -> Answered:
         forwards=sum(account.steps),
         canvases=len(account.steps),
         tokens=account.output_tokens,
-        settled=account.convergence.count("converged"),
         seconds=round(account.total_s - account.queue_s, 6),
     )
 

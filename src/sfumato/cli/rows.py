@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from sfumato.api import Model
+from sfumato.cli import generation, terminal
 from sfumato.engine import Engine, EngineConfig, own_engine
 from sfumato.engine.errors import EngineDead, NotReady
 from sfumato.engine.events import Handle, RequestFailed
@@ -26,6 +29,32 @@ class Outcome(Generic[T, R]):
     handle: Handle[R] | None = None  # None: the engine has refused it
     result: R | None = None
     error: str = ""
+
+
+def asked(
+    args: argparse.Namespace,
+    model: Model,
+    submit: Callable[[Engine, T], Handle[R]],
+    rows: Iterable[T],
+    total: int,
+    before: int = 0,
+    what: str = "deciding rows",
+    ahead: int = 2,
+) -> Iterator[Outcome[T, R]]:
+    """Each row's outcome, in order, with their progress on standard error; after Ctrl-C no more
+    come. submit: as `outcomes` takes it, with the engine; total, before, what: as `rows_progress`
+    takes them; ahead: requests for each of the engine's slots; with two, none waits for this
+    thread. Raises ValueError as `outcomes` and `running` do."""
+    with (
+        generation.counted() as presses,
+        running(model, args.concurrency) as engine,
+        terminal.rows_progress(total, before, what=what) as show,
+    ):
+        ask, at_a_time = partial(submit, engine), ahead * args.concurrency
+        results = outcomes(ask, rows, at_a_time, lambda: presses.count > 0)
+        for done, outcome in enumerate(results, 1):
+            yield outcome
+            show(done)
 
 
 def outcomes(

@@ -70,12 +70,10 @@ class CanvasVerification:
     @property
     def doubted_runs(self) -> list[range]:
         """The places of adjacent tokens in doubt."""
-        runs = (list(run) for is_in, run in groupby(enumerate(self.doubted), _is_in) if is_in)
-        return [range(run[0][0], run[-1][0] + 1) for run in runs]
-
-
-def _is_in(place: tuple[int, bool]) -> bool:
-    return place[1]
+        doubted = self.doubted
+        groups = groupby(range(len(doubted)), doubted.__getitem__)
+        runs = [list(run) for is_in, run in groups if is_in]
+        return [range(run[0], run[-1] + 1) for run in runs]
 
 
 def _log_of(token: int, ids: Sequence[int], probs: Sequence[float]) -> float | None:

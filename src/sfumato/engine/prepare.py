@@ -242,7 +242,7 @@ def _want(model: Model, request: Request, prompt: Prompt) -> Want | None:
     """What the request wants of its prompt's hidden states."""
     if request.scoring is not None:
         check_causal(model.config, "scoring")
-        return TokenScoring(request.scoring, prompt.ids)
+        return TokenScoring(prompt.ids, request.scoring)
     if request.pooling is not None:
         return PooledState(request.pooling, len(prompt.ids))
     return None

@@ -329,10 +329,8 @@ class ReplyTask:
         written, ranked, state = self._written, self._ranked, self._state
         self._written, self._ranked = [], []
         assert state is not None
-        if (
-            kept := common_start(written, ids)
-        ) < held:  # what closes a reply has replaced the others
-            ids = ids[:kept]
+        if (kept := common_start(written, ids)) < held:
+            ids = ids[:kept]  # what closes a reply has replaced the others
         if (rest := ids[held:]) and self.reason is None:
             scores, self._state = yield Encode(rest, Ranks(rest, state))
             ranked.append(scores)

@@ -138,48 +138,20 @@ class PromptScores:
     scores: TokenScores | None  # of ids[1:], on the host; None where these are none
 
 
-class TokenScoring:
-    """The `PromptScores` of a prompt. Raises FloatingPointError where they are no numbers."""
+class _Following:
+    """The scores of ids while they are encoded: of each, behind those before it. Raises
+    FloatingPointError where they are no numbers."""
 
-    def __init__(self, scoring: PromptScoring, ids: Sequence[int]) -> None:
-        self._scoring, self._ids = scoring, ids
-        self._parts: list[TokenScores] = []
-        self._scored = 0  # tokens from whose hidden states the next one has been scored
-
-    @property
-    def least(self) -> int:
-        return len(self._ids)
-
-    def begin(self, end: int) -> None:
-        self._parts, self._scored = [], 0
-
-    def add(self, head: VocabularyHead, start: int, hidden: Tensor, together: int) -> None:
-        stop = min(start + len(hidden), len(self._ids) - 1)
-        if stop <= start:  # the last token scores none
-            return
-        assert start == self._scored, "pieces come in order"
-        following = torch.tensor(self._ids[start + 1 : stop + 1], device=hidden.device)
-        top, ranks = self._scoring.top, self._scoring.ranks
-        scores = token_scores(head, hidden[: stop - start], following, top, ranks, together)
-        check_finite(scores.log_probs)
-        self._parts.append(scores.to("cpu"))
-        self._scored = stop
-
-    def result(self) -> PromptScores:
-        return PromptScores(self._ids, TokenScores.joined(self._parts) if self._parts else None)
-
-
-class Ranks:
-    """The `TokenScores` of the ids that are encoded, on the host, with ranks, and the hidden state
-    [1, hidden] of the last of them. Raises FloatingPointError where the scores are no numbers."""
-
-    def __init__(self, ids: Sequence[int], state: Tensor) -> None:
-        """state: [1, hidden], of the token before the ids."""
-        self._ids, self._first = torch.tensor(ids), state
+    def __init__(
+        self, ids: Sequence[int], scoring: PromptScoring, state: Tensor | None = None
+    ) -> None:
+        """state: [1, hidden], of the token before the ids; None: the first is not scored."""
+        self._ids, self._scoring, self._before = ids, scoring, state
+        self._tokens = torch.tensor(ids, dtype=torch.int64)
         self.least = len(ids)
 
     def begin(self, end: int) -> None:
-        self._start, self._last = end - len(self._ids), self._first
+        self._start, self._state = end - len(self._ids), self._before
         self._parts: list[TokenScores] = []
 
     def add(self, head: VocabularyHead, start: int, hidden: Tensor, together: int) -> None:
@@ -188,16 +160,33 @@ class Ranks:
             hidden, at = hidden[-at:], 0
         if not len(hidden):
             return
-        before, ids = with_following(self._ids, at, hidden, None if at else self._first)
-        if len(ids):
-            ids = ids.to(hidden.device)
-            scores = token_scores(head, before, ids, ranks=True, together=together)
+        state = None if at else self._before
+        before, following = with_following(self._tokens, at, hidden, state)
+        if len(following):
+            following, top = following.to(hidden.device), self._scoring.top
+            scores = token_scores(head, before, following, top, self._scoring.ranks, together)
             check_finite(scores.log_probs)
             self._parts.append(scores.to("cpu"))
-        self._last = hidden[-1:].clone()
+        self._state = hidden[-1:].clone()
+
+
+class TokenScoring(_Following):
+    """The `PromptScores` of a prompt."""
+
+    def result(self) -> PromptScores:
+        return PromptScores(self._ids, TokenScores.joined(self._parts) if self._parts else None)
+
+
+class Ranks(_Following):
+    """The `TokenScores` of ids, on the host, with ranks, and the hidden state [1, hidden] of the
+    last of them."""
+
+    def __init__(self, ids: Sequence[int], state: Tensor) -> None:
+        super().__init__(ids, PromptScoring(ranks=True), state)
 
     def result(self) -> tuple[TokenScores, Tensor]:
-        return TokenScores.joined(self._parts), self._last
+        assert self._state is not None
+        return TokenScores.joined(self._parts), self._state
 
 
 class EmbedTask:
