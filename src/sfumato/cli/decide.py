@@ -23,7 +23,7 @@ from typing import Any, Literal
 from sfumato.api import Model
 from sfumato.cli import INTERRUPTED, files, generation, pictures, terminal
 from sfumato.cli.files import Printed, Row, Source, Target, cell_text
-from sfumato.cli.rows import Outcome, asked
+from sfumato.cli.rows import Outcome, request_rows
 from sfumato.cli.terminal import table
 from sfumato.decisions.calibration import (
     HIGHEST,
@@ -119,7 +119,7 @@ def _table(args: argparse.Namespace, asking: Asking) -> int:
             generation.note_deciding(model)
             asking.check(model)
             began = time.perf_counter()
-            for outcome in asked(args, model, asking.ask, rows, total, target.count):
+            for outcome in request_rows(args, model, asking.ask, rows, total, target.count):
                 decided = outcome.result
                 decision = None if decided is None else asking.decision(decided, model.identity)
                 target.append({**outcome.row.cells, **cells_of(answers, decision, outcome.error)})
@@ -471,7 +471,7 @@ def _calibrate(args: argparse.Namespace) -> int:
     model = generation.load(args)
     asking.check(model)
     labelled = {name: Labelled() for name in names}
-    rows = asked(args, model, asking.ask, source.rows(), total)
+    rows = request_rows(args, model, asking.ask, source.rows(), total)
     done, errors = _read(rows, asking, labelled)
     if done < total:
         return INTERRUPTED

@@ -22,7 +22,7 @@ from sfumato.bench.answers import FACTS, MOST_TASKS, Answered, AskedTask, answer
 from sfumato.bench.environment import environment
 from sfumato.cli import INTERRUPTED, files, generation, terminal
 from sfumato.cli.arguments import COMMAND_LINE, origin_of, sampler_options
-from sfumato.cli.rows import Outcome, asked
+from sfumato.cli.rows import Outcome, request_rows
 from sfumato.diffusion.sampler_config import check_sampler
 from sfumato.engine import Engine, Finished, Handle, Request, new_id
 from sfumato.options import LAST_SEED, exclusions
@@ -94,7 +94,9 @@ def _ask(args: argparse.Namespace) -> int:
             left = list(zip(plan, requests, strict=True))[len(rows) :]
             # No request waits for another, so that its time limit is its own.
             done = len(rows)
-            for outcome in asked(args, model, _submit, left, len(plan), done, "asking tasks", 1):
+            for outcome in request_rows(
+                args, model, _submit, left, len(plan), done, "asking tasks", 1
+            ):
                 row = _row(outcome)
                 if target is not None:
                     target.append(asdict(row))

@@ -31,7 +31,7 @@ class Outcome(Generic[T, R]):
     error: str = ""
 
 
-def asked(
+def request_rows(
     args: argparse.Namespace,
     model: Model,
     submit: Callable[[Engine, T], Handle[R]],
