@@ -49,14 +49,21 @@ def runs(isa: str) -> bool:
     return isinstance(_KERNELS[isa], Kernels)
 
 
+RUNNING = tuple(isa for isa in ISAS if runs(isa))
+"""For tests whose inputs cost more than what each instruction set makes of them."""
+
+
 @contextmanager
 def forced(isa: str) -> Iterator[None]:
-    """Operations run with this instruction set."""
+    """Operations run with this instruction set, which an error within names."""
     before, kernels = library.kernels, _KERNELS[isa]
     assert isinstance(kernels, Kernels)
     library.kernels = kernels
     try:
         yield
+    except Exception as error:
+        error.add_note(f"with {isa}")
+        raise
     finally:
         library.kernels = before
 

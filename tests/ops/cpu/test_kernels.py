@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ops.cpu.forced import (
     FORMATS,
+    RUNNING,
     blocks,
     compiled,
-    each_isa,
     forced,
     normal,
     relative,
@@ -79,22 +79,23 @@ def check(got: Tensor, x: Tensor, weight: Tensor, mode: str) -> None:
     assert (error <= limit * scale + 1e-30).all()
 
 
-@each_isa
+@compiled
 @each_format
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_linear(isa: str, name: str, mode: str, dtype: torch.dtype) -> None:
+def test_linear(name: str, mode: str) -> None:
     packed, stored = weights(name, mode, 80, 512)
-    x = normal(1, 2, 25, 512).to(dtype)
-    with forced(isa):
-        out = kernels.linear(x, packed)
-    assert out.dtype == dtype and out.shape == (2, 25, 80)
-    rounding = 2e-3 if dtype == torch.bfloat16 else 0  # the result's own rounding
-    assert relative(out, x.float() @ stored.T) < LINEAR[mode] + rounding
-    if dtype == torch.float32:
-        check(out, x, packed.dequantize(), mode)
+    plain = packed.dequantize()
+    for isa, dtype in itertools.product(RUNNING, (torch.float32, torch.bfloat16)):
+        x = normal(1, 2, 25, 512).to(dtype)
+        with forced(isa):
+            out = kernels.linear(x, packed)
+            assert out.dtype == dtype and out.shape == (2, 25, 80)
+            rounding = 2e-3 if dtype == torch.bfloat16 else 0  # the result's own rounding
+            assert relative(out, x.float() @ stored.T) < LINEAR[mode] + rounding
+            if dtype == torch.float32:
+                check(out, x, plain, mode)
 
 
-@each_isa
+@compiled
 @settings(max_examples=20)
 @given(
     form=st.sampled_from([*itertools.product(sorted(of_files("blocks")), ("int8", "bf16"))]),
@@ -105,7 +106,6 @@ def test_linear(isa: str, name: str, mode: str, dtype: torch.dtype) -> None:
     seed=seeds,
 )
 def test_linear_of_any_shape(
-    isa: str,
     form: tuple[str, str],
     rows: int,
     columns: int,
@@ -117,49 +117,41 @@ def test_linear_of_any_shape(
     packed, _ = weights(name, mode, rows, columns * formats.FORMATS[name].block_size, seed=seed)
     x = normal(seed + 1, tokens, packed.shape[1]) * deviation
     x[:, : x.shape[1] // 2] *= (normal(seed + 2, tokens, 1) > 0).float()  # some blocks of zeros
-    with forced(isa):
-        out = kernels.linear(x, packed)
-    check(out, x, packed.dequantize(), mode)
+    plain = packed.dequantize()
+    for isa in RUNNING:
+        with forced(isa):
+            check(kernels.linear(x, packed), x, plain, mode)
 
 
-@each_isa
+@compiled
 @settings(max_examples=10)
 @given(rows=st.integers(1, 70), columns=st.integers(1, 130), tokens=st.integers(0, 40), seed=seeds)
-def test_bfloat16_of_any_shape(isa: str, rows: int, columns: int, tokens: int, seed: int) -> None:
+def test_bfloat16_of_any_shape(rows: int, columns: int, tokens: int, seed: int) -> None:
     packed, stored = weights("BF16", "bf16", rows, columns, seed=seed)
     x = normal(seed + 1, tokens, columns)
-    with forced(isa):
-        out = kernels.linear(x, packed)
-    check(out, x, stored, "bf16")
-
-
-@each_isa
-@each_format
-def test_neighbours_and_threads_do_not_matter(isa: str, name: str, mode: str) -> None:
-    """Bit for bit: a row alone, in any batch, on any number of threads."""
-    packed, _ = weights(name, mode, 50, 256)
-    x = normal(3, 70, 256)
-    with forced(isa):
-        together = kernels.linear(x, packed)
-        for count in (1, 2, 3, 12, 13, 64):
-            assert torch.equal(kernels.linear(x[5 : 5 + count], packed), together[5 : 5 + count])
-        for workers in (2, 3, 5):
-            with threads(workers):
-                assert torch.equal(kernels.linear(x, packed), together)
+    for isa in RUNNING:
+        with forced(isa):
+            check(kernels.linear(x, packed), x, stored, "bf16")
 
 
 @compiled
 @each_format
-def test_one_arithmetic_has_one_result(name: str, mode: str) -> None:
-    """Bit for bit on the levels with 256 bits, which sum the same integers in other ways."""
+def test_neighbours_and_threads_do_not_matter(name: str, mode: str) -> None:
+    """Bit for bit: a row alone, in any batch, on any number of threads; and on the two levels with
+    256 bits, which sum the same integers in other ways."""
     packed, _ = weights(name, mode, 50, 256)
-    x, outs = normal(3, 13, 256), []
-    for isa in ("avx2", "avx_vnni"):
-        if not runs(isa):
-            pytest.skip(f"{isa} does not run here")
+    x, results = normal(3, 70, 256), {}
+    for isa in RUNNING:
         with forced(isa):
-            outs.append(kernels.linear(x, packed))
-    assert torch.equal(*outs)
+            together = results[isa] = kernels.linear(x, packed)
+            for count in (1, 2, 3, 12, 13, 64):
+                some = slice(5, 5 + count)
+                assert torch.equal(kernels.linear(x[some], packed), together[some])
+            for workers in (2, 3, 5):
+                with threads(workers):
+                    assert torch.equal(kernels.linear(x, packed), together)
+    if runs("avx2") and runs("avx_vnni"):
+        assert torch.equal(results["avx2"], results["avx_vnni"])
 
 
 def expert_inputs(
@@ -182,21 +174,19 @@ def expert_inputs(
     return x, torch.stack(picks), shares, gate_up, down
 
 
-@each_isa
+@compiled
 @each_format
-@pytest.mark.parametrize(
-    ("dtype", "gating"), [(torch.float32, "gelu"), (torch.bfloat16, "silu")], ids=["f32", "bf16"]
-)
-def test_experts(isa: str, name: str, mode: str, dtype: torch.dtype, gating: str) -> None:
+def test_experts(name: str, mode: str) -> None:
     x, chosen, shares, gate_up, down = expert_inputs(name, mode, 40)
-    x = x.to(dtype)
     plain = gate_up.dequantize(), down.dequantize()
-    rounding = 2e-3 if dtype == torch.bfloat16 else 0
-    with forced(isa):
-        out = kernels.experts(x, chosen, shares, gate_up, down, gating)
-    assert out.dtype == dtype and out.shape == x.shape
-    expected = reference.experts.reference(x.float(), chosen, shares, *plain, gating)
-    assert relative(out, expected) < EXPERTS[mode] + rounding
+    for dtype, gating, rounding in ((torch.float32, "gelu", 0), (torch.bfloat16, "silu", 2e-3)):
+        x = x.to(dtype)
+        expected = reference.experts.reference(x.float(), chosen, shares, *plain, gating)
+        for isa in RUNNING:
+            with forced(isa):
+                out = kernels.experts(x, chosen, shares, gate_up, down, gating)
+                assert out.dtype == dtype and out.shape == x.shape
+                assert relative(out, expected) < EXPERTS[mode] + rounding
 
 
 def emulated(
@@ -211,7 +201,7 @@ def emulated(
     return out
 
 
-@each_isa
+@compiled
 @settings(max_examples=12)
 @given(
     forms=st.tuples(*[st.sampled_from(FORMATS)] * 2),
@@ -225,7 +215,6 @@ def emulated(
     seed=seeds,
 )
 def test_experts_of_any_shape(
-    isa: str,
     forms: tuple[str, str],
     mode: str,
     hidden: int,
@@ -249,107 +238,110 @@ def test_experts_of_any_shape(
         chosen[:] = count - 1
     shares = torch.rand(tokens, 2, generator=random)
     x = normal(seed + 2, tokens, hidden) * hidden**-0.5
-    with forced(isa):
-        out = kernels.experts(x, chosen, shares, gate_up, down, gating)
-    if tokens:
-        plain = gate_up.dequantize(), down.dequantize()
-        # An inner number next to a rounding's edge may fall to either side; with bfloat16 weights
-        # may be rounded, too, and the sizes are so small that it hardly averages out.
-        limit = 4e-3 if mode == "int8" else 1.2e-2
-        assert relative(out, emulated(x, chosen, shares, *plain, mode, gating)) < limit
+    plain = gate_up.dequantize(), down.dequantize()
+    expected = emulated(x, chosen, shares, *plain, mode, gating)
+    # An inner number next to a rounding's edge may fall to either side; with bfloat16 weights may
+    # be rounded, too, and the sizes are so small that it hardly averages out.
+    limit = 4e-3 if mode == "int8" else 1.2e-2
+    for isa in RUNNING:
+        with forced(isa):
+            out = kernels.experts(x, chosen, shares, gate_up, down, gating)
+            assert out.shape == x.shape and (not tokens or relative(out, expected) < limit)
 
 
-@each_isa
+@compiled
 @pytest.mark.parametrize(("name", "mode"), [("Q4_K", "int8"), ("Q8_0", "bf16"), ("BF16", "bf16")])
-def test_other_tokens_and_threads_do_not_matter(isa: str, name: str, mode: str) -> None:
+def test_other_tokens_and_threads_do_not_matter(name: str, mode: str) -> None:
     """Bit for bit; 150 tokens are more than one expert gets at a time."""
     x, chosen, shares, gate_up, down = expert_inputs(name, mode, 150, count=3)
 
     def run(some: slice) -> Tensor:
         return kernels.experts(x[some], chosen[some], shares[some], gate_up, down)
 
-    with forced(isa):
-        together = run(slice(None))
-        for some in (slice(0, 1), slice(149, 150), slice(20, 90)):
-            assert torch.equal(run(some), together[some])
-        for workers in (2, 3, 5):
-            with threads(workers):
-                assert torch.equal(run(slice(None)), together)
-
-
-@each_isa
-@pytest.mark.parametrize("wrong", [-1, 6, 1 << 40])
-def test_an_expert_that_there_is_not(isa: str, wrong: int) -> None:
-    x, chosen, shares, gate_up, down = expert_inputs("Q8_0", "int8", 3)
-    chosen[1, 1] = wrong
-    with forced(isa), pytest.raises(ValueError, match="sf_experts: the compiled library refuses"):
-        kernels.experts(x, chosen, shares, gate_up, down)
+    for isa in RUNNING:
+        with forced(isa):
+            together = run(slice(None))
+            for some in (slice(0, 1), slice(149, 150), slice(20, 90)):
+                assert torch.equal(run(some), together[some])
+            for workers in (2, 3, 5):
+                with threads(workers):
+                    assert torch.equal(run(slice(None)), together)
 
 
 @compiled
-def test_choices_are_int64() -> None:
+def test_choices_that_are_refused() -> None:
+    """Experts that there are not, and another type than int64."""
     x, chosen, shares, gate_up, down = expert_inputs("Q8_0", "int8", 3)
     with pytest.raises(AssertionError, match=r"int64, not torch\.int32"):
         kernels.experts(x, chosen.int(), shares, gate_up, down)
+    refused = pytest.raises(ValueError, match="sf_experts: the compiled library refuses")
+    for isa, wrong in itertools.product(RUNNING, (-1, 6, 1 << 40)):
+        chosen[1, 1] = wrong
+        with forced(isa), refused:
+            kernels.experts(x, chosen, shares, gate_up, down)
 
 
-@each_isa
-def test_inputs_that_do_not_lie_as_they_are_read(isa: str) -> None:
+@compiled
+def test_inputs_that_do_not_lie_as_they_are_read() -> None:
     """Every second row, transposed choices, float16 and float64."""
     x, chosen, shares, gate_up, down = expert_inputs("Q8_0", "int8", 8)
-    with forced(isa):
-        expected = kernels.experts(x, chosen, shares, gate_up, down)
-        strided = x.repeat_interleave(2, dim=0)[::2], chosen.T.contiguous().T, shares.double()
-        assert torch.equal(kernels.experts(*strided, gate_up, down), expected)
-        linear = kernels.linear(x, down[0])
-        assert torch.equal(kernels.linear(x.T.contiguous().T, down[0]), linear)
-        assert torch.equal(kernels.linear(x.double(), down[0]), linear.double())
-        half = kernels.linear(x.half(), down[0])
-        assert half.dtype == torch.float16
-        torch.testing.assert_close(half.float(), linear, rtol=0.02, atol=0.02)
+    strided = x.repeat_interleave(2, dim=0)[::2], chosen.T.contiguous().T, shares.double()
+    for isa in RUNNING:
+        with forced(isa):
+            expected = kernels.experts(x, chosen, shares, gate_up, down)
+            assert torch.equal(kernels.experts(*strided, gate_up, down), expected)
+            linear = kernels.linear(x, down[0])
+            assert torch.equal(kernels.linear(x.T.contiguous().T, down[0]), linear)
+            assert torch.equal(kernels.linear(x.double(), down[0]), linear.double())
+            half = kernels.linear(x.half(), down[0])
+            assert half.dtype == torch.float16
+            torch.testing.assert_close(half.float(), linear, rtol=0.02, atol=0.02)
 
 
-@each_isa
+@compiled
 @pytest.mark.parametrize("mode", ["int8", "bf16"])
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_what_is_no_number_stays_in_its_row(isa: str, mode: str, bad: float) -> None:
+def test_what_is_no_number_stays_in_its_row(mode: str) -> None:
     packed, _ = weights("Q4_K", mode, 40, 256)
-    x = normal(4, 9, 256)
-    with forced(isa):
-        clean = kernels.linear(x, packed)
-        x[3, 7] = bad
-        out = kernels.linear(x, packed)
-    assert not out[3].isfinite().any()
+    clear = normal(4, 9, 256)
     others = torch.arange(9) != 3
-    assert torch.equal(out[others], clean[others])
+    for isa, bad in itertools.product(RUNNING, (torch.nan, torch.inf)):
+        x = clear.clone()
+        x[3, 7] = bad
+        with forced(isa):
+            clean, out = kernels.linear(clear, packed), kernels.linear(x, packed)
+            assert not out[3].isfinite().any()
+            assert torch.equal(out[others], clean[others])
 
 
-@each_isa
+@compiled
 @pytest.mark.parametrize("name", sorted(of_files("blocks")))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("workers", [1, 3])
-def test_dequantize(isa: str, name: str, dtype: torch.dtype, workers: int) -> None:
+def test_dequantize(name: str) -> None:
     """Bit for bit, from any byte on."""
     weight = blocks(name, 3, 70, 512)
-    with forced(isa), threads(workers):
-        out = kernels.dequantize(weight[1:], dtype)
-    assert out.dtype == dtype and torch.equal(out, weight[1:].dequantize(dtype))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        expected = weight[1:].dequantize(dtype)
+        for isa, workers in itertools.product(RUNNING, (1, 3)):
+            with forced(isa), threads(workers):
+                out = kernels.dequantize(weight[1:], dtype)
+                assert out.dtype == dtype and torch.equal(out, expected)
 
 
-@each_isa
+@compiled
 @given(name=st.sampled_from(sorted(of_files("blocks"))), seed=seeds)
-def test_any_bytes_dequantize_alike(isa: str, name: str, seed: int) -> None:
+def test_any_bytes_dequantize_alike(name: str, seed: int) -> None:
     """Infinite and NaN scales included."""
     weight = blocks(name, 5, 256)
     random = torch.Generator().manual_seed(seed)
     weight.data.random_(0, 256, generator=random)
     for dtype in (torch.float32, torch.bfloat16):
-        with forced(isa):
-            got = kernels.dequantize(weight, dtype)
         expected = weight.dequantize(dtype)
-        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+        for isa in RUNNING:
+            with forced(isa):
+                got = kernels.dequantize(weight, dtype)
+                torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow  # 25 s: the same limits hold at small sizes above
 @compiled
 @pytest.mark.parametrize("mode", ["int8", "bf16"])
 def test_the_errors_at_real_sizes_are_told(mode: str, note: Callable[[str], None]) -> None:
