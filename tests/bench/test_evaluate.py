@@ -32,7 +32,7 @@ def sets():
 
 @pytest.mark.parametrize(
     "count",
-    [pytest.param(50, id="half"), pytest.param(100, id="all", marks=pytest.mark.slow)],
+    [pytest.param(20, id="some"), pytest.param(100, id="all", marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize(("name", "floor"), [("sudoku", 0.95), ("questions", 0.98), ("chat", 0.85)])
 def test_held_out_tasks_are_solved_in_few_steps(model, sets, note, name, floor, count):
@@ -44,7 +44,7 @@ def test_held_out_tasks_are_solved_in_few_steps(model, sets, note, name, floor, 
 
 @pytest.mark.parametrize(
     ("count", "floor"),
-    [pytest.param(75, 0.95, id="half"), pytest.param(150, 0.97, id="all", marks=pytest.mark.slow)],
+    [pytest.param(30, 0.95, id="some"), pytest.param(150, 0.97, id="all", marks=pytest.mark.slow)],
 )
 def test_held_out_decisions_are_right_and_their_known_probabilities_are_known(
     model, note, count, floor
@@ -59,7 +59,7 @@ def test_held_out_decisions_are_right_and_their_known_probabilities_are_known(
 
 def test_hard_grids_need_the_refinement(model, sets):
     """With a single step most hard grids must fail, or the later steps would be for show."""
-    tasks = sets["sudoku_hard"][:50]
+    tasks = sets["sudoku_hard"][:16]
     adaptive = evaluate.evaluate(model, tasks)
     one_step = evaluate.evaluate(model, tasks, sfumato.SamplerConfig(max_steps=1))
     assert one_step.exact < adaptive.exact - 0.4
@@ -187,13 +187,14 @@ def test_the_figures_of_decisions():
     assert score.label_mass == pytest.approx(0.95)
 
 
-def test_transformers_answers_as_well_with_the_same_checkpoint(model, note):
-    """80 fixed prompts through `transformers`' own generate, one at a time."""
+@pytest.mark.parametrize("count", [16, pytest.param(80, marks=pytest.mark.slow)])
+def test_transformers_answers_as_well_with_the_same_checkpoint(model, note, count):
+    """Fixed prompts through `transformers`' own generate, one at a time; one may differ."""
     transformers = pytest.importorskip("transformers")
     oracle = transformers.DiffusionGemmaForBlockDiffusion.from_pretrained(
         model.path, dtype=torch.float32
     ).eval()
-    tasks = fixed_prompts(80)
+    tasks = fixed_prompts(count)
     torch.manual_seed(0)
     right = 0
     for task in tasks:
@@ -202,5 +203,6 @@ def test_transformers_answers_as_well_with_the_same_checkpoint(model, note):
         end = next((i for i, token in enumerate(out) if token in model.end_ids), None)
         right += model.tokenizer.decode(out[:end]) == task.expected
     ours = evaluate.evaluate(model, tasks).exact
-    note(f"embedded model, 80 prompts: sfumato {ours:.1%}, transformers {right / 80:.1%} exact")
-    assert abs(ours - right / len(tasks)) <= 0.02
+    figures = f"sfumato {ours:.1%}, transformers {right / count:.1%} exact"
+    note(f"embedded model, {count} prompts: {figures}")
+    assert abs(ours * count - right) < 1.5

@@ -57,7 +57,7 @@ shapes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(shape=shapes, positions=st.integers(1, 9))
 def test_statistics_equal_those_of_whole_logits(shape: dict[str, Any], positions: int) -> None:
     head, random = random_head(**shape)
@@ -92,7 +92,7 @@ def test_statistics_equal_those_of_whole_logits(shape: dict[str, Any], positions
     assert torch.equal(stats.drawn_probs[sure], stats.top_probs[sure, 0])
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(shape=shapes, other=st.sampled_from((1, 5, 33, 8192)))
 def test_draws_do_not_depend_on_the_chunk(shape: dict[str, Any], other: int) -> None:
     head, random = random_head(**shape)

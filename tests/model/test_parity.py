@@ -156,18 +156,17 @@ def largest(strategy: st.SearchStrategy[Case], examples: int) -> float:
     return max(seen)
 
 
-def test_one_row(note: Callable[[str], None]) -> None:
-    note(f"largest difference from transformers, one row: {largest(cases(), 35):.1e}")
+@pytest.mark.parametrize("examples", [10, pytest.param(35, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_rows_of_unequal_length_in_one_call(
+    rows: int, examples: int, note: Callable[[str], None]
+) -> None:
+    difference = largest(cases(most_rows=rows), examples)
+    note(f"largest difference from transformers, at most {rows} rows: {difference:.1e}")
 
 
-def test_rows_of_unequal_length_in_one_call(note: Callable[[str], None]) -> None:
-    difference = largest(cases(most_rows=4), 25)
-    note(f"largest difference from transformers, several rows: {difference:.1e}")
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_sdpa(seed: int) -> None:
-    assert compare(Case({}, ((29, 8, 8),), seed), "sdpa")[0] <= TOLERANCE
+def test_sdpa() -> None:
+    assert compare(Case({}, ((29, 8, 8),), 0), "sdpa")[0] <= TOLERANCE
 
 
 @pytest.mark.parametrize("prefix", [1, 6, 7, 8, 9, 15, 16, 40])
@@ -189,8 +188,8 @@ def test_layer_scalars_differ_by_phase() -> None:
     assert ours == scalars
 
 
-@settings(max_examples=12)
-@given(seed=st.integers(0, 2**31), prefix=st.integers(1, 60), window=st.integers(2, 20))
+@settings(max_examples=6)
+@given(seed=st.integers(0, 2**31), prefix=st.integers(1, 40), window=st.integers(2, 20))
 def test_chunks_of_a_prompt_do_not_matter(seed: int, prefix: int, window: int) -> None:
     oracle = random_oracle(tiny_config(sliding_window=window, num_experts=2), seed)
     network = network_of(oracle)
@@ -198,7 +197,7 @@ def test_chunks_of_a_prompt_do_not_matter(seed: int, prefix: int, window: int) -
     prompts = [tokens(random, 97, prefix), tokens(random, 97, prefix // 3)]
     canvas = tokens(random, 97, 8)
     results = []
-    for chunk in (1, 3, 7, 512):
+    for chunk in (1, 7, 512):
         slots = [network.new_slot(len(ids) + 1) for ids in prompts]
         network.encode(prompts, slots, chunk)
         assert [slot.length for slot in slots] == [len(ids) for ids in prompts]
