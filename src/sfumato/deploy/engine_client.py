@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from hashlib import sha256
 from itertools import zip_longest
-from os import PathLike
 from typing import Any, Protocol, TypeVar
 
 from sfumato.api import Model, Settled
@@ -33,7 +32,6 @@ from sfumato.engine.prepare import Job
 from sfumato.engine.queue.slots import SlotState
 from sfumato.engine.request import AnyRequest, DecisionRequest, Request, without_pixels
 from sfumato.engine.stats import EngineState, Health, History, RowState, Speeds, Totals
-from sfumato.model.adapters import Adapter
 from sfumato.model.named_adapters import NamedAdapter
 from sfumato.refused import Refused
 from sfumato.server.gateways import HEADERS
@@ -360,14 +358,6 @@ class EngineClient(AnyEngine):
     @property
     def adapters(self) -> Mapping[str, NamedAdapter]:
         return self._adapters
-
-    def load_adapter(
-        self, name: str, adapter: str | PathLike[str] | Adapter
-    ) -> Future[NamedAdapter]:
-        raise Refused("adapter", "replicas load theirs as they start", "name it with --adapter")
-
-    def unload_adapter(self, name: str) -> Future[NamedAdapter]:
-        raise Refused("adapter", "replicas keep theirs", "deploy again without it")
 
     def close(self, drain_s: float = 0.0, join_s: float = JOIN_S) -> None:
         """Ends what runs here; the replicas are others' to end."""

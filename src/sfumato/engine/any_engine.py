@@ -20,7 +20,6 @@ from sfumato.diffusion.constraints.call_grammar import Source
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import REFUSALS, EngineDead, QueueFull
 from sfumato.engine.events import (
-    Completed,
     Decided,
     DecisionSink,
     Failed,
@@ -33,7 +32,6 @@ from sfumato.engine.events import (
 from sfumato.engine.prepare import (
     Job,
     check_length,
-    check_timeout,
     make_prompt,
     prepare,
     prepare_decision,
@@ -44,7 +42,7 @@ from sfumato.engine.stats import EngineState, Health
 from sfumato.model.adapters import Adapter
 from sfumato.model.named_adapters import NamedAdapter
 from sfumato.refused import Refused
-from sfumato.tasks.works import Prompt, Task
+from sfumato.tasks.works import Prompt
 
 JOIN_S = 30.0  # how long a step under way may hold up `close`
 
@@ -87,16 +85,6 @@ class AnyEngine(ABC):
         with self.refusals(request):
             make = partial(prepare_decision, self.model, request, self.longest)
             return self._put(request, make, sink)
-
-    def run(
-        self, task: Task, request: AnyRequest | None = None, sink: Sink | None = None
-    ) -> Handle[Any]:
-        """Queues a task of any kind, which ends in `Completed` or `Failed`; its other events go to
-        the sink as they are. Raises what `submit` raises."""
-        request = request or AnyRequest()
-        with self.refusals(request):
-            check_timeout(request.timeout_s)
-            return self._put(request, lambda: Job(task, Completed, wants_drafts=True), sink)
 
     def try_grammar(self, source: Source, client: str) -> Future[Any]:
         """Begins to compile a grammar in another process, within limits, as every grammar of a
@@ -174,19 +162,20 @@ class AnyEngine(ABC):
     def adapters(self) -> Mapping[str, NamedAdapter]:
         """The adapters that requests may name."""
 
-    @abstractmethod
     def load_adapter(
         self, name: str, adapter: str | PathLike[str] | Adapter
     ) -> Future[NamedAdapter]:
         """Loads an adapter before the next step; requests may name it once this is done. A file is
         read at once. Raises ValueError, naming the file and what is wrong in it, and EngineDead;
         the future, Refused: a name that is taken, or what does not fit the network or the
-        memory."""
+        memory. Raises Refused where the network is in other processes."""
+        raise Refused("adapter", "replicas load theirs as they start", "name it with --adapter")
 
-    @abstractmethod
     def unload_adapter(self, name: str) -> Future[NamedAdapter]:
         """Takes the name of an adapter off before the next step. Requests that named it before are
-        served to their ends; then its memory is freed. Raises EngineDead; the future, Refused."""
+        served to their ends; then its memory is freed. Raises EngineDead; the future, Refused.
+        Raises Refused where the network is in other processes."""
+        raise Refused("adapter", "replicas keep theirs", "deploy again without it")
 
     @abstractmethod
     def close(self, drain_s: float = 0.0, join_s: float = JOIN_S) -> None:

@@ -27,11 +27,11 @@ from sfumato.engine.any_engine import JOIN_S, AnyEngine
 from sfumato.engine.circuit import Circuit, FileCheck, probe
 from sfumato.engine.engine_config import READ_TOKENS, EngineConfig
 from sfumato.engine.errors import EngineDead, EngineError, NotReady, QueueFull, Stops
-from sfumato.engine.events import FailureKind, Handle, Terminal, late
+from sfumato.engine.events import Completed, FailureKind, Handle, Sink, Terminal, late
 from sfumato.engine.memory.device_memory import used_memory
 from sfumato.engine.memory.guard import MemoryGuard
 from sfumato.engine.output_processor import OnFinish, OutputProcessor
-from sfumato.engine.prepare import Job
+from sfumato.engine.prepare import Job, check_timeout
 from sfumato.engine.queue.scheduler import Scheduler
 from sfumato.engine.queue.slots import make_pool
 from sfumato.engine.request import AnyRequest, Request
@@ -42,6 +42,7 @@ from sfumato.model.adapters import Adapter
 from sfumato.model.named_adapters import NamedAdapter, check_name, nbytes_of
 from sfumato.options.limits import MOST_STEPS
 from sfumato.refused import Refused, TooLarge
+from sfumato.tasks.works import Task
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -267,6 +268,16 @@ class Engine(AnyEngine):
         with self.refusals(request):
             self.model.adapters.number(request.adapter)
             self._check_room(self._job(request))
+
+    def run(
+        self, task: Task, request: AnyRequest | None = None, sink: Sink | None = None
+    ) -> Handle[Any]:
+        """Queues a task of any kind, which ends in `Completed` or `Failed`; its other events go to
+        the sink as they are. Raises what `submit` raises."""
+        request = request or AnyRequest()
+        with self.refusals(request):
+            check_timeout(request.timeout_s)
+            return self._put(request, lambda: Job(task, Completed, wants_drafts=True), sink)
 
     def generate(self, request: Request) -> Reply:
         """The reply to a request. Raises what `submit` raises, and RequestFailed."""
