@@ -282,7 +282,7 @@ def test_vectors_and_scores_see_pictures(model: Model) -> None:
     prompt = model.make_prompt(messages=shown(1, "Which?", 2))
     serving = engine(model, prefill_chunk=16)
     for want in (
-        lambda: TokenScoring(PromptScoring(), prompt.ids),
+        lambda: TokenScoring(prompt.ids, PromptScoring()),
         lambda: PooledState(Pooling("last"), len(prompt.ids)),
         lambda: PooledState(Pooling("mean"), len(prompt.ids)),
     ):
