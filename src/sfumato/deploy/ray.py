@@ -225,6 +225,7 @@ def application(options: Options) -> serve.Application:
     front = serve.deployment(
         name="Front",
         max_ongoing_requests=FRONT_REQUESTS,
+        max_surge_percent=100,  # the new one starts before the old one ends: requests go on
         graceful_shutdown_timeout_s=options.drain,
         ray_actor_options={"num_cpus": 0},
     )(serve.ingress()(Front))
