@@ -17,6 +17,9 @@ from sfumato.api import Model
 
 STEP_S = 0.12  # the embedded model is made slower, so that its drafts can be seen
 
+LARGE = {"width": 1200, "height": 800}
+FLAGS = ("--no-sandbox", "--process-per-site", "--disable-gpu", "--in-process-gpu")
+
 # The page draws seeds; here they are known: not with every one does the model solve the puzzle.
 SEEDS = "let drawn = 0; crypto.getRandomValues = (into) => { into[0] = ++drawn; return into; };"
 
@@ -58,12 +61,12 @@ class Steps:
             self._changed.notify_all()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def steps() -> Steps:
     return Steps()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def slow(steps: Steps) -> Model:
     model = sfumato.load()
     denoise = model.network.denoise_batch
@@ -81,7 +84,7 @@ def url(serve: Callable[..., Any], slow: Model) -> str:
     return f"{serve(slow, slots=2, context=1024).url}/"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     names = ("chromium", "chromium-browser", "google-chrome")
@@ -89,17 +92,41 @@ def browser() -> Iterator[Any]:
     if chromium is None:
         pytest.skip("there is no Chromium on this machine")
     with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         yield browser
         browser.close()
 
 
+@pytest.fixture(scope="package")
+def shared(browser: Any) -> Any:
+    """The context of most pages.  An empty one of their site stays open: it keeps the process in
+    which they are drawn, and to start a process takes longer than to load a page."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.route("**/*", lambda route: route.fulfill(body=""))
+    page.goto("http://127.0.0.1/")
+    return context
+
+
 @pytest.fixture
-def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
+def open_page(browser: Any, shared: Any, url: str) -> Iterator[Callable[..., Any]]:
     """Opens the page; at the end nothing may have been asked of another host, refused by the
     content security policy, or complained about in the console."""
     problems: list[str] = []
-    contexts = []
+    opened: list[Any] = []
+
+    def new_page(at: str, viewport: Any = LARGE, **options: Any) -> Any:
+        """Of a context of its own where another one is open, or the options ask for one."""
+        if opened or not options.keys() <= {"color_scheme", "reduced_motion"}:
+            opened.append(browser.new_context(viewport=viewport, **options))
+            return opened[-1].new_page()
+        opened.append(page := shared.new_page())
+        page.set_viewport_size(viewport)
+        page.emulate_media(**options)
+        # An earlier server may have had the same port.
+        origin = {"origin": at.rstrip("/"), "storageTypes": "all"}
+        shared.new_cdp_session(page).send("Storage.clearDataForOrigin", origin)
+        return page
 
     def open_(
         expected: str = r"\Z.", at: str = url, awaits: str = ".example", **options: Any
@@ -108,10 +135,7 @@ def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
             if not re.search(expected, text):
                 problems.append(text)
 
-        contexts.append(
-            browser.new_context(**{"viewport": {"width": 1200, "height": 800}, **options})
-        )
-        page = contexts[-1].new_page()
+        page = new_page(at, **options)
         page.add_init_script(SEEDS)
         page.set_default_timeout(60_000)
         page.on("console", lambda message: note(f"console: {message.text}"))
@@ -122,6 +146,7 @@ def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
         return page
 
     yield open_
-    for context in contexts:
-        context.close()
+    for each in opened:
+        each.close()
+    shared.clear_permissions()
     assert problems == []
