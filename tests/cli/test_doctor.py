@@ -42,6 +42,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(doctor, "device_memory", lambda _: int(total))
         monkeypatch.setattr(doctor, "memory_limit", lambda: None)
         monkeypatch.setattr(doctor, "pick_device", lambda: torch.device("cpu"))
+        # To interpret each of Triton's kernels takes a quarter of a minute.
+        monkeypatch.setattr(doctor.ops, "prepare", lambda *_, **__: None)
 
     return say
 
