@@ -136,7 +136,8 @@ def test_a_stream_ends_with_done_and_has_timings(server: Any) -> None:
 def test_a_streams_usage_comes_with_the_timings_of_a_single_reply(server: Any, path: str) -> None:
     """llama-server's clients read them there."""
     body: dict[str, Any] = {"messages": WHO} if "chat" in path else {"prompt": "Who?"}
-    body |= {"max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}}
+    body |= {"max_tokens": 4, "max_steps": 2, "stream": True}
+    body |= {"stream_options": {"include_usage": True}}
     for count in (1, 2):
         lines = server.post(path, **body, n=count).text.splitlines()
         last = json.loads([line for line in lines if line.startswith("data: {")][-1][6:])
@@ -147,11 +148,13 @@ def test_a_streams_usage_comes_with_the_timings_of_a_single_reply(server: Any, p
 
 def test_n_replies_have_seeds_that_follow(server: Any) -> None:
     client = server.client().chat.completions
-    three = client.create(model=MODEL, messages=SUDOKU, n=3, seed=5, temperature=4.0)
+    how: dict[str, Any] = {"model": MODEL, "messages": SUDOKU, "temperature": 4.0}
+    how |= {"max_tokens": 32, "extra_body": {"max_steps": 6}}
+    three = client.create(n=3, seed=5, **how)
     texts = [choice.message.content for choice in three.choices]
     assert [choice.index for choice in three.choices] == [0, 1, 2]
     for i, text in enumerate(texts):
-        one = client.create(model=MODEL, messages=SUDOKU, seed=5 + i, temperature=4.0)
+        one = client.create(seed=5 + i, **how)
         assert one.choices[0].message.content == text
     assert three.usage.completion_tokens >= sum(map(len, texts)) - 3
     assert [c.timings["diffusion"]["seed"] for c in three.choices] == [5, 6, 7]
@@ -172,6 +175,7 @@ def test_n_streams_tell_their_numbers(server: Any) -> None:
 
 def test_same_seed_same_text_whatever_else_runs(server: Any) -> None:
     fields: dict[str, Any] = {"model": MODEL, "messages": SUDOKU, "seed": 11, "temperature": 3.0}
+    fields |= {"max_tokens": 32, "extra_body": {"max_steps": 6}}
     alone = server.client().chat.completions.create(**fields).choices[0].message.content
 
     async def eight_at_once() -> list[str | None]:
@@ -247,22 +251,24 @@ def test_stop_length_and_bias(server: Any) -> None:
     assert short["usage"]["completion_tokens"] == 5
     assert server.chat(seed=3, max_completion_tokens=5).json()["usage"]["completion_tokens"] == 5
     assert server.chat(seed=3, n_predict=5).json()["usage"]["completion_tokens"] == 5
-    text = server.post("/v1/completions", prompt="Who?", seed=3, n_predict=5, ignore_eos=True)
+    text = server.post("/v1/completions", prompt="Who?", seed=3, n_predict=5, ignore_eos=True,
+                       max_steps=4)  # fmt: skip
     assert text.json()["usage"]["completion_tokens"] == 5
     ids = server.post("/tokenize", content="e").json()["tokens"]
-    banned = server.chat(seed=3, logit_bias={str(ids[0]): -100}).json()
+    banned = server.chat(seed=3, logit_bias={str(ids[0]): -100}, max_steps=4).json()
     assert "e" not in banned["choices"][0]["message"]["content"]
 
 
 def test_min_tokens_and_ignore_eos(server: Any) -> None:
     usual = server.chat(seed=3).json()["usage"]["completion_tokens"]
-    longer = server.chat(seed=3, min_tokens=usual + 20).json()["usage"]["completion_tokens"]
+    more = server.chat(seed=3, min_tokens=usual + 20, max_steps=4, max_tokens=128).json()
+    longer = more["usage"]["completion_tokens"]
     assert longer >= usual + 20
-    through = server.chat(seed=3, ignore_eos=True, max_tokens=96).json()
-    assert through["usage"]["completion_tokens"] == 96
+    through = server.chat(seed=3, ignore_eos=True, max_tokens=64).json()
+    assert through["usage"]["completion_tokens"] == 64
     assert through["choices"][0]["finish_reason"] == "length"
     text = through["choices"][0]["message"]["content"]
-    assert len(server.post("/tokenize", content=text).json()["tokens"]) == 96  # no padding
+    assert len(server.post("/tokenize", content=text).json()["tokens"]) == 64  # no padding
 
 
 @pytest.mark.parametrize(
@@ -281,8 +287,8 @@ def test_sampler_settings_per_request(
     server: Any, embedded: Model, fields: dict[str, Any], sampler: dict[str, Any]
 ) -> None:
     config = sfumato.SamplerConfig().options(**sampler)
-    expected = embedded.generate("Who are you?", seed=2, sampler=config, max_tokens=64)
-    answer = server.chat(seed=2, max_tokens=64, **fields).json()
+    expected = embedded.generate("Who are you?", seed=2, sampler=config, max_tokens=32)
+    answer = server.chat(seed=2, max_tokens=32, **fields).json()
     assert answer["choices"][0]["message"]["content"] == expected.text
     assert answer["timings"]["diffusion"]["steps_per_block"] == expected.stats.steps
 
@@ -298,7 +304,7 @@ def test_the_samplers_own_settings(
     server: Any, embedded: Model, fields: dict[str, Any], sampler: FixedCount | Threshold
 ) -> None:
     assert sampler_of(Sampling(**fields), ServedModel.of(embedded)).sampler == sampler
-    assert server.chat(seed=2, max_tokens=64, **fields).status_code == 200
+    assert server.chat(seed=2, max_tokens=32, **fields).status_code == 200
 
 
 def test_schedule_and_stopping_per_request(server: Any) -> None:
