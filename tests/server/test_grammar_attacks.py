@@ -161,10 +161,18 @@ def attacked(*options: str) -> dict[str, Any]:
     return line
 
 
-def test_fifty_hostile_grammars(note: Callable[[str], None]) -> None:
-    line = attacked("--grammars", "50", "--turns", "0.2", "--bombs", "1")
+def test_a_hostile_grammar_of_every_field_and_route(note: Callable[[str], None]) -> None:
+    first, count = 2548, 14
+    requests = [hostile_request(number) for number in range(first, first + count)]
+    fields = set().union(*(json.loads(body) for _, body in requests))
+    assert fields >= {"response_format", "json_schema", "guided_json", "structured_outputs",
+                      "guided_regex", "guided_grammar", "grammar", "guided_choice", "tools",
+                      "tool_choice"}  # fmt: skip
+    assert len({path for path, _ in requests}) == 3
+    how = ("--grammars", str(count), "--first", str(first), "--turns", "0.1", "--bombs", "1")
+    line = attacked(*how)
     note(f"grammar attack: {line}")
-    assert sum(line["answers"].values()) >= 50
+    assert sum(line["answers"].values()) >= count
 
 
 @pytest.mark.slow
