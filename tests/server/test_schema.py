@@ -97,13 +97,13 @@ ROUTES = {
     "DELETE": ("/v1/responses/{response_id}", "/v1/files/{file_id}"),
 }
 REFUSED = (400, 413, 422)
-EXAMPLES = {"POSITIVE": 12, "NEGATIVE": 6}  # of each route with a body
+EXAMPLES = {"POSITIVE": 6, "NEGATIVE": 4}  # of each route with a body
 FEWER = {  # of routes whose bodies hold what another one's hold, or little
-    **dict.fromkeys(("/v1/chat/completions/input_tokens", "/apply-template"), 4),
-    **dict.fromkeys(("/v1/messages/count_tokens", "/v1/decisions"), 4),
-    **dict.fromkeys(("/embeddings", "/api/embed", "/api/embeddings", "/api/generate"), 4),
-    **dict.fromkeys(("/tokenize", "/detokenize", "/api/show"), 4),
-    **dict.fromkeys(("/completion", "/infill", "/v1/completions", "/v1/responses"), 6),
+    **dict.fromkeys(("/v1/chat/completions/input_tokens", "/apply-template"), 2),
+    **dict.fromkeys(("/v1/messages/count_tokens", "/v1/decisions"), 2),
+    **dict.fromkeys(("/embeddings", "/api/embed", "/api/embeddings", "/api/generate"), 2),
+    **dict.fromkeys(("/tokenize", "/detokenize", "/api/show"), 2),
+    **dict.fromkeys(("/completion", "/infill", "/v1/completions", "/v1/responses"), 3),
     **dict.fromkeys(("/v1/responses/{response_id}/cancel", "/reset_prefix_cache"), 2),
     **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), 2),
     **dict.fromkeys(("/v1/files", "/v1/batches", "/v1/batches/{batch_id}/cancel"), 2),
@@ -266,7 +266,7 @@ def test_what_is_wrong_within_a_field_is_refused(
 
 
 def test_a_wrong_value_is_refused_whatever_the_field(client: TestClient) -> None:
-    assert list(accepted(client, ODD[:3], 0)) == []
+    assert list(accepted(client, ODD[:3], 0, one_each=True)) == []
 
 
 @pytest.mark.slow
@@ -275,9 +275,11 @@ def test_a_wrong_value_is_refused_however_deep(client: TestClient) -> None:
 
 
 def accepted(
-    client: TestClient, odd: Sequence[Any], deepest: int
+    client: TestClient, odd: Sequence[Any], deepest: int, one_each: bool = False
 ) -> Iterator[tuple[str, dict[str, Any], int]]:
-    """Bodies that the description does not allow, and that are not refused by the field's name."""
+    """Bodies that the description does not allow, and that are not refused by the field's name.
+    one_each: a field gets one wrong value, and the next field another one."""
+    turn = 0
     described = client.get("/openapi.json").json()
     parts = {"components": described["components"]}
     fields = Fields(described["components"]["schemas"], odd, deepest)
@@ -289,10 +291,12 @@ def accepted(
         assert allows(right), path
         model = fields.resolved(schema.get("anyOf", [schema])[0])
         for name, field in model["properties"].items():
-            for value in fields.values(field):
-                wrong = right | {name: value}
-                if allows(wrong):
-                    continue
+            bodies = (right | {name: value} for value in fields.values(field))
+            wrongs = [body for body in bodies if not allows(body)]
+            if one_each and wrongs:
+                turn += 1
+                wrongs = [wrongs[turn % len(wrongs)]]
+            for wrong in wrongs:
                 answer = client.post(path, json=wrong)
                 if answer.status_code not in (400, 422) or name not in answer.text:
                     yield path, wrong, answer.status_code
