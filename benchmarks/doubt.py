@@ -45,6 +45,7 @@ from sfumato.diffusion.verification import DOUBT, CanvasVerification
 from sfumato.embedded_questions import countries
 from sfumato.engine import Draft, Finished, Settled
 from sfumato.tasks.wants import Ranks
+from sfumato.train.decision_states import Case, choice, yes_no
 from sfumato.train.decisions_data import held_out
 from sfumato.train.embedded_data import ask, evaluation_sets
 
@@ -130,12 +131,17 @@ def grids(model: Model, count: int, cap: int) -> list[Answered]:
     ]
 
 
+def unseen_countries() -> dict[str, str]:
+    """The capitals of the countries that are in no training set."""
+    known = {country["name"] for country in countries()}
+    return {name: capital for name, capital in UNSEEN if name not in known}
+
+
 def capitals(model: Model, seeds: int) -> list[Answered]:
     """Capitals of all countries, known and unseen; right is an answer that names the capital."""
     known = {country["name"]: country["capital"] for country in countries()}
-    unseen = {name: capital for name, capital in UNSEEN if name not in known}
     requests, expected = [], []
-    for name, capital in [*known.items(), *unseen.items()]:
+    for name, capital in [*known.items(), *unseen_countries().items()]:
         for seed in range(seeds):
             text = f"What is the capital of {name}?"
             requests.append(Request(messages=ask(text), seed=seed, max_tokens=32, verify="report"))
@@ -226,23 +232,40 @@ def report(name: str, answers: Sequence[Answered]) -> None:
         print(f"  a token of {nats:.1f} nats or more: {caught:.1%} of wrong, {false:.1%} of right")
 
 
-def decisions(model: Model, count: int) -> None:
+def about_unseen(rounds: int) -> list[Case]:
+    """Questions of a trained kind, of which the answers are in no training set: which capital, and
+    whether it is one, each with other words in every round."""
+    drawn, cases = random.Random(7), list[Case]()
+    unseen = unseen_countries()
+    for name, capital in unseen.items():
+        state = f"Anna lives in {name}."
+        for number in range(rounds):
+            others = drawn.sample([other for other in unseen.values() if other != capital], 3)
+            options = drawn.sample([capital, *others], 4)
+            cases.append(
+                choice(state, "Which capital?", options, [float(o == capital) for o in options])
+            )
+            word = capital if number % 2 else others[0]
+            cases.append(yes_no(state, f"Is the capital {word}?", float(word == capital)))
+    return cases
+
+
+def decisions(model: Model, name: str, cases: Sequence[Case]) -> None:
     """Errors of decisions that their state settles, where the causal mode answers the same and
     where it answers otherwise, by kind of question; and whether it is right then."""
-    settled = [case for case in held_out(7, count) if not case.open]
     settings = DecisionSettings(seed=7, verify="abstain")
     rows: list[tuple[str, bool, bool, bool]] = []
     canvas, causal = list[float](), list[float]()
-    for state, group in groupby(settled, lambda case: case.state):
+    for state, group in groupby(cases, lambda case: case.state):
         some = {str(number): case for number, case in enumerate(group)}
-        questions = {name: case.question for name, case in some.items()}
-        for name, answer in model.read_questions(state, questions, settings).items():
-            right, best, other = int(np.argmax(some[name].truth)), answer.best, answer.other
-            rows.append((some[name].kind, best != right, other is not None, other == right))
+        questions = {key: case.question for key, case in some.items()}
+        for key, answer in model.read_questions(state, questions, settings).items():
+            right, best, other = int(np.argmax(some[key].truth)), answer.best, answer.other
+            rows.append((some[key].kind, best != right, other is not None, other == right))
             assert answer.causal
             canvas.append(-math.log(max(answer.probabilities[best], 1e-30)))
             causal.append(-math.log(max(answer.causal[best], 1e-30)))
-    print(f"\ndecisions: {len(rows)} settled questions")
+    print(f"\ndecisions, {name}: {len(rows)} settled questions")
     for kind in (None, *dict.fromkeys(row[0] for row in rows)):
         for is_other in (False, True):
             own = [row for row in rows if kind in (None, row[0]) and row[2] is is_other]
@@ -257,9 +280,9 @@ def decisions(model: Model, count: int) -> None:
             )
     errors = np.array([row[1] for row in rows])
     if 0 < errors.sum() < len(errors):
-        for name, column in (("causal", causal), ("canvas", canvas)):
+        for reader, column in (("causal", causal), ("canvas", canvas)):
             value, low, high = area(errors, np.array(column))
-            print(f"  {name:20} {value:.3f} [{low:.3f}, {high:.3f}]", flush=True)
+            print(f"  {reader:20} {value:.3f} [{low:.3f}, {high:.3f}]", flush=True)
 
 
 def redo(model: Model, count: int, cap: int, times: int = 1) -> None:
@@ -380,7 +403,9 @@ def main() -> None:
         report(f"hard grids after {cap} steps", grids(model, given.count, cap))
     report("capitals, known and unseen", capitals(model, seeds=1))
     report("holes of unknown length", lengths(model, given.count))
-    decisions(model, 10 * given.count)
+    trained = [case for case in held_out(7, 2 * given.count) if not case.open]
+    decisions(model, "of trained kinds", trained)
+    decisions(model, "about unseen countries", about_unseen(rounds=3))
 
 
 if __name__ == "__main__":

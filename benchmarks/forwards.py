@@ -237,7 +237,8 @@ def main() -> None:
     )
     base = measure(model, tasks, WAYS["default"])
     reports, lines = list[dict[str, Any]](), dict[str, list[Point]]()
-    for way, cap in itertools.product(options.ways, options.caps):
+    # Those without a cap first, and files after each: a run that is broken off has them.
+    for cap, way in itertools.product(sorted(options.caps, reverse=True), options.ways):
         is_base = way == "default" and cap == CAP
         rows = base if is_base else measure(model, tasks, replace(WAYS[way], max_steps=cap))
         for kind, at in kinds.items():
@@ -247,12 +248,18 @@ def main() -> None:
             if kind == "all":
                 point = Point(figures["forwards"], figures["right"], *figures["right_interval"])
                 lines.setdefault(way, []).append(point)
-    if options.json:
-        Path(options.json).write_text(json.dumps(reports))
-    if options.plot:
-        ordered = {way: sorted(points) for way, points in lines.items()}
-        axes = "denoising forwards of a task", "share of right answers"
-        Path(options.plot).write_text(curves(ordered, *axes, bottom=0.4, top=1.0))
+        if options.json:
+            Path(options.json).write_text(json.dumps(reports))
+        if options.plot:
+            Path(options.plot).write_text(drawn(lines))
+
+
+def drawn(lines: dict[str, list[Point]]) -> str:
+    """The curves as an SVG, from a multiple of 5 % on."""
+    ordered = {way: sorted(points) for way, points in lines.items()}
+    lowest = min(point.low or 0.0 for points in lines.values() for point in points)
+    axes = "denoising forwards of a task", "share of right answers"
+    return curves(ordered, *axes, bottom=math.floor(20 * lowest) / 20, top=1.0)
 
 
 if __name__ == "__main__":
