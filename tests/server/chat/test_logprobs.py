@@ -136,7 +136,8 @@ LINE: dict[str, Any] = {
     "required": ["name", "n", "k"],
     "additionalProperties": False,
 }
-CLOSED = {"max_tokens": 40, "seed": 0}  # a canvas has 32 tokens, and what closes it goes beyond
+# A canvas has 32 tokens, and what closes it goes beyond.
+CLOSED = {"max_tokens": 40, "max_steps": 4, "seed": 0}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -160,7 +161,7 @@ def test_tokens_that_close_a_schema_beyond_the_canvas_have_entries(
 @pytest.mark.parametrize("post_sampling_probs", [False, True])
 def test_n_probs_of_tokens_beyond_the_canvas(server: Served, post_sampling_probs: bool) -> None:
     body = {"prompt": "Solve this Sudoku", "n_predict": 40, "seed": 0, "n_probs": 3}
-    body |= {"json_schema": LINE, "post_sampling_probs": post_sampling_probs}
+    body |= {"max_steps": 4, "json_schema": LINE, "post_sampling_probs": post_sampling_probs}
     for stream in (False, True):
         answer = server.http.post("/completion", json=body | {"stream": stream})
         assert answer.status_code == 200
