@@ -47,7 +47,7 @@ def test_its_text_weights_are_those_of_the_third_stage(model: sfumato.Model) -> 
 @pytest.mark.parametrize(
     ("count", "digits", "boards"),
     [
-        pytest.param(20, 0.95, 0.85, id="some"),
+        pytest.param(8, 0.95, 0.85, id="some"),
         pytest.param(360, 0.95, 0.9, id="all", marks=pytest.mark.slow),
     ],
 )

@@ -75,6 +75,7 @@ def test_without_files_there_are_no_keys(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow  # 262,144 tokens there and back, as the few above
 def test_the_real_vocabulary(gemma_metadata: dict[str, Any], tmp_path: Path) -> None:
     """Through Hugging Face's files and back, the published keys are the same."""
     write_tokenizer(gemma_metadata, tmp_path)

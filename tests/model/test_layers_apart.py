@@ -26,7 +26,7 @@ from sfumato.model.network import Network
 from sfumato.model.segments import Suffix
 from sfumato.ops import registry
 
-CONFIG = config_from_hf(tiny_config(canvas_length=32).to_dict())
+CONFIG = config_from_hf(tiny_config(canvas_length=32, num_experts=2).to_dict())
 COUNT = len(CONFIG.layers)
 CPU, SECOND = torch.device("cpu"), torch.device("cuda", 1)
 

@@ -69,8 +69,15 @@ def outcomes(model: Network) -> list[Tensor]:
 
 
 @each_isa
-@pytest.mark.parametrize("cache", ["fp8", "q8_0"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("cache", "dtype"),
+    [
+        ("fp8", torch.bfloat16),
+        ("q8_0", torch.float32),
+        pytest.param("fp8", torch.float32, marks=pytest.mark.slow),
+        pytest.param("q8_0", torch.bfloat16, marks=pytest.mark.slow),
+    ],
+)
 def test_forwards_have_the_bits_of_widened_keys(isa: str, cache: str, dtype: torch.dtype) -> None:
     with forced(isa):
         model = load_network(random_checkpoint("tiny", "f32"), CPU, dtype, cache_type=cache)

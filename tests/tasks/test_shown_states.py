@@ -139,7 +139,11 @@ def test_a_model_without_a_tower_says_so() -> None:
 def test_a_fill_depends_on_the_picture(seeing: sfumato.Model) -> None:
     def filled(seed: int, hole: Hole) -> Filled:
         content = [{"type": "image", "image": picture(40, 40, seed)}, text("Which digit is this?")]
-        return seeing.fill(["It is ", hole, "."], messages=[{"role": "user", "content": content}])
+        sampler, messages = (
+            sfumato.SamplerConfig(max_steps=4),
+            [{"role": "user", "content": content}],
+        )
+        return seeing.fill(["It is ", hole, "."], messages=messages, sampler=sampler)
 
     for hole in (Hole(3), Hole(choices=["one", "two", "three"]), Hole(at_most=3)):
         one, other = filled(0, hole), filled(1, hole)

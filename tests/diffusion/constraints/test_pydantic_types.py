@@ -186,11 +186,9 @@ class Trip(BaseModel):
 
 
 def test_a_reply_is_an_instance_of_the_class() -> None:
-    model = random_model()
-    for seed in range(3):
-        made = model.generate("x", schema=Trip, max_tokens=512, seed=seed)
-        assert made.stop_reason == "eos"
-        trip = Trip.model_validate_json(made.text)
-        data = json.loads(made.text)
-        assert len(trip.colors) == len(data["colors"]) and data["pet"]["kind"] == trip.pet.kind
-        assert made.warnings[0] == "schema: uniqueItems is not held: items may repeat"
+    made = random_model().generate("x", schema=Trip, max_tokens=320)
+    assert made.stop_reason == "eos"
+    trip = Trip.model_validate_json(made.text)
+    data = json.loads(made.text)
+    assert len(trip.colors) == len(data["colors"]) and data["pet"]["kind"] == trip.pet.kind
+    assert made.warnings[0] == "schema: uniqueItems is not held: items may repeat"

@@ -178,7 +178,7 @@ LATE: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_rows_come_and_go_in_any_order(network: Network, seed: int) -> None:
     """More of them than there is room for at first, some left out of a step, some dropped."""
     chosen = random.Random(seed)

@@ -142,7 +142,7 @@ def test_logits_of_both_phases(rule: ImageMask, name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("rule", IMAGE_MASKS)
-@pytest.mark.parametrize("chunk", [7, 60, 512])
+@pytest.mark.parametrize("chunk", [7, 512])
 def test_rows_with_different_pictures_have_what_each_has_alone(rule: ImageMask, chunk: int) -> None:
     network = network_of(random_oracle(tiny_config(hidden_size=HIDDEN, sliding_window=WINDOW), 3))
     network.image_mask = rule

@@ -23,6 +23,8 @@ from sfumato.weights.formats import FORMATS, QuantizedTensor, quantize
 
 CPU = torch.device("cpu")
 NAMES = sorted(LAYOUTS)
+PRODUCTS = ("INT4", "IQ4_NL", "NVFP4", "Q3_K", "Q4_K", "Q5_0", "Q6_K")
+"""Formats with planes of each kind; that kernels unpack the others, too, is tested of all."""
 
 
 def random_blocks(name: str, *leading: int, columns: int = 512) -> QuantizedTensor:
@@ -136,7 +138,10 @@ def test_kernels_unpack_the_bits_of_the_blocks(name: str) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in PRODUCTS else pytest.param(name, marks=pytest.mark.slow) for name in NAMES],
+)
 def test_products_with_planes_pass_their_self_tests(name: str) -> None:
     from sfumato.ops.triton import OPERATIONS, twins
 
