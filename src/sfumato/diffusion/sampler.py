@@ -258,7 +258,7 @@ class EachSettled:
     all argmaxes for two that take turns; here such a position ends the wait once it is calm."""
 
     patience: int
-    sure: float = 0.05
+    sure: float = 0.01
     calm: float = 0.5
 
     def __post_init__(self) -> None:
