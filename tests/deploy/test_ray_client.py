@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from tests.support.scripted_engine import Script, engine
 
 import sfumato
 from sfumato.api import load_outline
-from sfumato.cli import main
+from sfumato.cli import deploy, main
 from sfumato.deploy import engine_client
 from sfumato.deploy.engine_client import (
     EngineClient,
@@ -344,3 +346,19 @@ def test_without_ray_the_command_says_what_to_install(
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["deploy", "ray"]) == 2
     assert 'pip install "sfumato[ray]"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_what_has_not_begun_is_not_ended(began: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would start again only to end."""
+    ended = list[bool]()
+    serve = SimpleNamespace(shutdown=lambda: ended.append(True))
+    fake: Any = ModuleType("sfumato.deploy.ray")
+    fake.ray, fake.serve = SimpleNamespace(is_initialized=lambda: began), serve
+    fake.start = lambda args: 1 / 0
+    monkeypatch.setitem(sys.modules, "sfumato.deploy.ray", fake)
+    monkeypatch.setattr(sfumato.deploy, "ray", fake, raising=False)
+    monkeypatch.setattr("signal.signal", lambda *how: None)
+    with pytest.raises(ZeroDivisionError):
+        deploy.main(argparse.Namespace())
+    assert ended == [True] * began
