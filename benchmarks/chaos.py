@@ -243,13 +243,20 @@ def deployed(options: argparse.Namespace) -> Server:
     return Server("127.0.0.1", options.port)
 
 
+def ends(server: Server) -> float:
+    """Requests that have ended, as the front counts them."""
+    return sum(
+        value for (of, _), value in server.metrics().items() if of == "sfumato_requests_total"
+    )
+
+
 def run(options: argparse.Namespace, server: Server) -> Chaos:
     rendered = {}
     for question in PROMPTS:
         body = json.dumps({"messages": [{"role": "user", "content": question}]}).encode()
         with server.request("POST", "/apply-template", body) as response:
             rendered[question] = json.loads(response.read())["prompt"]
-    chaos = Chaos(server, rendered)
+    chaos, ends_before = Chaos(server, rendered), ends(server)
     until = time.monotonic() + 60 * options.minutes
     clients = [
         threading.Thread(target=chaos.client, args=(f"{options.seed} {number}", until))
@@ -266,11 +273,8 @@ def run(options: argparse.Namespace, server: Server) -> Chaos:
     for each in clients:
         each.join()
     time.sleep(3.0)
-    ends = sum(
-        value for (name, _), value in server.metrics().items() if name == "sfumato_requests_total"
-    )
-    if ends != chaos.sent:
-        chaos.violations.append(f"{chaos.sent} requests were sent, and {ends:g} have an end")
+    if (ended := ends(server) - ends_before) != chaos.sent:
+        chaos.violations.append(f"{chaos.sent} requests were sent, and {ended:g} have an end")
     return chaos
 
 
