@@ -259,20 +259,17 @@ class EngineClient(AnyEngine):
         call.handle.deliver(event)
 
     def _wake(self, request_id: str) -> None:
-        self._loop.call_soon_threadsafe(self._cancel, request_id)
+        self._loop.call_soon_threadsafe(lambda: self._spawn(self._stop(request_id)))
 
-    def _cancel(self, request_id: str) -> None:
-        if (call := self._calls.get(request_id)) is not None:
-            self._spawn(self._stop(call))
-
-    async def _stop(self, call: _Call) -> None:
+    async def _stop(self, request_id: str) -> None:
         """Lets the replica end a request with what it has, and ends it here where that fails."""
+        call = self._calls.get(request_id)
+        if call is None or call.task is None:  # it has ended
+            return
         if not call.is_waiting:
-            await self._replicas.all("cancel", call.request.id)
-            if call.task is not None:
-                await asyncio.wait({call.task}, timeout=CANCEL_S)
-        if call.task is not None:
-            call.task.cancel()
+            await self._replicas.all("cancel", request_id)
+            await asyncio.wait({call.task}, timeout=CANCEL_S)
+        call.task.cancel()
 
     def _left(self, call: _Call) -> float | None:
         """Seconds of its time limit; not all replicas set the same."""
