@@ -56,7 +56,7 @@ test-ray: $(CLIENTS_VENV)/ray/.installed ## two replicas on Ray Serve, which are
 		-m clients tests/deploy
 
 aot: $(AOT_VENV)/$(AOT_TRITON)/.installed ## compile the GPU kernels, for GPUs that need not be here
-	@PYTHONPATH=src $(AOT_VENV)/$(AOT_TRITON)/bin/python -m sfumato.ops.triton.ahead_of_time \
+	@PYTHONPATH=src $(AOT_VENV)/$(AOT_TRITON)/bin/python -m benchmarks.gpu_aot \
 		--jobs $(AOT_JOBS) $(AOT)
 
 levels: $(VENV)/.installed-test ## measure what each instruction set multiplies a second, beside torch

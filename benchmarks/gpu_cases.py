@@ -121,6 +121,39 @@ def linear(sizes: Sizes, seed: int) -> Case:
     )
 
 
+def each(sizes: Sizes, seed: int) -> Case:
+    """Queries, keys and values of a sliding layer."""
+    config, layer = sizes.config, sizes.layer(True)
+    x = sizes.random(sizes.shape.tokens, config.hidden_size, seed=seed)
+    heads = config.num_heads, layer.kv_heads, layer.kv_heads
+    weights = [
+        sizes.weights(1, count * layer.head_dim, config.hidden_size, seed + at)[0]
+        for at, count in enumerate(heads, 1)
+    ]
+    return Case(
+        *("linear_each", (x, *weights), sizes.cost(layer, "q, k, v projections")),
+        lambda row: (x[sizes.of_row(row)], *weights),
+        lambda out, row: tuple(product[sizes.of_row(row)] for product in out),
+    )
+
+
+def gated(sizes: Sizes, seed: int) -> Case:
+    """Gate and up of the dense part of a layer, with the activation of both."""
+    config, tokens = sizes.config, sizes.shape.tokens
+    hidden, inner = config.hidden_size, config.intermediate_size
+    x = sizes.random(tokens, hidden, seed=seed)
+    gate, up = sizes.weights(2, inner, hidden, seed + 1)
+    cost = KernelCost(
+        "gate and up", "layers", 2.0 * gate.nbytes, tokens * (hidden + inner) * x.itemsize,
+        4.0 * tokens * hidden * inner,
+    )  # fmt: skip
+    return Case(
+        *("linear_gated", (x, gate, up, "gelu"), cost),
+        lambda row: (x[sizes.of_row(row)], gate, up, "gelu"),
+        lambda out, row: out[sizes.of_row(row)],
+    )
+
+
 def vocabulary_pass(sizes: Sizes, seed: int) -> Case:
     """The head: scores of deviation 3, a distribution that is neither flat nor certain."""
     config, tokens = sizes.config, sizes.shape.tokens
@@ -224,19 +257,6 @@ def rms_norm(sizes: Sizes, seed: int) -> Case:
     )
 
 
-def gated(sizes: Sizes, seed: int) -> Case:
-    gate, up = (
-        sizes.random(sizes.shape.tokens, sizes.config.intermediate_size, seed=seed + n)
-        for n in (0, 1)
-    )
-    cost = KernelCost("gate and up", "layers", 0.0, 3.0 * gate.nbytes, 0.0)
-    return Case(
-        *("gated", (gate, up, "gelu"), cost),
-        lambda row: (gate[sizes.of_row(row)], up[sizes.of_row(row)], "gelu"),
-        lambda out, row: out[sizes.of_row(row)],
-    )
-
-
 def of_planes(sizes: Sizes, seed: int, case: Case, format: str) -> Case:
     """A case with its weights in planes of a format."""
     call = case.operation, format, case.arguments, case.cost
@@ -254,6 +274,8 @@ _CASES: dict[str, tuple[str, Callable[[Sizes, int], Case]]] = {
     "experts": ("experts", experts),
     "head": ("vocabulary_pass", vocabulary_pass),
     "linear": ("linear", linear),
+    "each": ("linear_each", each),
+    "gated": ("linear_gated", gated),
     "attention, sliding": ("attend_padded", lambda s, seed: canvases(s, seed, True)),
     "attention, full": ("attend_padded", lambda s, seed: canvases(s, seed, False)),
     "commit, sliding": ("attend_padded", lambda s, seed: commits(s, seed, True)),
@@ -264,7 +286,6 @@ _CASES: dict[str, tuple[str, Callable[[Sizes, int], Case]]] = {
     "read, full": ("attend_padded", lambda s, seed: reads(s, seed, False)),
     "router": ("route", route),
     "rms_norm": ("rms_norm", rms_norm),
-    "gated": ("gated", gated),
 }
 _MAKERS = {"experts": experts, "linear": linear, "vocabulary_pass": vocabulary_pass}
 _PLANES: dict[str, tuple[str, Callable[[Sizes, int], Case]]] = {

@@ -1,4 +1,4 @@
-"""What changes of the products would gain in a step, by a model of single launches; nothing is run.
+"""What changes of a step gain, built or not, by a model of single launches; nothing is run.
 
 `sfumato bench --predict` counts bytes, products and launches of the whole step.  This counts for
 each launch of a layer's products, with the tiles that serve, three things more: how many programs
@@ -8,9 +8,10 @@ the instructions that unpack weights in planes, each as many as `benchmarks.gpu_
 launch takes the longest of these times, its bytes from memory, and the distance of two launches.
 
 `python -m benchmarks.gpu_floor --device h200 --format bf16` (or FP8, or of planes with the
-instructions of a weight: `--format Q4_K --instructions 10.2`).  Rates that are not those of
-`step_cost` are assumptions: clocks of data sheets, 64 bytes a clock from L2 to a multiprocessor,
-and the seconds that a program of the most probable tokens takes.
+instructions of a weight: `--format Q4_K --instructions 10.2`).  The last column is the share of
+the whole step that is saved; of what was built, the second is what serves.  Rates that are not
+those of `step_cost` are assumptions: clocks of data sheets, 64 bytes a clock from L2 to a
+multiprocessor, and the seconds that a program of the most probable tokens takes.
 """
 
 from __future__ import annotations
@@ -18,19 +19,35 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from sfumato.bench.step_cost import CACHE_SPEED, LAUNCH_S, LIMITS, REACHED, DeviceLimits
+from sfumato.bench.step_cost import (
+    CACHE_SPEED,
+    LAUNCH_S,
+    LIMITS,
+    REACHED,
+    DeviceLimits,
+    StepShape,
+    codes_of,
+    held_bytes,
+    step_costs,
+    step_time,
+)
+from sfumato.bench.subject import random_checkpoint, random_config
+from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.ops.triton.planes import LAYOUTS
 from sfumato.ops.triton.tiles import Tile, candidates
 
 TOKENS, HIDDEN, DENSE, EXPERT, EXPERTS, CHOSEN = 256, 2816, 2112, 704, 128, 8
 SLIDING, FULL = 25, 5  # layers of the 26B-A4B
 WIDTHS = {"q": (4096, 8192), "k": (2048, 1024), "v": (2048, 0), "o": (4096, 8192)}
+HEADS, WIDE_HEAD = 16, 512  # of full layers
 CHUNKS = 32  # of the vocabulary
 MERGE_S = 6e-6
 BYTES = {"bf16": 2.0, "FP8": 1.0, "INT8": 1.0}
 """Of a number, where weights are not in planes."""
+TARGET_OF = {"FP8": "fp8", "INT8": "int8", "Q4_K": "q4_k_m", "Q8_0": "q8_0", "INT4": "int4"}
+"""The format of `sfumato convert` of a whole checkpoint; bfloat16 for others."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +112,13 @@ def dense(setting: Setting, outputs: int, inputs: int, tile: Tile | None = None,
 
 
 def launch(
-    setting: Setting, programs: int, work: int, inputs: int, tokens: int, weights: int
-) -> float:
+    setting: Setting, programs: int, work: int, inputs: int, tokens: int, weights: int,
+    persistent: bool = False,
+) -> float:  # fmt: skip
     """Seconds. work: weights that a program multiplies by `tokens` tokens; weights: of all, which
-    are read from memory once."""
+    are read from memory once; persistent: whether the multiprocessors share all work evenly."""
     units, limits = setting.units, setting.limits
-    busiest = math.ceil(programs / units.count)
+    busiest = programs / units.count if persistent else math.ceil(programs / units.count)
     moved = work * setting.weight_bytes + inputs * tokens * BYTES.get(setting.format, 2.0)
     unpacks = setting.instructions if setting.format in LAYOUTS else 0.0
     times = (
@@ -113,21 +131,36 @@ def launch(
     return max(times) + LAUNCH_S
 
 
-def mixture(setting: Setting, tokens: int | None = None) -> float:
+def mixture(setting: Setting, tokens: int | None = None, persistent: bool = False) -> float:
     """Seconds of both products of all experts. tokens: of a tile; None: as they serve."""
-    first = grouped(setting, "experts_gate_up", 2 * EXPERT, HIDDEN, tokens, 2)
-    return first + grouped(setting, "experts_down", HIDDEN, EXPERT, tokens)
+    first = grouped(setting, "experts_gate_up", 2 * EXPERT, HIDDEN, tokens, persistent, 2)
+    return first + grouped(setting, "experts_down", HIDDEN, EXPERT, tokens, persistent)
 
 
 def grouped(
-    setting: Setting, kernel: str, outputs: int, inputs: int, tokens: int | None, joined: int = 1
-) -> float:
+    setting: Setting, kernel: str, outputs: int, inputs: int, tokens: int | None,
+    persistent: bool, joined: int = 1,
+) -> float:  # fmt: skip
     """Seconds of a product of all experts, whose tokens fit one tile each."""
     tile = setting.tile(kernel)
     programs = EXPERTS * math.ceil(outputs / joined / tile["OUT"])
     work = joined * tile["OUT"] * inputs
     tokens = tokens or tile["TOKENS"]
-    return launch(setting, programs, work, inputs, tokens, EXPERTS * outputs * inputs)
+    weights = EXPERTS * outputs * inputs
+    return launch(setting, programs, work, inputs, tokens, weights, persistent)
+
+
+def attention(setting: Setting, prefix: int, split: int) -> float:
+    """Seconds of a full layer's attention behind a prefix, in pieces of `split` positions."""
+    units, limits = setting.units, setting.limits
+    (tile,) = candidates("attention_512", units.target)["any"][:1]
+    pieces = math.ceil(prefix / split)
+    programs = math.ceil(TOKENS * HEADS / tile["ROWS"]) * pieces
+    keys = min(prefix, split) + TOKENS / pieces
+    flop = 4.0 * tile["ROWS"] * keys * WIDE_HEAD
+    seconds = math.ceil(programs / units.count) * flop / (limits.bf16_flops / units.count) / REACHED
+    parts = 2.0 * 4 * pieces * TOKENS * HEADS * WIDE_HEAD / limits.bytes_per_s / CACHE_SPEED
+    return seconds + LAUNCH_S + (parts + LAUNCH_S) * (pieces > 1)
 
 
 def layers(of: Iterable[float]) -> float:
@@ -143,25 +176,35 @@ def changes(setting: Setting) -> dict[str, tuple[float, float]]:
     for kind in (0, 1):
         widths = [WIDTHS[name][kind] for name in "qkv" if WIDTHS[name][kind]]
         apart.append(sum(dense(setting, width, HIDDEN) + rounding for width in widths))
-        tiles = (None, *wider(setting))
-        joined.append(min(dense(setting, sum(widths), HIDDEN, tile) for tile in tiles) + rounding)
+        joined.append(dense(setting, sum(widths), HIDDEN) + rounding)
     element = LAUNCH_S + 6.0 * TOKENS * DENSE / setting.limits.bytes_per_s / CACHE_SPEED
     gate_up = 2 * (dense(setting, DENSE, HIDDEN) + rounding) + element
-    tiles = (None, *wider(setting))
-    one = min(dense(setting, 2 * DENSE, HIDDEN, tile, 2) for tile in tiles) + rounding
+    one = dense(setting, 2 * DENSE, HIDDEN, setting.tile("linear_gated"), 2) + rounding
     mlp = one + dense(setting, HIDDEN, DENSE) + rounding
+    # Beside the experts, which memory bounds, its bytes are still read.
+    read = 3 * DENSE * HIDDEN * setting.weight_bytes / setting.limits.bytes_per_s / REACHED
     long, short = mixture(setting, 64), mixture(setting, 32)
     experts = mixture(setting)
     both = SLIDING + FULL
+    alone = sum(dense(setting, *shape) for shape in ((HIDDEN, 4096), (HIDDEN, DENSE)))
+    best = sum(at_best(setting, *shape) for shape in ((HIDDEN, 4096), (HIDDEN, DENSE)))
+    keys = {prefix: [attention(setting, prefix, split) for split in (4096, 2048, 1024, 512)]
+            for prefix in (512, 4096, 32_768)}  # fmt: skip
     router = 2.0 * TOKENS * HIDDEN * EXPERTS / REACHED
     scalar = router / setting.limits.float32_flops
     return {
         "q, k and v as one product": (layers(apart), layers(joined)),
         "gate and up as one, with the activation": (both * gate_up, both * one),
         "the experts' products, 64 and 32 tokens": (both * long, both * short),
-        "the dense MLP beside the experts": (
-            both * (mlp + experts), both * max(mlp, experts),
+        "a persistent schedule for the experts": (
+            both * experts, both * mixture(setting, persistent=True),
         ),
+        "the dense MLP beside the experts": (both * (mlp + experts), both * (experts + read)),
+        "o and down at the product's best rate": (both * alone, both * best),
+        **{
+            f"keys split by length, prefix {prefix}": (FULL * each[0], FULL * min(each))
+            for prefix, each in keys.items()
+        },
         "the router in three products of TF32": (
             both * scalar, both * 3 * router / (setting.limits.bf16_flops / 2),
         ),
@@ -172,13 +215,21 @@ def changes(setting: Setting) -> dict[str, tuple[float, float]]:
     }  # fmt: skip
 
 
-def wider(setting: Setting) -> list[Tile]:
-    """The tile of the dense products with 64 tokens, and with as many weights as tokens."""
-    tile = setting.tile("linear")
-    return [
-        replace(tile, constants={**tile.constants, **own})
-        for own in ({"TOKENS": 64}, {"OUT": tile["TOKENS"]})
-    ]
+def at_best(setting: Setting, outputs: int, inputs: int) -> float:
+    """Seconds of a product of TOKENS tokens without tails, nor tiles read again: what no library's
+    exceeds."""
+    bytes_s = outputs * inputs * setting.weight_bytes / setting.limits.bytes_per_s
+    flops_s = 2.0 * TOKENS * outputs * inputs / setting.flops
+    return max(bytes_s, flops_s) / REACHED + LAUNCH_S
+
+
+def step_seconds(setting: Setting) -> float:
+    """Seconds of a step of one row, by `step_cost`."""
+    config = DIFFUSION_GEMMA.config.from_hf(random_config("26b-a4b"), {})
+    checkpoint = random_checkpoint("26b-a4b", TARGET_OF.get(setting.format, "bf16"))
+    kinds = {name: info.format for name, info in checkpoint.tensors.items()}
+    costs = step_costs(config, StepShape(), held_bytes(checkpoint.tensors), codes=codes_of(kinds))
+    return step_time(costs, setting.limits).predicted_ms / 1e3
 
 
 def main() -> None:
@@ -188,10 +239,11 @@ def main() -> None:
     parser.add_argument("--instructions", type=float, default=10.0, help="to unpack a weight")
     given = parser.parse_args()
     setting = Setting(given.device, given.format, given.instructions)
+    step = step_seconds(setting)
     print(f"{given.device}, {given.format}: ms of a step of one row, before, after, saved")
     for name, (before, after) in changes(setting).items():
-        saved = 1e3 * (before - after)
-        print(f"{name:42} {1e3 * before:7.2f} {1e3 * after:7.2f} {saved:7.2f}")
+        saved, figures = before - after, f"{1e3 * before:7.2f} {1e3 * after:7.2f}"
+        print(f"{name:42} {figures} {1e3 * saved:7.2f} {saved / step:7.1%}")
 
 
 if __name__ == "__main__":

@@ -58,15 +58,13 @@ def test_kernels_are_compiled_for_the_device_that_is_there(monkeypatch: pytest.M
         assert (target.name, target.number) == ("sm_89", 86)
         if not kernel.sizes.get("WEIGHTED", True):
             raise RuntimeError("no such norm")
-        metadata = SimpleNamespace(shared=0, enable_fp_fusion=False)
-        return SimpleNamespace(metadata=metadata, asm={"ttir": "", "ptx": " "})
+        return SimpleNamespace()
 
     monkeypatch.setattr(ahead_of_time, "source_of", lambda kernel, tile, target: (kernel, {}))
     monkeypatch.setattr(ahead_of_time, "compile_source", compiled)
-    monkeypatch.setattr(ahead_of_time, "_usage", lambda made, target: (0, 0))
     findings = gpu_compile.compile_for("sm_89", 86, ("rms_norm", "linear"))
-    # Norms with weights of either kind; eight matrices, for few and many tokens.
-    assert findings["compiled"] == 2 * 2 + 2 * 8
+    # Norms with weights of either kind; seven matrices and three groups, for few and many tokens.
+    assert findings["compiled"] == 2 * 2 + 2 * 10
     assert findings["failures"] == {
         f"rms_norm {shape}{kind} 0": "RuntimeError: no such norm"
         for shape in ("plain", "plain heads")

@@ -119,8 +119,8 @@ def test_what_was_measured_is_among_the_candidates() -> None:
 def test_a_run_writes_findings_and_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One case that torch serves, measured as its process would; one that a stand-in measures; and
-    one that fails."""
+    """One case that is measured as its process would, interpreted and so slower than torch; one
+    that a stand-in measures; and one that fails."""
     measured = {
         "linear": {
             "case": "linear",
@@ -155,10 +155,13 @@ def test_a_run_writes_findings_and_table(
     assert main([*arguments, *cases, "--rows", "2", "--prefix", "20", "--seconds", "0"]) == 1
     findings = json.loads(out.read_text())
     assert [each.get("served_by", "")[:10] for each in findings["cases"]] == [
-        *("a stand-in", TRITON, ""),
+        *(TRITON, TRITON, ""),
     ]
     lines = tomllib.loads(table.read_text())["measured"]["this cpu"]
-    assert lines["slower"] == ["linear"] and set(lines["tiles"]["linear"]) == {"few", "many"}
+    assert lines["slower"] == ["linear", "linear_gated"] and set(lines["tiles"]["linear"]) == {
+        "few",
+        "many",
+    }
     shown = capsys.readouterr().out
     assert "linear: right, 1.0000 ms, torch 0.5000 ms" in shown and "head: failed" in shown
 

@@ -38,7 +38,6 @@ from sfumato.model.transformer import Transformer
 from sfumato.ops.triton import ahead_of_time, self_test, twins
 from sfumato.ops.triton import kernel as kernels
 from sfumato.ops.triton.kernel import Kernel, all_kernels
-from sfumato.ops.triton.linear import KERNELS
 from sfumato.ops.triton.planes import PlaneTensor, plane_bytes
 from sfumato.ops.triton.tiles import TARGETS, candidates
 from sfumato.weights import formats
@@ -145,8 +144,11 @@ def multiply_planes() -> None:
     """Products with weights in planes, of few tokens and of many."""
     for tokens in (256, 4096):
         x = torch.ones(tokens, 2816, dtype=torch.bfloat16)
-        for format in FORMATS[:2]:
-            ops.linear(x, planes(format, 8192, 2816))
+        q, k = (planes("Q4_K", width, 2816) for width in (4096, 2048))
+        for format in ("Q4_K", "Q6_K"):
+            ops.linear_each(x, q, k, planes(format, 2048, 2816))
+        ops.linear_gated(x, *[planes("Q4_K", 2112, 2816)] * 2)
+        ops.linear(torch.ones(tokens, 2112).bfloat16(), planes("Q5_0", 2816, 2112))
         chosen = torch.zeros(tokens, 8, dtype=torch.int64)
         gate_up, down = planes("Q4_K", 128, 1408, 2816), planes("Q5_0", 128, 2816, 704)
         ops.experts(x, chosen, chosen.float(), gate_up, down)
@@ -160,9 +162,12 @@ def multiply_codes() -> None:
     """As `multiply_planes`, of weights of 8-bit codes, in all shapes."""
     for tokens in (256, 4096):
         for dtype in CODES.values():
-            for sizes in KERNELS[""].shapes.values():
-                x = torch.ones(tokens, sizes["INPUTS"], dtype=torch.bfloat16)
-                ops.linear(x, scaled(dtype, sizes["OUTPUTS"], sizes["INPUTS"]))
+            for outputs, inputs in ((2816, 4096), (2816, 8192), (2816, 2112)):
+                ops.linear(torch.ones(tokens, inputs).bfloat16(), scaled(dtype, outputs, inputs))
+            x = torch.ones(tokens, 2816, dtype=torch.bfloat16)
+            for widths in ((4096, 2048, 2048), (8192, 1024)):
+                ops.linear_each(x, *(scaled(dtype, width, 2816) for width in widths))
+            ops.linear_gated(x, *[scaled(dtype, 2112, 2816)] * 2)
             x, chosen = torch.ones(tokens, 2816).bfloat16(), torch.zeros(tokens, 8).long()
             weights = scaled(dtype, 128, 1408, 2816), scaled(dtype, 128, 2816, 704)
             ops.experts(x, chosen, chosen.float(), *weights)

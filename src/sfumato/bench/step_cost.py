@@ -203,8 +203,8 @@ def _attention(
 ) -> list[KernelCost]:
     tokens, hidden, d = shape.tokens, config.hidden_size, layer.head_dim
     heads = config.num_heads * d
-    products = 3 if "self_attn.v_proj.weight" in own else 2  # else its V is its raw K
-    kv = layer.kv_heads * d * (products - 1)
+    both = 2 if "self_attn.v_proj.weight" in own else 1  # else its V is its raw K
+    kv = layer.kv_heads * d * both
     names = MATRICES["q, k, v projections"]
     projected = heads + kv
     # The pieces of a long prefix are merged by a launch of its own.
@@ -215,8 +215,7 @@ def _attention(
     return [
         KernelCost(
             "q, k, v projections", "layers", sum(own.get(name, 0) for name in names),
-            tokens * (products * hidden + projected) * _ACTIVATION,
-            2.0 * tokens * hidden * projected, products,
+            tokens * (hidden + projected) * _ACTIVATION, 2.0 * tokens * hidden * projected,
         ),
         KernelCost(
             "q and k norms, RoPE, cache", "layers", new if shape.encodes else 0.0,
@@ -251,10 +250,10 @@ def _dense(
     hidden, inner = config.hidden_size, config.intermediate_size
     name = "dense MLP" if part == "layers" else "self-conditioning"
     weights = sum(own[f"{prefix}{leaf}_proj.weight"] for leaf in ("gate", "up", "down"))
-    # Three products, and GELU and the product with it, which torch serves.
-    passed = tokens * (3 * hidden + 8 * inner) * _ACTIVATION
+    # Gate and up with the activation of both, and down.
+    passed = 2 * tokens * (hidden + inner) * _ACTIVATION
     flop = 6.0 * tokens * hidden * inner
-    return [KernelCost(name, part, weights, passed, flop, 5)]
+    return [KernelCost(name, part, weights, passed, flop, 2)]
 
 
 def _experts(

@@ -319,7 +319,7 @@ def _sizes(config: ModelConfig) -> Sizes:
     """With what the operations of a network are tried."""
     heads, hidden, inner = config.num_heads, config.hidden_size, config.intermediate_size
     kinds = dict.fromkeys((heads, x.kv_heads, x.head_dim, x.sliding) for x in config.layers)
-    products = [(inner, hidden), (hidden, inner)] if inner else []
+    products = [(hidden, inner)] if inner else []
     for _, kv_heads, d, _ in kinds:
         products += [(heads * d, hidden), (kv_heads * d, hidden), (hidden, heads * d)]
     products = list(dict.fromkeys(products))

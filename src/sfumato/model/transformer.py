@@ -40,11 +40,22 @@ class Linear(nn.Module):
         self.changes: dict[int, LowRank] = {}  # by the number of the adapter
 
     def forward(self, x: Tensor, adapted: Sequence[Adapted] = ()) -> Tensor:
-        y = ops.linear(x, self.weight)
+        return self.adapt(ops.linear(x, self.weight), x, adapted)
+
+    def adapt(self, y: Tensor, x: Tensor, adapted: Sequence[Adapted]) -> Tensor:
+        """y, the product of x with the weight, with what adapters add to it."""
         for number, tokens in adapted:
             if (change := self.changes.get(number)) is not None:
                 y = chosen_by(tokens, change.added(y, x), y)
         return y
+
+
+def each_of(maps: Sequence[Linear], x: Tensor, adapted: Sequence[Adapted]) -> list[Tensor]:
+    """What each of one to three linear maps makes of x."""
+    if len(maps) == 1:
+        return [maps[0](x, adapted)]
+    products = ops.linear_each(x, *(each.weight for each in maps))
+    return [each.adapt(y, x, adapted) for each, y in zip(maps, products, strict=True)]
 
 
 class RMSNorm(nn.Module):
@@ -70,8 +81,25 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(inner, hidden)
 
     def forward(self, x: Tensor, adapted: Sequence[Adapted] = ()) -> Tensor:
-        gate, up = self.gate_proj(x, adapted), self.up_proj(x, adapted)
-        return self.down_proj(ops.gated(gate, up, self.gating), adapted)
+        return self.down_proj(self._gated(x, adapted), adapted)
+
+    def _gated(self, x: Tensor, adapted: Sequence[Adapted]) -> Tensor:
+        """`f(gate(x)) · up(x)`. The gate stands between the products, so tokens that an adapter
+        changes have a pass of their own."""
+        maps = self.gate_proj, self.up_proj
+        weights = self.gate_proj.weight, self.up_proj.weight
+        passes = [each for each in adapted if any(each.number in part.changes for part in maps)]
+        if not passes:
+            return ops.linear_gated(x, *weights, self.gating)
+        gate, up = each_of(maps, x, passes)
+        own = ops.gated(gate, up, self.gating)
+        # Without kernels the bits of all other tokens are those of the one operation too.
+        if not ops.kernels_on(x.device) or any(tokens is None for _, tokens in passes):
+            return own
+        y = ops.linear_gated(x, *weights, self.gating)
+        for _, tokens in passes:
+            y = chosen_by(tokens, own, y)
+        return y
 
 
 class SelfConditioning(GatedMLP):
@@ -185,16 +213,15 @@ class Attention(nn.Module):
         """x [..., tokens, hidden] → [..., tokens, hidden]; only int64 [n]: of which tokens, packed,
         results are wanted (None: of all); adapted: of all tokens."""
         if only is None:
-            heads = (*x.shape[:-1], -1, self.head_dim)
-            q, k = self.q_proj(x, adapted).view(heads), self.k_proj(x, adapted).view(heads)
-            v = None if self.v_proj is None else self.v_proj(x, adapted).view(heads)
+            q, k, *values = self._heads((self.q_proj, *self._stored), x, adapted)
+            v = values[0] if values else None
             weights = self._query_weight(), self.k_norm.weight
             q, k, v = ops.prepare_heads(q, k, v, *weights, *rotary, self.eps, self.norms_values)
         else:
             k, v = self.keys_values(x, rotary, adapted)
             x, adapted = x.index_select(0, only), narrowed(adapted, only)
             rotary = rotary[0].index_select(0, only), rotary[1].index_select(0, only)
-            q = self.q_proj(x, adapted).view(*x.shape[:-1], -1, self.head_dim)
+            (q,) = self._heads((self.q_proj,), x, adapted)
             q = ops.rotate(ops.rms_norm(q, self._query_weight(), self.eps), *rotary)
         return self.o_proj(attend(layer, q, k, v).reshape(*x.shape[:-1], -1), adapted)
 
@@ -202,11 +229,20 @@ class Attention(nn.Module):
         self, x: Tensor, rotary: tuple[Tensor, Tensor], adapted: Sequence[Adapted] = ()
     ) -> tuple[Tensor, Tensor]:
         """x [..., tokens, hidden] → keys and values [..., tokens, kv_heads, d]."""
-        heads = (*x.shape[:-1], -1, self.head_dim)
-        k = self.k_proj(x, adapted).view(heads)
-        v = self.v_proj(x, adapted).view(heads) if self.v_proj is not None else k
+        k, *values = self._heads(self._stored, x, adapted)
+        v = values[0] if values else k
         v = ops.rms_norm(v, None, self.eps) if self.norms_values else v
         return ops.rotate(self.k_norm(k), *rotary), v
+
+    @property
+    def _stored(self) -> tuple[Linear, ...]:
+        """What makes keys, and values where these are not the keys."""
+        return (self.k_proj,) if self.v_proj is None else (self.k_proj, self.v_proj)
+
+    def _heads(self, maps: Sequence[Linear], x: Tensor, adapted: Sequence[Adapted]) -> list[Tensor]:
+        """What each map makes of x [..., tokens, hidden]: [..., tokens, heads, d]."""
+        heads = (*x.shape[:-1], -1, self.head_dim)
+        return [each.view(heads) for each in each_of(maps, x, adapted)]
 
     def _query_weight(self) -> Tensor:
         """The weight of the queries' norm, [d], with the scale of attention, whose operation has

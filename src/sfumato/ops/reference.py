@@ -90,6 +90,23 @@ def gated(gate: Tensor, up: Tensor, gating: Gating = "gelu") -> Tensor:
 
 
 @operation
+def linear_each(
+    x: Tensor, first: Weight, second: Weight, third: Weight | None = None
+) -> tuple[Tensor, ...]:
+    """`x @ weight.T` of each of two or three weights [out, in], as `linear` gives it: x [..., in] →
+    [..., out] of each in x's dtype."""
+    weights = (first, second) if third is None else (first, second, third)
+    return tuple(linear(x, weight) for weight in weights)
+
+
+@operation
+def linear_gated(x: Tensor, gate: Weight, up: Weight, gating: Gating = "gelu") -> Tensor:
+    """`f(x @ gate.T) · (x @ up.T)`, where f is what `Gating` says: x [..., in], both weights [out,
+    in] → [..., out] in x's dtype."""
+    return gated(linear(x, gate), linear(x, up), gating)
+
+
+@operation
 def embed(ids: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
     """Rows of the embedding. ids int64 [...], weight [vocab, hidden] → [..., hidden]."""
     if isinstance(weight, Tensor):

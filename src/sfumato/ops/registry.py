@@ -200,14 +200,10 @@ def twin(
 
 
 def form_of(*weights: object) -> str:
-    """The form of a weight, or of several where they share it, else ANY."""
-    form = ANY
-    for weight in weights:
-        own = _form_of(weight)
-        if form != ANY and form != own:
-            return ANY
-        form = own
-    return form
+    """The form of a weight, or of several where they share it, else ANY; None counts as a float
+    beside no other weight."""
+    forms = {_form_of(weight) for weight in weights if weight is not None} or {FLOAT}
+    return forms.pop() if len(forms) == 1 else ANY
 
 
 def choose(

@@ -87,7 +87,7 @@ def test_the_order_is_that_of_a_stable_sort(tokens: int) -> None:
 
 
 def test_no_choice_has_more_tiles_than_programs() -> None:
-    from sfumato.ops.triton.experts import most_tiles
+    from sfumato.ops.triton.linear import most_tiles
 
     assert most_tiles(2048, 128, 64) == 158
     for count, experts, tile in ((9, 3, 4), (2, 5, 4), (16, 3, 8), (1, 1, 64)):

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from benchmarks import gpu_aot
 from tests.support.kernels import interpreted, seen_as
 
 from sfumato import ops
@@ -281,7 +282,8 @@ def test_every_variant_of_a_kernel_is_compiled() -> None:
         *(("score_chunk", ""), ("score_chunk", "decide"), ("move_rows", "")),
     ]
     for kernel in all_kernels().values():
-        assert all(set(sizes) <= set(kernel.sizes) for sizes in kernel.variants.values())
+        known = {*kernel.sizes, *kernel.types}
+        assert all(set(sizes) <= known for sizes in kernel.variants.values())
 
 
 @interpreted
@@ -290,7 +292,7 @@ def test_tiles_of_an_unknown_kernel() -> None:
     with pytest.raises(KeyError):
         tile_for("none", CPU)
     with pytest.raises(SystemExit, match="2"):
-        ahead_of_time.main(["--kernel", "none"])
+        gpu_aot.main(["--kernel", "none"])
 
 
 @pytest.mark.skipif(not installed(), reason="Triton is not installed")
@@ -320,7 +322,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(kernels: tuple[str, ...]) ->
     """The tiles that serve on sm_90: within its shared memory, with no spills in a loop, and with
     the same matrix instruction whatever the number of tokens."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "sfumato.ops.triton.ahead_of_time"]
+    command = [sys.executable, "-m", "benchmarks.gpu_aot"]
     run = subprocess.run(
         [*command, "--target", "sm_90", "--json", *(f"--kernel={name}" for name in kernels)],
         env=environment, capture_output=True, text=True, timeout=300,

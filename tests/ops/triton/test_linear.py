@@ -7,8 +7,58 @@ import torch
 from tests.support.kernels import close, counted_launches, interpreted, seen_as
 
 from sfumato.ops import reference
+from sfumato.ops.reference import Gating
+from sfumato.ops.triton.self_test import Trial
+from sfumato.weights.formats import Weight
+
+CPU = torch.device("cpu")
 
 pytestmark = interpreted
+
+
+def weight_of(format: str, rows: int, columns: int) -> Weight:
+    return Trial(CPU).weight(format, rows, columns, number=rows)
+
+
+@pytest.mark.parametrize("formats", [("", "", ""), ("Q4_0", "Q8_0", "Q4_0"), ("FP8", "FP8", "FP8")])
+@pytest.mark.parametrize("widths", [(136, 70, 8), (64, 64), (24, 130, 65)])
+def test_products_of_one_input_have_the_bits_that_they_have_alone(
+    formats: tuple[str, ...], widths: tuple[int, ...]
+) -> None:
+    """One launch for the weights of a format, wherever a matrix ends in a tile; and codes of the
+    input are made once."""
+    from sfumato.ops.triton.linear import linear, linear_each
+
+    x = torch.randn(2, 66, 96)  # more than a tile of tokens
+    weights = [weight_of(*each, 96) for each in zip(formats, widths, strict=False)]
+    with counted_launches() as launches:
+        outs = linear_each(x, *weights)
+    assert launches.pop("round_rows_fp8", 1) == 1
+    assert launches.total() == len(set(formats[: len(widths)]))
+    for out, weight in zip(outs, weights, strict=True):
+        assert out.is_contiguous() and torch.equal(out, linear(x, weight))
+
+
+@pytest.mark.parametrize("gating", ["gelu", "silu"])
+@pytest.mark.parametrize("format", ["", "Q5_1", "INT8"])
+def test_a_gate_and_what_it_gates_are_one_launch(
+    format: str, gating: Gating, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sfumato.ops.triton import operands
+    from sfumato.ops.triton.linear import TWINS, linear_gated
+
+    shape = 72, 96
+    gate, up = (Trial(CPU).weight(format, *shape, number=number) for number in (0, 1))
+    x = torch.randn(70, 96)
+    with counted_launches() as launches:
+        out = linear_gated(x, gate, up, gating)
+    assert launches.pop("round_rows_int8", 1) == launches.total() == 1
+    close(out, reference.linear_gated.reference(x, gate, up, gating), 1e-5)
+    monkeypatch.setattr(operands, "FEW", 8)  # the tile for many tokens
+    assert torch.equal(linear_gated(x[3:9], gate, up, gating), out[3:9])
+    assert not linear_gated(x[:0], gate, up, gating).numel()
+    other = Trial(CPU).weight("Q8_0", *shape)
+    assert not TWINS["linear_gated"].serves(x, gate, other, gating), "of two formats"
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (5, 72, 88), (130, 64, 200)])

@@ -23,7 +23,10 @@ if FOLDER not in os.environ:
 
 EVERY = tuple(dict.fromkeys(name for known in OPERATIONS.values() for name in known))
 FORMATS = EVERY if os.environ.get("FULL") == "1" else ("Q4_K", "FP8")
-ROWS = ("attend_padded", "experts", "linear", "route", "vocabulary_pass")
+ROWS = (
+    *("attend_padded", "experts", "linear", "linear_each", "linear_gated", "route"),
+    "vocabulary_pass",
+)
 SECONDS = 3000
 
 pytestmark = pytest.mark.skipif(bool(why_absent()), reason=why_absent() or "it is there")

@@ -10,10 +10,11 @@ from tests.support.kernels import close, counted_launches, interpreted, seen_as
 from torch import Tensor
 
 from sfumato.bench.subject import random_config
+from sfumato.model.adapters import Adapted, LowRank
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.network import Network
 from sfumato.model.segments import PaddedRows, RowPart
-from sfumato.model.transformer import Transformer
+from sfumato.model.transformer import GatedMLP, Transformer
 from sfumato.ops import registry
 from sfumato.ops.triton import self_test
 
@@ -53,14 +54,37 @@ def test_a_step_of_both_phases(network: Network, monkeypatch: pytest.MonkeyPatch
 
     with registry.reference_only():
         expected = step([0, 1])
-    operations = frozenset(("linear", "experts", "attend_padded", "write_cache"))
+    operations = frozenset(
+        ("linear", "linear_each", "linear_gated", "experts", "attend_padded", "write_cache")
+    )
     monkeypatch.setattr(self_test, "_passed", {torch.device("cpu"): operations})
     with seen_as("cpu", "cuda"), counted_launches() as launches:
         both = step([0, 1])
         layers = len(network.config.layers)
         assert launches["experts_gate_up"] == launches["experts_down"] == layers
-        assert launches["attention_256"] == layers and launches["linear"] >= 7 * layers
+        assert launches["attention_256"] == layers and launches["linear"] == 4 * layers + 1
+        assert launches["linear_gated"] == layers + 1  # that of self-conditioning
         assert launches["write_cache"] == 2 * layers
         alone = step([0])
     close(both[:WIDTH], expected[:WIDTH], 1e-4)
     assert torch.equal(alone, both[:WIDTH])
+
+
+def test_tokens_of_an_adapter_change_no_bits_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gate and up are one launch, which rounds once; tokens that an adapter changes have a pass of
+    their own, and the same bits alone."""
+    device = torch.device("cpu")
+    mlp = GatedMLP(64, 32).requires_grad_(False)
+    for parameter in mlp.parameters():
+        parameter.normal_(std=0.2)
+    x, tokens = torch.randn(6, 64), torch.tensor([True, False] * 3)[:, None]
+    mlp.up_proj.changes[1] = LowRank(torch.randn(2, 64), torch.randn(32, 2), 0.5)
+    operations = frozenset(("linear", "linear_each", "linear_gated"))
+    monkeypatch.setattr(self_test, "_passed", {device: operations})
+    monkeypatch.setattr("sfumato.ops.kernels_on", lambda device: operations)
+    with seen_as("cpu", "cuda"), counted_launches() as launches:
+        both = mlp(x, [Adapted(1, tokens)])
+        assert launches["linear_gated"] == 1
+        others, own = mlp(x, [Adapted(2, tokens)]), mlp(x, [Adapted(1)])
+    assert torch.equal(both, torch.where(tokens, own, others))
+    assert not torch.equal(own, others)

@@ -45,7 +45,8 @@ def test_operations_pass_their_self_tests(kind: Kind) -> None:
     from sfumato.ops.triton import OPERATIONS, twins
 
     scaled_twins = {key: each for key, each in twins((kind,)).items() if key not in OPERATIONS}
-    assert set(scaled_twins) == {f"linear {kind}", f"experts {kind}"}
+    names = "linear", "linear_each", "linear_gated", "experts"
+    assert set(scaled_twins) == {f"{name} {kind}" for name in names}
     for each in scaled_twins.values():
         each.check(self_test.Trial(CPU))
 
@@ -112,14 +113,14 @@ def test_experts_take_no_more_memory_than_of_floats(
 ) -> None:
     """So that the prediction, which knows no kinds of weights, is right for these."""
     from sfumato.ops.triton import experts as module
-    from sfumato.ops.triton import weights
+    from sfumato.ops.triton import linear, weights
     from sfumato.ops.triton.kernel import launch
 
     def launched(*given: Any, **more: Any) -> None:
         launch(*given, **more)
         gc.collect()  # the interpreter's objects refer to each other, and to the tensors
 
-    for each in (weights, module):
+    for each in (weights, module, linear):
         monkeypatch.setattr(each, "launch", launched)
 
     tokens, experts, inner, hidden = 24, 3, 32, 96

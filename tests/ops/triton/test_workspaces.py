@@ -120,6 +120,8 @@ def test_every_operation_that_allocates_is_counted() -> None:
         "after_attention": (x, x.clone(), weight, weight, weight, 1e-6),
         "after_layer": (x, x.clone(), x.clone(), weight, weight, weight, torch.ones(1), 1e-6),
         "linear": (x, torch.randn(16, 64), None),
+        "linear_each": (x, torch.randn(16, 64), torch.randn(8, 64)),
+        "linear_gated": (x, torch.randn(16, 64), torch.randn(16, 64)),
         "own_scores": (x, torch.randn(30, 64), torch.randint(30, (6, 4))),
         "prepare_heads": (*[torch.randn(6, 4, 16)] * 3, *[torch.ones(16)] * 2,
                           *[torch.ones(6, 8)] * 2, 1e-6),

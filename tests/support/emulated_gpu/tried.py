@@ -52,6 +52,11 @@ _BOTH = {
     ),
 }
 """Operations of two products after each other, of which each has one of its widths real."""
+_LINEAR = {
+    "linear_each": replace(SIZES, attention=((6, 3, 12, True), (4, 1, 20, False))),
+    "linear_gated": replace(SIZES, products=((2816, 72),)),
+}
+"""Several matrices of one input."""
 _STORED = replace(SIZES, products=((72, 2816),))
 """For weights of other formats than floats, whose loop is that of floats."""
 
@@ -78,7 +83,8 @@ def operation(name: str) -> None:
     """An operation's own test, against the reference in float64."""
     first, _, format = name.partition(" ")
     twin = kernels.twins([format])[name]
-    for sizes in _BOTH.get(first, (_STORED if first == "linear" and format else SIZES,)):
+    one = _LINEAR.get(first, _STORED if first == "linear" and format else SIZES)
+    for sizes in _BOTH.get(first, (one,)):
         twin.check(Trial(CPU, sizes))
 
 
@@ -105,6 +111,28 @@ def _linear(trial: Trial, format: str) -> tuple[Sequence[int], Results]:
     weight = trial.weight(format, 72, whole_blocks(format, 1408))
     (x,) = trial.random((COUNTS[-1], weight.shape[1]))
     return COUNTS, lambda count: [linear.linear(x[:count], weight)]
+
+
+def _linear_each(trial: Trial, format: str) -> tuple[Sequence[int], Results]:
+    """Beside the bits of each product alone."""
+    weights = [trial.weight(format, rows, whole_blocks(format, 704)) for rows in (72, 40, 8)]
+    (x,) = trial.random((COUNTS[-1], weights[0].shape[1]))
+    alone = [linear.linear(x, weight) for weight in weights]
+
+    def results(count: int) -> Sequence[Tensor]:
+        outs = linear.linear_each(x[:count], *weights)
+        pairs = zip(outs, alone, strict=True)
+        assert all(torch.equal(out, right[:count]) for out, right in pairs), "other bits than alone"
+        return outs
+
+    return COUNTS, results
+
+
+def _linear_gated(trial: Trial, format: str) -> tuple[Sequence[int], Results]:
+    shape = 72, whole_blocks(format, 704)
+    gate, up = (trial.weight(format, *shape, number=number) for number in (0, 1))
+    (x,) = trial.random((COUNTS[-1], shape[1]))
+    return COUNTS, lambda count: [linear.linear_gated(x[:count], gate, up)]
 
 
 def _experts(trial: Trial, format: str) -> tuple[Sequence[int], Results]:
@@ -157,6 +185,8 @@ def _vocabulary_pass(trial: Trial, format: str) -> tuple[Sequence[int], Results]
 
 ROWS: dict[str, Callable[[Trial, str], tuple[Sequence[int], Results]]] = {
     "linear": _linear,
+    "linear_each": _linear_each,
+    "linear_gated": _linear_gated,
     "experts": _experts,
     "route": _route,
     "attend_padded": _attend_padded,

@@ -37,6 +37,18 @@ class ClampedLinear(Linear):
         return torch.clamp(x, self.output_min, self.output_max)
 
 
+class ClampedMLP(GatedMLP):
+    """A gated MLP whose products are clamped one by one."""
+
+    def __init__(self, hidden: int, inner: int) -> None:
+        super().__init__(hidden, inner)
+        self.gate_proj, self.up_proj = ClampedLinear(hidden, inner), ClampedLinear(hidden, inner)
+        self.down_proj = ClampedLinear(inner, hidden)
+
+    def _gated(self, x: Tensor, adapted: Sequence[Adapted]) -> Tensor:
+        return ops.gated(self.gate_proj(x, adapted), self.up_proj(x, adapted), self.gating)
+
+
 class Attention(nn.Module):
     """Attention of all patches of a picture to one another, scale 1."""
 
@@ -72,11 +84,7 @@ class Block(nn.Module):
         super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.self_attn = Attention(config)
-        self.mlp = GatedMLP(hidden, config.intermediate_size)
-        if config.clamps:
-            self.mlp.gate_proj = ClampedLinear(hidden, config.intermediate_size)
-            self.mlp.up_proj = ClampedLinear(hidden, config.intermediate_size)
-            self.mlp.down_proj = ClampedLinear(config.intermediate_size, hidden)
+        self.mlp = (ClampedMLP if config.clamps else GatedMLP)(hidden, config.intermediate_size)
         self.input_layernorm = RMSNorm(hidden, eps)
         self.post_attention_layernorm = RMSNorm(hidden, eps)
         self.pre_feedforward_layernorm = RMSNorm(hidden, eps)

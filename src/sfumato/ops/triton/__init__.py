@@ -44,7 +44,7 @@ OPERATIONS = {
     "attend": ("attention", ANY),
     "attend_padded": ("attention", ANY),
     "experts": ("experts", FLOAT),
-    "linear": ("linear", FLOAT),
+    **dict.fromkeys(("linear", "linear_each", "linear_gated"), ("linear", FLOAT)),
     "move_rows": ("step", ANY),
     "own_scores": ("head", FLOAT),
     "prepare_heads": ("norms", ANY),

@@ -15,15 +15,12 @@ the worst choice needs, and those beyond the last group leave early.
 
 An expert has 16 of 2,048 assignments on average, and a product of 16 rows wastes three quarters of
 an instruction that multiplies 64.  So the weight's rows are the M side of the product, and the
-tokens its N side, for which wgmma takes any multiple of 8.  A tile has 64 tokens whatever their
-number: nearly every expert's tokens fit in one at 256 tokens, so that weights are read once, and
-what the matrix units do for nothing hides behind that reading.
+tokens its N side, for which wgmma takes any multiple of 8.  A tile has 64 tokens, or 32 where
+matrix units are slower than memory: nearly every expert's tokens fit in one at 256 tokens, so that
+weights are read once, and what the matrix units do for nothing hides behind that reading.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 import triton
@@ -33,25 +30,11 @@ from torch import Tensor
 from sfumato.ops import reference
 from sfumato.ops.reference import Gating
 from sfumato.ops.triton.kernel import Kernel, interpreting, launch, register
-from sfumato.ops.triton.operands import elementwise, matrix, multiplies, use_for
-from sfumato.ops.triton.planes import PlaneTensor
+from sfumato.ops.triton.linear import Stored, multiply, product
+from sfumato.ops.triton.operands import elementwise, multiplies, use_for
 from sfumato.ops.triton.self_test import KernelTwin, Trial, compare, twins_of, whole_blocks
 from sfumato.ops.triton.tiles import tile_for
-from sfumato.ops.triton.weights import (
-    Operand,
-    as_descriptor,
-    as_weight,
-    gathered,
-    no_sums,
-    of_forms,
-    operand,
-    scaled,
-    weight_block,
-    weight_product,
-)
-from sfumato.weights.formats import ScaledTensor
-
-Stored = Tensor | PlaneTensor | ScaledTensor
+from sfumato.ops.triton.weights import operand
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -100,129 +83,6 @@ SORT = register(
 
 
 @triton.jit
-def group_of(
-    starts: tl.tensor,
-    tile: tl.tensor,
-    EXPERTS: tl.constexpr,
-    EXPERTS_PADDED: tl.constexpr,
-    TOKENS: tl.constexpr,
-) -> tl.tensor:
-    """The expert of a tile of at most TOKENS assignments, where the tile begins in the order, and
-    where its expert's assignments end; the expert is at least EXPERTS beyond the last tile.
-
-    EXPERTS_PADDED: EXPERTS up to a power of two. Each program finds this out by itself, which
-    takes it under a microsecond of the twenty in which it reads its block of the weight, and saves
-    a launch that writes a table of tiles.
-    """
-    numbers = tl.arange(0, EXPERTS_PADDED)
-    inside = numbers < EXPERTS
-    first = tl.load(starts + numbers, mask=inside, other=0)
-    end = tl.load(starts + numbers + 1, mask=inside, other=0)
-    tiles = (end - first + TOKENS - 1) // TOKENS
-    ends = tl.cumsum(tiles, 0)
-    expert = tl.sum((ends <= tile).to(tl.int32))
-    mine = numbers == expert
-    earlier = tl.sum(tl.where(mine, ends - tiles, 0))
-    start = tl.sum(tl.where(mine, first, 0)) + (tile - earlier) * TOKENS
-    return expert, start, tl.sum(tl.where(mine, end, 0))
-
-
-@triton.jit
-def _gelu(x: tl.tensor) -> tl.tensor:
-    """gelu by the tanh approximation: ½ · (1 + tanh(y)) is sigmoid(2 · y), which loses no digits
-    where tanh(y) is near -1."""
-    return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-
-
-@triton.jit
-def _gate_up(
-    x: tl.tensor, x_scales: tl.tensor, weight: tl.tensor, scales: tl.tensor, order: tl.tensor,
-    starts: tl.tensor, activated: tl.tensor,
-    EXPERTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr, CHOSEN: tl.constexpr,
-    HIDDEN: tl.constexpr, INNER: tl.constexpr, SILU: tl.constexpr, FORMAT: tl.constexpr,
-    OUT: tl.constexpr, TOKENS: tl.constexpr, IN: tl.constexpr, UPCAST: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
-) -> None:  # fmt: skip
-    """activated [assignments by expert, INNER] = f(gate) · up of x [tokens, HIDDEN], where f is
-    silu or gelu.
-
-    weight [EXPERTS · 2 · INNER, HIDDEN], an expert's gate rows before its up rows; scales: of its
-    rows, and x_scales of the tokens, where these are codes. A program makes OUT columns of at most
-    TOKENS assignments of one expert; grid (⌈INNER / OUT⌉, worst number of tiles). Programs of one
-    expert follow each other, so that its tokens come from the L2 cache.
-    """
-    expert, start, end = group_of(starts, tl.program_id(1), EXPERTS, EXPERTS_PADDED, TOKENS)
-    if expert >= EXPERTS:
-        return
-    many = EXPERTS * 2 * INNER
-    weight = as_weight(weight, many, HIDDEN, OUT, IN, FORMAT, DESCRIPTORS)
-    row = tl.program_id(0) * OUT
-    first = expert * (2 * INNER) + row
-    places = start + tl.arange(0, TOKENS)
-    mine = places < end
-    token = tl.load(order + places, mask=mine, other=0) // CHOSEN
-    columns = tl.arange(0, IN)
-    # Tokens come by gather: the copy engine of sm_90 reads no list of rows.
-    source = x + token.to(tl.int64)[:, None] * HIDDEN + columns[None, :]
-    gate = no_sums(OUT, TOKENS, FORMAT)
-    up = no_sums(OUT, TOKENS, FORMAT)
-    DTYPE: tl.constexpr = activated.dtype.element_ty
-    for column in range(0, HIDDEN, IN):
-        inside = mine[:, None] & (column + columns < HIDDEN)[None, :]
-        tokens = gathered(source + column, inside, FORMAT).T
-        block = weight_block(weight, first, column, many, HIDDEN, OUT, IN, FORMAT, DTYPE)
-        gate = weight_product(block, tokens, gate, IN, FORMAT, UPCAST)
-        block = weight_block(weight, first + INNER, column, many, HIDDEN, OUT, IN, FORMAT, DTYPE)
-        up = weight_product(block, tokens, up, IN, FORMAT, UPCAST)
-    rows = row + tl.arange(0, OUT)
-    gates = scaled(gate, scales, expert * (2 * INNER), rows, INNER, x_scales, token, mine)
-    ups = scaled(up, scales, expert * (2 * INNER) + INNER, rows, INNER, x_scales, token, mine)
-    value = (gates * tl.sigmoid(gates) if SILU else _gelu(gates)) * ups
-    target = activated + places.to(tl.int64)[:, None] * INNER + rows[None, :]
-    tl.store(target, value.T, mask=mine[:, None] & (rows < INNER)[None, :])
-
-
-@triton.jit(do_not_specialize=["assignments"])
-def _down(
-    activated: tl.tensor, x_scales: tl.tensor, weight: tl.tensor, scales: tl.tensor,
-    order: tl.tensor, starts: tl.tensor, shares: tl.tensor, parts: tl.tensor,
-    assignments: tl.tensor,
-    EXPERTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr, HIDDEN: tl.constexpr,
-    INNER: tl.constexpr, FORMAT: tl.constexpr, OUT: tl.constexpr, TOKENS: tl.constexpr,
-    IN: tl.constexpr, UPCAST: tl.constexpr, DESCRIPTORS: tl.constexpr,
-) -> None:  # fmt: skip
-    """parts [assignments, HIDDEN] = the down product of `activated`, by the assignments' shares.
-
-    weight [EXPERTS · HIDDEN, INNER]; shares float32 [assignments]; scales: of the weight's rows,
-    and x_scales of those of `activated`, where these are codes. Rows of `activated` follow the
-    order, so they come by descriptor; what a tile reads beyond its expert's is not stored.
-    """
-    expert, start, end = group_of(starts, tl.program_id(1), EXPERTS, EXPERTS_PADDED, TOKENS)
-    if expert >= EXPERTS:
-        return
-    weight = as_weight(weight, EXPERTS * HIDDEN, INNER, OUT, IN, FORMAT, DESCRIPTORS)
-    activated = as_descriptor(activated, assignments, INNER, TOKENS, IN, DESCRIPTORS)
-    row = tl.program_id(0) * OUT
-    sums = no_sums(OUT, TOKENS, FORMAT)
-    for column in range(0, INNER, IN):
-        block = weight_block(
-            weight, expert * HIDDEN + row, column, EXPERTS * HIDDEN, INNER, OUT, IN, FORMAT,
-            parts.dtype.element_ty,
-        )  # fmt: skip
-        tokens = activated.load([start, column]).T
-        sums = weight_product(block, tokens, sums, IN, FORMAT, UPCAST)
-    places = start + tl.arange(0, TOKENS)
-    mine = places < end
-    assignment = tl.load(order + places, mask=mine, other=0)
-    share = tl.load(shares + assignment, mask=mine, other=0.0)
-    rows = row + tl.arange(0, OUT)
-    value = scaled(sums, scales, expert * HIDDEN, rows, HIDDEN, x_scales, places, mine)
-    target = parts + assignment.to(tl.int64)[:, None] * HIDDEN + rows[None, :]
-    value = (value * share[None, :]).T
-    tl.store(target, value, mask=mine[:, None] & (rows < HIDDEN)[None, :])
-
-
-@triton.jit
 def _combine(
     parts: tl.tensor,
     out: tl.tensor,
@@ -242,42 +102,21 @@ def _combine(
     tl.store(out + token * HIDDEN + columns, total, mask=inside)
 
 
-_SIZES: dict[str, int | None] = dict.fromkeys(("x_scales", "scales"))
-_SIZES |= {"EXPERTS": 128, "EXPERTS_PADDED": 128, "HIDDEN": 2816, "INNER": 704, "FORMAT": 0}
+_SIZES: dict[str, int | bool] = {"EXPERTS": 128, "EXPERTS_PADDED": 128}
 
-GATE_UP = of_forms(
-    Kernel(
-        "experts_gate_up",
-        _gate_up,
-        {
-            "x": "*bf16:16",
-            "weight": "tensordesc<bf16[{OUT}, {IN}]>",
-            "order": "*i32:16",
-            "starts": "*i32:16",
-            "activated": "*bf16:16",
-        },
-        {**_SIZES, "CHOSEN": 8, "SILU": False},
-        shapes={"silu": {"SILU": True}},
-    ),
-    *("HIDDEN", "Q4_K", "x"),
+GATE_UP = product(
+    "experts_gate_up",
+    ("order", "starts"),
+    _SIZES | {"OUTPUTS": 704, "INPUTS": 2816, "CHOSEN": 8, "GATED": True},
+    "Q4_K",
+    types={"x": "*bf16:16"},
+    shapes={"silu": {"SILU": True}},
 )
-DOWN = of_forms(
-    Kernel(
-        "experts_down",
-        _down,
-        {
-            "activated": "tensordesc<bf16[{TOKENS}, {IN}]>",
-            "weight": "tensordesc<bf16[{OUT}, {IN}]>",
-            "order": "*i32:16",
-            "starts": "*i32:16",
-            "shares": "*fp32:16",
-            "parts": "*bf16:16",
-            "assignments": "i32",
-        },
-        _SIZES,
-    ),
-    # 704 columns divide into no blocks of 256: a file of Q4_K has these as Q5_0 or Q8_0.
-    *("INNER", "Q5_0", "activated"),
+DOWN = product(
+    "experts_down",
+    ("order", "starts", "shares"),
+    _SIZES | {"OUTPUTS": 2816, "INPUTS": 704},
+    "Q5_0",  # 704 columns divide into no blocks of 256: a file of Q4_K has these as Q5_0 or Q8_0
 )
 COMBINE = register(
     Kernel(
@@ -311,41 +150,22 @@ def experts(
     count, hidden, inner = down.shape
     x, shares = x.contiguous(), shares.float().contiguous()
     order, starts = sort(chosen.contiguous(), count)
-    both = {"order": order, "starts": starts, "EXPERTS": count, "HIDDEN": hidden, "INNER": inner}
+    both = {"order": order, "starts": starts, "EXPERTS": count}
     both["EXPERTS_PADDED"] = triton.next_power_of_2(count)
     assignments, use, k = len(order), use_for(len(x)), chosen.shape[1]
     first, second = operand(gate_up), operand(down)
     activated = x.new_empty(assignments, inner)
-    given, scales = first.multiplied(x)
-    more = {"x": given, "x_scales": scales, "activated": activated, "CHOSEN": k}
-    more["SILU"] = gating == "silu"
-    _multiply(GATE_UP, first, use, inner, both | more)
+    more = {"CHOSEN": k, "GATED": True, "SILU": gating == "silu"}
+    multiply(GATE_UP, [first], first.multiplied(x), [activated], use, **both, **more)
     # Codes end before the parts begin, and the activated products once they are codes.
-    del more
-    given, scales = second.multiplied(activated)
+    given = second.multiplied(activated)
     del activated
     parts = x.new_empty(assignments, hidden)
-    more = {"activated": given, "x_scales": scales, "shares": shares, "parts": parts}
-    _multiply(DOWN, second, use, hidden, both | more | {"assignments": assignments})
+    multiply(DOWN, [second], given, [parts], use, **both, shares=shares)
     tile = tile_for("experts_combine", out.device)
     grid = len(out), triton.cdiv(hidden, tile["BLOCK"])
     launch(COMBINE, grid, tile, out.device, parts=parts, out=out, CHOSEN=k, HIDDEN=hidden)
     return out
-
-
-def _multiply(
-    kernels: Mapping[str, Kernel], held: Operand, use: str, outputs: int, given: dict[str, Any]
-) -> None:
-    """One of the two products. use: of a tile; outputs: columns of the result; given: what the
-    kernel takes beside the weight."""
-    kernel, device = kernels[held.form], held.numbers.device
-    tile = tile_for(kernel.name, device, use)
-    if kernels is DOWN:  # tokens of the other are gathered, by addresses
-        given["activated"] = matrix(given["activated"], tile["TOKENS"], tile["IN"])
-    tiles = most_tiles(len(given["order"]), given["EXPERTS"], tile["TOKENS"])
-    stored = held.stored(tile["OUT"], tile["IN"])
-    grid = triton.cdiv(outputs, tile["OUT"]), tiles
-    launch(kernel, grid, tile, device, **given, **stored, scales=held.scales)
 
 
 def sort(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
@@ -365,13 +185,6 @@ def sort(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
         EXPERTS=experts,
     )
     return order, starts
-
-
-def most_tiles(count: int, experts: int, tile: int) -> int:
-    """How many tiles of at most `tile` assignments the worst choice makes of `count`: each expert
-    that is chosen at all may have one that is not full."""
-    used = min(count, experts)
-    return (count + used * (tile - 1)) // tile
 
 
 def _serves(

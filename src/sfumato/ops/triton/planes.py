@@ -49,7 +49,7 @@ LAYOUTS: Mapping[str, Layout] = {
 
 
 OPERATIONS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("experts", "linear"), (*LAYOUTS, *KINDS)),
+    **dict.fromkeys(("experts", "linear", "linear_each", "linear_gated"), (*LAYOUTS, *KINDS)),
     **dict.fromkeys(("own_scores", "vocabulary_mass", "vocabulary_pass"), ("Q6_K", "Q8_0")),
 }
 """The operations that serve such weights, and of which formats: an embedding is Q6_K or Q8_0 in

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from sfumato.ops.device_check import mapped, tensors_of
+from sfumato.ops.registry import reference_only
 from sfumato.ops.triton.kernel import installed, interpreting
 from sfumato.ops.triton.planes import (
     ALIGNMENT,
@@ -58,14 +59,15 @@ LOSS = "; a row's bits then depend on the other rows"
 class Sizes:
     """The widths of a network with which its operations are tried; by default the 26B-A4B's.
 
-    products: outputs and inputs of the dense matrices.  attention: heads, heads of keys, the size
+    products: outputs and inputs of the dense matrices that may be multiplied alone, of which the
+    first is what follows a gate.  attention: heads, heads of keys, the size
     of a head, and whether there is a window.  router: experts, and those of a token.  few, many:
     tokens for either use of a tile; none where one of them is tried alone.
     """
 
     hidden: int = 2816
     products: tuple[tuple[int, int], ...] = (
-        *((2112, 2816), (2816, 2112)),
+        (2816, 2112),
         *((4096, 2816), (2048, 2816), (2816, 4096), (8192, 2816), (1024, 2816), (2816, 8192)),
     )
     attention: tuple[tuple[int, int, int, bool], ...] = ((16, 8, 256, True), (16, 2, 512, False))
@@ -103,11 +105,14 @@ class Trial:
             for at, shape in enumerate(shapes)
         )
 
-    def weight(self, format: str, *shape: int) -> Tensor | PlaneTensor | ScaledTensor:
-        """A weight of a format, "" for floats, whose numbers are about columns^-½."""
+    def weight(
+        self, format: str, *shape: int, number: int = 0
+    ) -> Tensor | PlaneTensor | ScaledTensor:
+        """A weight of a format, "" for floats, whose numbers are about columns^-½; number: which
+        one of those of a shape."""
         if format in LAYOUTS:
-            return random_planes(self.device, format, *shape)
-        (floats,) = self.random(shape)
+            return random_planes(self.device, format, *shape, seed=number)
+        *_, floats = self.random(*[(0,)] * number, shape)
         floats.mul_(shape[-1] ** -0.5)
         return round_rows(floats, KINDS[format]) if format else floats
 
@@ -318,8 +323,9 @@ def compare(
     weights: of the function, behind the arguments.  part: what is compared of each result.
     """
     wide = mapped(tuple(arguments), lambda x: x.double() if x.is_floating_point() else x)
-    exact = reference(*wide, *(_exact(weight, arguments[0].dtype) for weight in weights))
-    torchs = reference(*arguments, *(_plain(weight, arguments[0].dtype) for weight in weights))
+    with reference_only():
+        exact = reference(*wide, *(_exact(weight, arguments[0].dtype) for weight in weights))
+        torchs = reference(*arguments, *(_plain(weight, arguments[0].dtype) for weight in weights))
     out = function(*arguments, *weights)
     for own, near, right in zip(*map(tensors_of, (out, torchs, exact)), strict=True):
         assert_near(part(own), part(near), part(right))
@@ -342,11 +348,11 @@ def _as_codes(weight: Tensor | Stored) -> bool:
     return isinstance(weight, ScaledTensor) and multiplies_codes(weight.kind, weight.device)
 
 
-def random_planes(device: torch.device, format: str, *shape: int) -> PlaneTensor:
+def random_planes(device: torch.device, format: str, *shape: int, seed: int = 0) -> PlaneTensor:
     """A weight in planes of any codes, whose numbers are about columns^-½; the same in every
     process."""
     block, layout = FORMATS[format], LAYOUTS[format]
-    made = _random(device, shape[0])
+    made = _random(device, shape[0] + seed)
     width, size = block.row_width(shape[-1]), layout.unit * shape[-1] ** -0.5
     data = torch.randint(256, (*shape[:-1], width), dtype=torch.uint8, **made)
     blocks = data.view(-1, block.block_bytes)

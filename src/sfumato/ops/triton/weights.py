@@ -13,7 +13,7 @@ a block of floats as it is, one of planes (`planes`), whose FORMAT is the number
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -372,23 +372,28 @@ FORMS = {
 }
 
 
-def of_forms(kernel: Kernel, columns: str, planes: str, x: str = "") -> Mapping[str, Kernel]:
+def of_forms(
+    kernel: Kernel, columns: str, planes: str, x: str = "", scales: Sequence[str] = ()
+) -> Mapping[str, Kernel]:
     """A kernel of weights of floats, registered, and by the form its like for other weights.
 
     columns: which constant is the number of a weight's columns; planes: the format whose planes are
-    compiled where none is named; x: the parameter that is multiplied, of kernels that take codes.
+    compiled where none is named; x: the parameter that is multiplied, of kernels that take codes;
+    scales: those of codes, the first of what is multiplied, the others of weights.
     """
     kernels = {"": register(kernel)}
     for suffix, form in FORMS.items() if x else [("planes", FORMS["planes"])]:
         types, sizes = dict(kernel.types), dict(kernel.sizes)
         number, own = form.number, ""
+        for name in types.keys() & {"weight", "second", "third"}:
+            types[name] = types[name].replace("bf16", form.weight)
+            if suffix == "planes":
+                types[name] = "*u8:16"
         if suffix == "planes":
-            number, types["weight"] = LAYOUTS[planes].number, "*u8:16"
-            own = columns
+            number, own = LAYOUTS[planes].number, columns
         else:
-            types["weight"] = types["weight"].replace("bf16", form.weight)
             types[x] = types[x].replace("bf16", form.x)
-            for name in ("scales", "x_scales") if form.x != "bf16" else ("scales",):
+            for name in scales if form.x != "bf16" else scales[1:]:
                 types[name] = "*fp32:16"
                 del sizes[name]
         sizes["FORMAT"] = number
