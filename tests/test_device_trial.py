@@ -13,6 +13,7 @@ import sfumato
 from sfumato import api, catalog, device_trial
 from sfumato.bench.subject import random_subject
 from sfumato.ops import registry
+from sfumato.ops.device_check import mapped
 from sfumato.ops.registry import ANY
 from sfumato.ops.triton import self_test
 from sfumato.ops.triton.self_test import KernelTwin
@@ -59,18 +60,20 @@ def test_a_kernel_that_is_wrong_within_layers_is_off_by_name(
     """Stand-ins for kernels: one that is wrong with the model's weights alone, one that is right;
     and two that are wrong, of which neither alone explains it."""
     network = random_subject("tiny", "f32", layers=6, device="cpu").network
-    wrong = {"after_layer": 1.05}
+    wrong = {"after_layer": 1.05, "vocabulary_pass": 1.05}
 
     def twin(name: str) -> KernelTwin:
         def function(*given: Any) -> Any:
             result = registry.operations()[name].reference(*given)
-            return result * wrong[name] if name in wrong else result
+            by = wrong.get(name, 1.0)
+            return mapped(result, lambda x: x * by if x.is_floating_point() else x)
 
         return KernelTwin(name, function, lambda *_: True, lambda trial: None)
 
     monkeypatch.setattr("sfumato.ops.triton._twin", twin)
     for served, off in (
         (("after_layer", "rms_norm"), {"after_layer"}),
+        (("linear", "vocabulary_pass"), {"vocabulary_pass"}),
         (("linear", "rms_norm"), set()),
         (("after_layer", "linear", "rms_norm"), {"after_layer", "linear", "rms_norm"}),
     ):

@@ -60,8 +60,9 @@ passes: where two experts are nearly equal, either may choose the other one."""
 
 def try_network(network: Network) -> None:
     """Compares the first layer of each kind, and all layers, with torch: the hidden states of a
-    canvas behind a prompt, where float32 activations are taken for exact.  Where kernels are wrong
-    together, the operation without which they are right is off from then on, or all are."""
+    canvas behind a prompt, and its soft embedding, where float32 activations are taken for exact.
+    Where kernels are wrong together, the operation without which they are right is off from then
+    on, or all are."""
     device = network.device
     if network.is_mixed or not self_test.prepared(device):
         return
@@ -79,13 +80,13 @@ def try_network(network: Network) -> None:
 def _switch_off_what_is_wrong(network: Network) -> None:
     """Compares the network with torch, without one operation after another where it is wrong."""
     with reference_only():
-        torchs = _hidden(network)
-        wide = Network(network.transformer, network.device, torch.float32, torch.float32)
-        exact = _hidden(wide)
+        torchs = _step(network)
+        exact = _step(Network(network.transformer, network.device, torch.float32, torch.float32))
 
     def error() -> AssertionError | None:
         try:
-            self_test.assert_near(_hidden(network), torchs, exact, TIMES)
+            for each in zip(_step(network), torchs, exact, strict=True):
+                self_test.assert_near(*each, TIMES)
         except AssertionError as wrong:
             return wrong
         return None
@@ -106,12 +107,15 @@ def _switch_off_what_is_wrong(network: Network) -> None:
 
 
 @torch.no_grad()
-def _hidden(network: Network) -> Tensor:
-    """The hidden states of a canvas, all tokens of which differ, behind a prompt."""
+def _step(network: Network) -> tuple[Tensor, Tensor]:
+    """The hidden states of a canvas, all tokens of which differ, behind a prompt, and the soft
+    embedding that the pass over the vocabulary makes of them."""
     vocabulary, length = network.config.vocab_size, network.config.canvas_length
     slot = network.new_slot(_PROMPT + length)
     network.encode([torch.arange(_PROMPT) * 7 % vocabulary], [slot])
-    return network.denoise([torch.arange(length) * 11 % vocabulary], [slot])
+    hidden = network.denoise([torch.arange(length) * 11 % vocabulary], [slot])
+    even = torch.linspace(0.5, 1, length, device=network.device)  # temperatures, and draws
+    return hidden, network.head(hidden, even, 1 - even.double()).soft
 
 
 def network_of(network: Network, layers: Sequence[int]) -> Network:
