@@ -268,7 +268,7 @@ def test_at_a_real_terminal() -> None:
     def expect(text: str, otherwise: Callable[[], None] | None = None) -> None:
         nonlocal seen
         while text.encode() not in seen:
-            if not select.select([ours], [], [], 10 if otherwise else 60)[0]:
+            if not select.select([ours], [], [], 10 if otherwise else 200)[0]:
                 assert otherwise, f"no {text!r} after {seen!r}"
                 otherwise()
                 otherwise = None
