@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +40,16 @@ _EACH = 3
 """Calls of an operation that are kept, each with shapes of its own."""
 _PROMPT, _TOKENS = 48, 40
 """Tokens of the trial's prompt and reply: more than one canvas of the embedded model."""
-_tried: dict[str, dict[str, str]] = {}
 
 
+@cache
 def try_device(device: torch.device, small: Path) -> dict[str, str]:
-    """Checks the operations on a device, once for its kind; why the CPU serves some of them there,
-    by operation. small: a checkpoint whose reply takes a moment on a CPU."""
-    if device.type not in _tried:
-        start = time.perf_counter()
-        _tried[device.type] = check(device, [*_calls(small), *_dequantizations()])
-        seconds = time.perf_counter() - start
-        log.info("operations on %s: checked against a CPU in %.1f s", device, seconds)
-    return _tried[device.type]
+    """Checks the operations on a device, once; why the CPU serves some of them there, by operation.
+    small: a checkpoint whose reply takes a moment on a CPU."""
+    start = time.perf_counter()
+    wrong = check(device, [*_calls(small), *_dequantizations()])
+    log.info("operations on %s: checked in %.1f s", device, time.perf_counter() - start)
+    return wrong
 
 
 TIMES = 4.0

@@ -113,7 +113,7 @@ def test_a_start_tries_what_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_passed", "_failed", "_tried_with"):
         monkeypatch.setattr(self_test, name, {})
     monkeypatch.setattr(self_test, "kept", lambda device: frozenset(("linear",)))
-    monkeypatch.setattr(self_test, "keep", lambda device, names: None)
+    monkeypatch.setattr(self_test, "_keep", lambda device: None)
     sizes, formats = Sizes(hidden=512), frozenset(("Q8_0",))
     served = triton.prepare(GPU, sizes, formats)
     ((trial, formats_given, names),) = starts

@@ -69,16 +69,11 @@ def kernel_of(job: Job) -> tuple[Kernel, Tile]:
     return all_kernels()[job.kernel].as_variant(job.variant), tile
 
 
-def compile_job(job: Job) -> Any:
-    """What Triton makes of a job, and keeps in its cache. Raises what the compilers raise."""
+def compile_job(job: Job) -> None:
+    """Compiles a job into Triton's cache. Raises what the compilers raise."""
     target = TARGETS[job.target]
     target = replace(target, number=job.number or target.number)
-    return compile_source(*source_of(*kernel_of(job), target), target)
-
-
-def _cached(job: Job) -> None:
-    """Makes nothing that a pipe would have to take."""
-    compile_job(job)
+    compile_source(*source_of(*kernel_of(job), target), target)
 
 
 def compile_source(source: Any, options: dict[str, Any], target: Target) -> Any:
@@ -273,7 +268,7 @@ def compile_all(
     it before the device is used."""
     all_kernels()  # before processes are forked, so that each has them
     end = time.monotonic() + seconds
-    for outcome in run_bounded(_cached, work, usable_cores(), limits):
+    for outcome in run_bounded(compile_job, work, usable_cores(), limits):
         yield outcome
         if time.monotonic() > end:
             return

@@ -181,8 +181,9 @@ def switch_off(
         _passed[device] -= {operation}
         _failed.setdefault(device, {})[operation] = f"{what} ({_line(error)})"
         _keep(device)  # the next start tests it again
-        why = _line(error) + LOSS
-        log.warning("%s: torch serves it on %s from now on (%s)", operation, device, why)
+        log.warning(
+            "%s: torch serves it on %s from now on (%s%s)", operation, device, _line(error), LOSS
+        )
 
 
 def prepare(trial: Trial, twins: Mapping[str, KernelTwin], tries: Tries) -> frozenset[str]:
@@ -195,8 +196,10 @@ def prepare(trial: Trial, twins: Mapping[str, KernelTwin], tries: Tries) -> froz
     if new := undecided(device, twins):
         _tried_with.setdefault(device, trial.sizes)
         before = kept(device)
-        left_out = "kernels are slower there, or left out"
-        reasons = {name: left_out if slower(name, device) else "" for name in new}
+        reasons = {
+            name: "kernels are slower there, or left out" if slower(name, device) else ""
+            for name in new
+        }
         tested = [name for name in new if not reasons[name] and name not in before]
         if device.type == "cuda":
             outcomes = tries(tested) if tested else {}
@@ -216,9 +219,15 @@ def prepare(trial: Trial, twins: Mapping[str, KernelTwin], tries: Tries) -> froz
 
 
 def _keep(device: torch.device) -> None:
-    """Notes what passed, here and at earlier starts with weights of other formats."""
-    earlier = kept(device) - _failed.get(device, {}).keys()
-    keep(device, _passed[device] | earlier)
+    """Notes what passed, here and at earlier starts with weights of other formats. Another process
+    reads the old note or the new one."""
+    if device.type != "cuda":
+        return
+    operations = _passed[device] | kept(device) - _failed.get(device, {}).keys()
+    try:
+        _folder(device).put(json.dumps(sorted(operations)), _NOTE, binary=False)
+    except Exception as error:  # a full disk, a folder that may not be written
+        log.debug("the self-tests of kernels are not noted (%s)", error)
 
 
 def undecided(device: torch.device, names: Iterable[str]) -> list[str]:
@@ -402,16 +411,6 @@ def kept(device: torch.device) -> frozenset[str]:
         log.debug("the note of the self-tests of kernels is not read (%s)", error)
     is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
     return frozenset(names) if isinstance(names, list) and is_list else frozenset()
-
-
-def keep(device: torch.device, operations: Iterable[str]) -> None:
-    """Notes these as all that have passed. Another process reads the old note or the new one."""
-    if device.type != "cuda":
-        return
-    try:
-        _folder(device).put(json.dumps(sorted(operations)), _NOTE, binary=False)
-    except Exception as error:  # a full disk, a folder that may not be written
-        log.debug("the self-tests of kernels are not noted (%s)", error)
 
 
 def _folder(device: torch.device) -> Any:
