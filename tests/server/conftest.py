@@ -122,7 +122,7 @@ def serve() -> Iterator[Callable[..., Served]]:
 def eventually() -> Callable[[Callable[[], bool]], None]:
     """Waits until something holds."""
 
-    def wait(holds: Callable[[], bool], seconds: float = 10.0) -> None:
+    def wait(holds: Callable[[], bool], seconds: float = 60.0) -> None:
         until = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < until, "it never came to hold"
