@@ -51,7 +51,7 @@ class Linear(nn.Module):
 
 
 def each_of(maps: Sequence[Linear], x: Tensor, adapted: Sequence[Adapted]) -> list[Tensor]:
-    """What each of one to three linear maps makes of x."""
+    """The results of one to three linear maps of x."""
     if len(maps) == 1:
         return [maps[0](x, adapted)]
     products = ops.linear_each(x, *(each.weight for each in maps))
@@ -236,11 +236,11 @@ class Attention(nn.Module):
 
     @property
     def _stored(self) -> tuple[Linear, ...]:
-        """What makes keys, and values where these are not the keys."""
+        """The maps to keys, and to values where these are not the keys."""
         return (self.k_proj,) if self.v_proj is None else (self.k_proj, self.v_proj)
 
     def _heads(self, maps: Sequence[Linear], x: Tensor, adapted: Sequence[Adapted]) -> list[Tensor]:
-        """What each map makes of x [..., tokens, hidden]: [..., tokens, heads, d]."""
+        """The results of maps of x [..., tokens, hidden], each [..., tokens, heads, d]."""
         heads = (*x.shape[:-1], -1, self.head_dim)
         return [each.view(heads) for each in each_of(maps, x, adapted)]
 

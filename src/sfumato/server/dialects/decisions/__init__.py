@@ -381,8 +381,8 @@ def parse(
 
 
 def figures(answer: Answer, values: Sequence[Any]) -> dict[str, Any]:
-    """What the forms do not have: all names begin with x_, as System One asks. values: of the
-    options, as the form writes them."""
+    """Fields that the forms do not have: all names begin with x_, as System One asks. values: those
+    of the options, as the form writes them."""
     mass = {"x_label_mass": answer.label_mass, "x_is_label": answer.is_label}
     return {
         **{name: value for name, value in mass.items() if value is not None},
