@@ -196,8 +196,7 @@ class EngineClient(AnyEngine):
             log.exception("request %s failed", call.request.id)
         finally:
             del self._calls[call.request.id]
-            if call.handle.deliver(terminal):
-                self._report(call.request, terminal)
+            call.handle.deliver(terminal, partial(self._report, call.request, terminal))
 
     async def _ran(self, call: _Call) -> Terminal:
         """The terminal event. Raises what is wrong with this process alone."""

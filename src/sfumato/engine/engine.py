@@ -241,7 +241,8 @@ class Engine(AnyEngine):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """on_finish: called once for each request, with its terminal event in the engine's thread,
-        or, where it is refused, with a `Failed` that has no account in the caller's.
+        before the client hears of it, or, where it is refused, with a `Failed` that has no account
+        in the caller's.
 
         Raises EngineError where the slots do not fit the memory."""
         config, self._began = config or EngineConfig(), clock()

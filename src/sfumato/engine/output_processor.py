@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from copy import copy
-from functools import partial
 from typing import Any
 
 from sfumato.diffusion.canvas import Canvas, Draft
@@ -204,11 +203,12 @@ class OutputProcessor:
             self._deliver(row, terminal)
 
     def _deliver(self, row: Row, terminal: Terminal) -> None:
-        # Counted first: a client that has its reply finds it in the totals.
-        count = partial(self._statistics.ended, terminal.outcome, terminal.account)
+        def count() -> None:  # first: a client that has its reply finds it in totals and metrics
+            self._statistics.ended(terminal.outcome, terminal.account)
+            self.report(row.request, terminal)
+
         if row.handle.deliver(terminal, count):
             self._circuit.ended(terminal)
-            self.report(row.request, terminal)
 
     def report(self, request: AnyRequest, terminal: Terminal) -> None:
         """Calls on_finish with the end of a request; what on_finish raises is logged."""
