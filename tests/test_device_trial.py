@@ -12,7 +12,7 @@ from tests.support.kernels import seen_as
 import sfumato
 from sfumato import api, catalog, device_trial
 from sfumato.bench.subject import random_subject
-from sfumato.ops import registry
+from sfumato.ops import registry, torch_device
 from sfumato.ops.device_check import mapped
 from sfumato.ops.registry import ANY
 from sfumato.ops.triton import self_test
@@ -89,6 +89,26 @@ def test_a_kernel_that_is_wrong_within_layers_is_off_by_name(
         failures = self_test.failures(CPU)
         assert failures.keys() == off and len(caplog.records) == len(off)
         assert all("layers are wrong with its kernels (Assertion" in w for w in failures.values())
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.001])
+def test_layers_with_other_bits_on_two_streams_have_one(
+    factor: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And no kernel is off for it."""
+    network = random_subject("tiny", "f32", layers=2, device="cpu").network
+    is_off: dict[torch.device, str] = {}
+    twin = registry.Twin(
+        lambda x, first, second: (first() * factor, second()),
+        *(lambda x, *_: x.device not in is_off, 0, _none, ""),
+    )
+    monkeypatch.setattr(registry, "_twins", {("beside", "cuda", ANY): [twin]})
+    monkeypatch.setattr(torch_device, "one_stream", is_off)
+    monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(("linear",))})
+    with seen_as("cpu", "cuda"):
+        device_trial.try_network(network)
+    assert self_test.prepared(CPU) == {"linear"}
+    assert is_off.keys() == ({CPU} if factor > 1 else set()) and len(caplog.records) == len(is_off)
 
 
 def _all(*arguments: object) -> bool:

@@ -27,6 +27,7 @@ from sfumato.model.loading import load_network, skeleton
 from sfumato.model.network import Network
 from sfumato.model.scores import label_mass
 from sfumato.model.segments import Suffix
+from sfumato.ops import torch_device
 from sfumato.ops.device_check import Call, check, copied
 from sfumato.ops.registry import PANELS, reference_only, watched
 from sfumato.ops.triton import self_test
@@ -61,7 +62,7 @@ def try_network(network: Network) -> None:
     """Compares the first layer of each kind, and all layers, with torch: the hidden states of a
     canvas behind a prompt, and its soft embedding, where float32 activations are taken for exact.
     Where kernels are wrong together, the operation without which they are right is off from then
-    on, or all are."""
+    on, or all are. Where layers have other bits on two streams, they have one from then on."""
     device = network.device
     if network.is_mixed or not self_test.prepared(device):
         return
@@ -69,11 +70,22 @@ def try_network(network: Network) -> None:
     for at, layer in enumerate(network.config.layers):
         kinds.setdefault(layer.sliding, at)
     try:
+        _try_two_streams(network)
         for layers in (sorted(kinds.values()), range(len(network.config.layers))):
             _switch_off_what_is_wrong(network_of(network, layers))
     except torch.OutOfMemoryError as error:
         log.info("kernels were not compared with torch in a whole step: %s", str(error)[:120])
     log.info("layers on %s: compared in %.1f s", device, time.perf_counter() - start)
+
+
+def _try_two_streams(network: Network) -> None:
+    two = _step(network)
+    device = two[0].device
+    torch_device.one_stream[device] = "two streams gave other bits when a model was loaded"
+    if all(map(torch.equal, _step(network), two)):
+        del torch_device.one_stream[device]
+    else:
+        log.warning("layers run on one stream of %s: two gave other bits", device)
 
 
 def _switch_off_what_is_wrong(network: Network) -> None:
@@ -139,7 +151,12 @@ def _calls(small: Path) -> list[Call]:
     def keep(operation: str, form: str, arguments: tuple[Any, ...]) -> None:
         shapes = tuple(x.shape for x in arguments if isinstance(x, Tensor))
         count = sum(name == operation for name, _ in kept)
-        if form != PANELS and (operation, shapes) not in kept and count < _EACH:
+        if (
+            operation != "beside"
+            and form != PANELS
+            and (operation, shapes) not in kept
+            and count < _EACH
+        ):
             kept[operation, shapes] = Call(operation, copied(arguments))
 
     with watched(keep):

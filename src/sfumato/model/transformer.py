@@ -422,10 +422,12 @@ class NormedBlock(Block):
         adapted: Sequence[Adapted],
     ) -> Tensor:
         """The residual after the layer; dense_in and expert_in: norms of the residual x."""
-        assert self.mlp is not None
-        dense = self.mlp(dense_in, adapted)
+        assert self.mlp is not None and self.experts is not None
+        elsewhere = self.device or self.experts.device or self.present is not nullcontext
+        both = ops.beside.reference if elsewhere or adapted else ops.beside
         # The router reads the residual itself; the experts read it through their own norm.
-        mixed = self._mixed(x, expert_in, adapted)
+        mixture = partial(self._mixed, x, expert_in, adapted)
+        dense, mixed = both(x, partial(self.mlp, dense_in, adapted), mixture)
         first, second = self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2
         weights = first.weight, second.weight, self.post_feedforward_layernorm.weight
         return ops.after_layer(x, dense, mixed, *weights, scalar, self.eps)

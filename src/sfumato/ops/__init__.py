@@ -38,6 +38,7 @@ from sfumato.ops.reference import (
     Weight,
     after_attention,
     after_layer,
+    beside,
     dense,
     embed,
     expert_products,
@@ -59,7 +60,7 @@ from sfumato.ops.triton import serving as kernels_on
 __all__ = [
     "ACTIVATIONS", "Bans", "Causal", "Gating", "Own", "Questions", "Rows", "SoftmaxState",
     "Weight", "after_attention", "after_layer", "attend", "attend_padded", "attention", "backend",
-    "column_bytes", "dense", "embed", "expert_products", "experts", "gated", "kernels_on",
+    "beside", "column_bytes", "dense", "embed", "expert_products", "experts", "gated", "kernels_on",
     "linear", "linear_each", "linear_gated", "mixture", "multiplies_bf16", "own_scores", "pack",
     "pack_columns", "packed_bytes", "packs", "packs_columns", "prepare", "prepare_heads",
     "reason", "rms_norm", "rotate", "rounding", "route", "update_softmax", "write_cache",

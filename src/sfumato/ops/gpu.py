@@ -53,6 +53,17 @@ def widest_float(kind: str) -> torch.dtype:
     return torch.float64
 
 
+def side_stream(main: torch.Stream | torch.cuda.Stream) -> torch.Stream:
+    """A second stream of the device, for work beside that of `main`: the same one each time, and no
+    other stream's. Torch may make a stream at its first use, which should be before a capture."""
+    return _side_stream(main.device, main.stream_id)
+
+
+@cache
+def _side_stream(device: torch.device, main: int) -> torch.Stream:
+    return torch.Stream(device)
+
+
 def peak_bytes() -> int | None:
     """The most that torch has held of the current GPU; None where this process uses none."""
     return torch.cuda.max_memory_reserved() if _used() else None

@@ -1,4 +1,5 @@
-"""Plain torch on a GPU that never makes the host wait, where the reference's operations might.
+"""What torch has for a GPU beside kernels: products that never make the host wait, where the
+reference's might, and two streams.
 
 `F.grouped_mm` reads the ends of the groups on the host wherever torch has no kernel for the device
 and the dtype.  A probe finds that out once; there, each expert multiplies as many rows as there are
@@ -9,14 +10,17 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sfumato.ops.gpu import is_gpu, side_stream
 from sfumato.ops.reference import SLICE, Gating, dense, gated, mixed, multiplied
 from sfumato.ops.registry import TORCH, twin
+from sfumato.ops.triton import self_test
 from sfumato.weights.formats import Weight
 
 log = logging.getLogger(__name__)
@@ -93,3 +97,47 @@ def experts(
         out = torch.bmm(inner_rows, dense(down[a:b], x.dtype).transpose(1, 2))
         parts.index_copy_(0, target[at], out.flatten(0, 1))
     return mixed(parts, order, torch.arange(len(order), device=x.device), shares)
+
+
+BESIDE = 512
+"""Up to this many tokens, products of two streams run beside each other: more fill a device."""
+one_stream: dict[torch.device, str] = {}
+"""Devices on which all work has one stream, and why."""
+
+
+@twin(
+    *("beside", "cuda"),
+    # Where kernels serve, layers are compared with torch when a model is loaded.
+    serves=lambda x, *_: (
+        is_gpu(x.device)
+        and x.numel() <= BESIDE * x.shape[-1]
+        and not torch.is_grad_enabled()
+        and x.device not in one_stream
+        and bool(self_test.prepared(x.device))
+    ),
+    backend=TORCH,
+    refusal=lambda device: one_stream.get(device, ""),
+    note=f"two streams, up to {BESIDE} tokens, where kernels serve",
+)
+def beside(
+    x: Tensor, first: Callable[[], Tensor], second: Callable[[], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """See `ops.beside`: the first function's work is on a side stream, which waits for all that the
+    current stream has been given (the fork), and for which the current one waits (the join). In a
+    capture both are edges of the graph.
+
+    Memory that Python has freed goes back to the stream on which it was allocated. What the side
+    stream reads of the current one's memory is kept by the functions until the join. What it makes
+    is read by the current stream behind the join; once that is freed, the side stream alone gets
+    its memory, and is given no work but behind a fork of the same current stream, which waits for
+    those reads. So nothing needs `record_stream`, by which a capture would use no memory twice.
+    """
+    main = torch.accelerator.current_stream(x.device)
+    side = side_stream(main)
+    side.wait_stream(main)
+    try:
+        with side:
+            made = first()
+        return made, second()
+    finally:
+        main.wait_stream(side)

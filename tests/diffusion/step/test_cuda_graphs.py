@@ -25,6 +25,7 @@ class Device:
         handles = count(1)
         self.graph_pool_handle = lambda: (0, next(handles))
         self.emptied: list[int] = []  # pools at the time
+        self.with_side: list[object] = []
 
     def end_allocate(self, index: int, pool: Pool) -> None:
         if pool not in self.recording:
@@ -34,6 +35,10 @@ class Device:
     def release(self, index: int, pool: Pool) -> None:
         self.uses[pool] -= 1
         assert self.uses[pool] >= 0
+
+    def beside(self, stream: object) -> None:
+        assert not self.recording
+        self.with_side.append(stream)
 
     @contextmanager
     def on(self, stream: object) -> Iterator[None]:
@@ -52,7 +57,7 @@ def graph_of(device: Device) -> type:
         def capture_begin(self, pool: Pool, capture_error_mode: str) -> None:
             assert pool not in device.recording, "already recording to mempool_id"
             assert device.uses.get(pool) != 0, "a pool without graphs"
-            assert device.stream != "default"
+            assert device.stream in device.with_side
             device.uses[pool] = device.uses.get(pool, 0) + 1
             device.recording.add(pool)
             self._pool = pool
@@ -94,6 +99,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         "_cuda_releasePool": device.release,
     }.items():
         monkeypatch.setattr(torch._C, name, value, raising=False)
+    monkeypatch.setattr("sfumato.diffusion.step.graphs.side_stream", device.beside)
     return device
 
 

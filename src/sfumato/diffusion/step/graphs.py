@@ -22,6 +22,7 @@ from sfumato.model.cache import KVPool
 from sfumato.model.devices import is_out_of_memory
 from sfumato.model.network import Network
 from sfumato.model.segments import PaddedRows, RowPart
+from sfumato.ops.gpu import side_stream
 
 log = logging.getLogger(__name__)
 
@@ -253,6 +254,7 @@ class CudaGraphs:
                 torch.cuda.empty_cache()  # for the memory that the pool begins with
             if self._stream is None:
                 self._stream = torch.cuda.Stream(self._device)
+                side_stream(self._stream)  # made outside of the capture
             # `torch.cuda.graph` would leave the thread on its stream where the end fails.
             with torch.cuda.stream(self._stream):
                 self._record(graph, function, self._pool)
