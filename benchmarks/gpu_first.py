@@ -9,7 +9,7 @@ Each part runs in a process of its own, which a wrong kernel may end, and each f
 `results.jsonl`, written at once:
   1. operations: each at the model's widths, in children, with weights of all usual formats;
   2. ceilings: copies and products of this device;
-  3. layers: two real-size layers and the head, eager against captured, bit for bit;
+  3. layers: two real-size layers and the head, eager, captured, and on one stream, bit for bit;
   4. step: in torch alone and with the operations that passed, and a profile of one step, which
      gives the times of all kernels;
   5. compile and kernel:NAME: candidates of tiles, each case against float64, in poisoned memory, in

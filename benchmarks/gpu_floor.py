@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sfumato.bench.step_cost import (
@@ -104,50 +104,77 @@ def dense(setting: Setting, outputs: int, inputs: int, tile: Tile | None = None,
           joined: int = 1) -> float:  # fmt: skip
     """Seconds of a product of TOKENS tokens. joined: weights whose rows a program has at a time, as
     of gate and up."""
-    tile = tile or setting.tile("linear")
+    return launch(dense_times(setting, outputs, inputs, tile or setting.tile("linear"), joined))
+
+
+def dense_times(
+    setting: Setting, outputs: int, inputs: int, tile: Tile, joined: int = 1
+) -> Sequence[float]:
     columns = math.ceil(TOKENS / tile["TOKENS"])
     programs = math.ceil(outputs / joined / tile["OUT"]) * columns
     work = joined * tile["OUT"] * inputs
-    return launch(setting, programs, work, inputs, tile["TOKENS"], outputs * inputs)
+    return times(setting, programs, work, inputs, tile["TOKENS"], outputs * inputs)
 
 
-def launch(
+def launch(times: Sequence[float]) -> float:
+    """Seconds of a launch that has all it needs at the same time."""
+    return max(times) + LAUNCH_S
+
+
+def times(
     setting: Setting, programs: int, work: int, inputs: int, tokens: int, weights: int,
     persistent: bool = False,
-) -> float:  # fmt: skip
-    """Seconds. work: weights that a program multiplies by `tokens` tokens; weights: of all, which
+) -> Sequence[float]:  # fmt: skip
+    """Seconds of memory, of products, of the L2 cache, of one multiprocessor's share of it, and of
+    instructions. work: weights that a program multiplies by `tokens` tokens; weights: of all, which
     are read from memory once; persistent: whether the multiprocessors share all work evenly."""
     units, limits = setting.units, setting.limits
     busiest = programs / units.count if persistent else math.ceil(programs / units.count)
     moved = work * setting.weight_bytes + inputs * tokens * BYTES.get(setting.format, 2.0)
     unpacks = setting.instructions if setting.format in LAYOUTS else 0.0
-    times = (
+    return (
         weights * setting.weight_bytes / limits.bytes_per_s / REACHED,
         busiest * 2.0 * work * tokens / (setting.flops / units.count) / REACHED,
         programs * moved / (CACHE_SPEED * limits.bytes_per_s),
         busiest * moved / (64 * units.clock),
         busiest * work * unpacks / (units.issued * units.clock),
     )
-    return max(times) + LAUNCH_S
 
 
 def mixture(setting: Setting, tokens: int | None = None, persistent: bool = False) -> float:
     """Seconds of both products of all experts. tokens: of a tile; None: as they serve."""
+    return sum(map(launch, mixture_times(setting, tokens, persistent)))
+
+
+def mixture_times(
+    setting: Setting, tokens: int | None = None, persistent: bool = False
+) -> Sequence[Sequence[float]]:
     first = grouped(setting, "experts_gate_up", 2 * EXPERT, HIDDEN, tokens, persistent, 2)
-    return first + grouped(setting, "experts_down", HIDDEN, EXPERT, tokens, persistent)
+    return first, grouped(setting, "experts_down", HIDDEN, EXPERT, tokens, persistent)
+
+
+def beside(setting: Setting) -> float:
+    """Seconds of the dense MLP and the experts on two streams: of each thing that launches need,
+    both need the sum.  The fork and the join are taken for the distance of two launches each."""
+    experts = mixture_times(setting)
+    gate_up = dense_times(setting, 2 * DENSE, HIDDEN, setting.tile("linear_gated"), 2)
+    down = dense_times(setting, HIDDEN, DENSE, setting.tile("linear"))
+    shared = max(sum(each) for each in zip(*experts, gate_up, down, strict=True))
+    launches = len(experts) * LAUNCH_S
+    return max(mixture(setting), shared + launches) + 2 * LAUNCH_S
 
 
 def grouped(
     setting: Setting, kernel: str, outputs: int, inputs: int, tokens: int | None,
     persistent: bool, joined: int = 1,
-) -> float:  # fmt: skip
-    """Seconds of a product of all experts, whose tokens fit one tile each."""
+) -> Sequence[float]:  # fmt: skip
+    """`times` of a product of all experts, whose tokens fit one tile each."""
     tile = setting.tile(kernel)
     programs = EXPERTS * math.ceil(outputs / joined / tile["OUT"])
     work = joined * tile["OUT"] * inputs
     tokens = tokens or tile["TOKENS"]
     weights = EXPERTS * outputs * inputs
-    return launch(setting, programs, work, inputs, tokens, weights, persistent)
+    return times(setting, programs, work, inputs, tokens, weights, persistent)
 
 
 def attention(setting: Setting, prefix: int, split: int) -> float:
@@ -181,8 +208,6 @@ def changes(setting: Setting) -> dict[str, tuple[float, float]]:
     gate_up = 2 * (dense(setting, DENSE, HIDDEN) + rounding) + element
     one = dense(setting, 2 * DENSE, HIDDEN, setting.tile("linear_gated"), 2) + rounding
     mlp = one + dense(setting, HIDDEN, DENSE) + rounding
-    # Beside the experts, which memory bounds, its bytes are still read.
-    read = 3 * DENSE * HIDDEN * setting.weight_bytes / setting.limits.bytes_per_s / REACHED
     long, short = mixture(setting, 64), mixture(setting, 32)
     experts = mixture(setting)
     both = SLIDING + FULL
@@ -199,7 +224,7 @@ def changes(setting: Setting) -> dict[str, tuple[float, float]]:
         "a persistent schedule for the experts": (
             both * experts, both * mixture(setting, persistent=True),
         ),
-        "the dense MLP beside the experts": (both * (mlp + experts), both * (experts + read)),
+        "the dense MLP beside the experts": (both * (mlp + experts), both * beside(setting)),
         "o and down at the product's best rate": (both * alone, both * best),
         **{
             f"keys split by length, prefix {prefix}": (FULL * each[0], FULL * min(each))

@@ -1,9 +1,10 @@
-"""The step as a graph against the step without one: the same bits, and the time of both. For
-`gpu_first.py`."""
+"""The step as a graph against the step without one, and against a graph on one stream: the same
+bits, and the time of each. For `gpu_first.py`."""
 
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from benchmarks.gpu_step import canvases, filled_slots, timed_steps
@@ -11,16 +12,19 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Draft
 from sfumato.model.network import Network
+from sfumato.ops.torch_device import one_stream
 
 
 def compare(network: Network, rows: int, prefix: int, steps: int) -> dict[str, Any]:
-    """Runs the same canvases both ways, to the same drafts."""
-    runs = []
-    for graphs in (False, True):
+    """Runs the same canvases in each way, to the same drafts."""
+    runs, device = [], network.transformer.norm.weight.device
+    for graphs, why in ((False, ""), (True, ""), (True, "a comparison")):
         slots = filled_slots(network, rows, prefix)
-        runs.append(timed_steps(network, canvases(network, rows, steps), slots, steps, graphs))
-    plain, captured = runs
-    pairs = zip(plain.drafts, captured.drafts, strict=True)
+        with patch.dict(one_stream, {device: why} if why else {}):
+            runs.append(timed_steps(network, canvases(network, rows, steps), slots, steps, graphs))
+    plain, captured, alone = runs
+    pairs = [*zip(plain.drafts, captured.drafts, strict=True)]
+    pairs += zip(plain.drafts, alone.drafts, strict=True)
     return {
         "rows": rows,
         "same": all(
@@ -31,6 +35,7 @@ def compare(network: Network, rows: int, prefix: int, steps: int) -> dict[str, A
         "captured": captured.captured,
         "eager_ms": plain.median_ms,
         "graph_ms": captured.median_ms,
+        "one_stream_ms": alone.median_ms,
     }
 
 
