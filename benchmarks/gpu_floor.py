@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapreplace
 
 from sfumato.bench.step_cost import (
     CACHE_SPEED,
@@ -65,6 +66,9 @@ DEVICES = {
     "a100": Multiprocessors("sm_80", 108, 1.41e9, 64 * 2),
     "rtx-4090": Multiprocessors("sm_89", 128, 2.52e9),
     "rtx-3090": Multiprocessors("sm_86", 82, 1.70e9),
+    "rtx-5090": Multiprocessors("sm_120", 170, 2.41e9),
+    "mi300x": Multiprocessors("gfx942", 304, 2.1e9),
+    "strix-halo": Multiprocessors("gfx1151", 40, 2.9e9, 64),
 }
 
 
@@ -177,17 +181,29 @@ def grouped(
     return times(setting, programs, work, inputs, tokens, weights, persistent)
 
 
-def attention(setting: Setting, prefix: int, split: int) -> float:
-    """Seconds of a full layer's attention behind a prefix, in pieces of `split` positions."""
+def attention(setting: Setting, rows: int, prefix: int, pieces: float, shortest: int) -> float:
+    """Seconds of a full layer's attention of rows behind prefixes in so many pieces at most. Keys
+    and values are read by each tile of ROWS, and the parts of a row written, then read."""
     units, limits = setting.units, setting.limits
-    (tile,) = candidates("attention_512", units.target)["any"][:1]
-    pieces = math.ceil(prefix / split)
-    programs = math.ceil(TOKENS * HEADS / tile["ROWS"]) * pieces
-    keys = min(prefix, split) + TOKENS / pieces
-    flop = 4.0 * tile["ROWS"] * keys * WIDE_HEAD
-    seconds = math.ceil(programs / units.count) * flop / (limits.bf16_flops / units.count) / REACHED
-    parts = 2.0 * 4 * pieces * TOKENS * HEADS * WIDE_HEAD / limits.bytes_per_s / CACHE_SPEED
-    return seconds + LAUNCH_S + (parts + LAUNCH_S) * (pieces > 1)
+    length = max(math.ceil(prefix / pieces), shortest)
+    pieces = math.ceil(prefix / length)
+    each = candidates("attention_512", units.target)["any"][0]["ROWS"]
+    tiles = math.ceil(TOKENS * HEADS / each)
+    # The keys of the programs as they begin; the first piece has those of the canvas too.
+    keys = [min(length, prefix - at) + TOKENS * (at == 0) for at in range(0, prefix, length)]
+    programs = [count for count in keys for _ in range(tiles)] * rows
+    busy = [0] * units.count
+    for count in programs:
+        heapreplace(busy, busy[0] + count)  # the multiprocessor that is free first
+    busiest = max(busy)
+    seconds = launch((
+        busiest * 4.0 * each * WIDE_HEAD / (limits.bf16_flops / units.count) / REACHED,
+        busiest * 4.0 * WIDE_HEAD / (64 * units.clock),
+        sum(programs) * 4.0 * WIDE_HEAD / (CACHE_SPEED * limits.bytes_per_s),
+    ))  # fmt: skip
+    parts = 4.0 * rows * pieces * TOKENS * HEADS * WIDE_HEAD
+    speed = limits.bytes_per_s * (CACHE_SPEED if parts <= limits.cache else 1)
+    return seconds + (2 * parts / speed + LAUNCH_S) * (pieces > 1)
 
 
 def layers(of: Iterable[float]) -> float:
@@ -213,8 +229,6 @@ def changes(setting: Setting) -> dict[str, tuple[float, float]]:
     both = SLIDING + FULL
     alone = sum(dense(setting, *shape) for shape in ((HIDDEN, 4096), (HIDDEN, DENSE)))
     best = sum(at_best(setting, *shape) for shape in ((HIDDEN, 4096), (HIDDEN, DENSE)))
-    keys = {prefix: [attention(setting, prefix, split) for split in (4096, 2048, 1024, 512)]
-            for prefix in (512, 4096, 32_768)}  # fmt: skip
     router = 2.0 * TOKENS * HIDDEN * EXPERTS / REACHED
     scalar = router / setting.limits.float32_flops
     return {
@@ -226,10 +240,6 @@ def changes(setting: Setting) -> dict[str, tuple[float, float]]:
         ),
         "the dense MLP beside the experts": (both * (mlp + experts), both * beside(setting)),
         "o and down at the product's best rate": (both * alone, both * best),
-        **{
-            f"keys split by length, prefix {prefix}": (FULL * each[0], FULL * min(each))
-            for prefix, each in keys.items()
-        },
         "the router in three products of TF32": (
             both * scalar, both * 3 * router / (setting.limits.bf16_flops / 2),
         ),
@@ -240,6 +250,19 @@ def changes(setting: Setting) -> dict[str, tuple[float, float]]:
     }  # fmt: skip
 
 
+def split_keys(setting: Setting) -> Iterator[tuple[str, float, float, float]]:
+    """By rows and prefix: seconds of all layers in pieces of 4,096 keys, in those of the tile that
+    serves, and of the whole step."""
+    tile = candidates("attention_512", setting.units.target)["any"][0]
+    served = tile["PIECES"], tile["SHORTEST"]
+    for rows in (1, 16):
+        for prefix in (512, 4096, 32_768, 262_144):
+            given = setting, rows, prefix
+            before, after = attention(*given, math.inf, 4096), attention(*given, *served)
+            name = f"keys split by length, rows {rows}, prefix {prefix}"
+            yield name, FULL * before, FULL * after, step_seconds(*given)
+
+
 def at_best(setting: Setting, outputs: int, inputs: int) -> float:
     """Seconds of a product of TOKENS tokens without tails, nor tiles read again: what no library's
     exceeds."""
@@ -248,12 +271,13 @@ def at_best(setting: Setting, outputs: int, inputs: int) -> float:
     return max(bytes_s, flops_s) / REACHED + LAUNCH_S
 
 
-def step_seconds(setting: Setting) -> float:
-    """Seconds of a step of one row, by `step_cost`."""
+def step_seconds(setting: Setting, rows: int = 1, prefix: int = 512) -> float:
+    """Seconds of a step, by `step_cost`."""
     config = DIFFUSION_GEMMA.config.from_hf(random_config("26b-a4b"), {})
     checkpoint = random_checkpoint("26b-a4b", TARGET_OF.get(setting.format, "bf16"))
     kinds = {name: info.format for name, info in checkpoint.tensors.items()}
-    costs = step_costs(config, StepShape(), held_bytes(checkpoint.tensors), codes=codes_of(kinds))
+    shape = StepShape(rows, prefix=prefix)
+    costs = step_costs(config, shape, held_bytes(checkpoint.tensors), codes=codes_of(kinds))
     return step_time(costs, setting.limits).predicted_ms / 1e3
 
 
@@ -266,7 +290,8 @@ def main() -> None:
     setting = Setting(given.device, given.format, given.instructions)
     step = step_seconds(setting)
     print(f"{given.device}, {given.format}: ms of a step of one row, before, after, saved")
-    for name, (before, after) in changes(setting).items():
+    one = [(name, *times, step) for name, times in changes(setting).items()]
+    for name, before, after, step in (*one, *split_keys(setting)):
         saved, figures = before - after, f"{1e3 * before:7.2f} {1e3 * after:7.2f}"
         print(f"{name:42} {figures} {1e3 * saved:7.2f} {saved / step:7.1%}")
 

@@ -93,7 +93,8 @@ MATRICES = {
     "experts, down and sum": ("experts.down_proj",),
 }
 """Kernel → the weights of a layer that it multiplies; other kernels multiply no weights."""
-_PIECE = 4096  # positions of a prefix that a program of full layers reads; see `tiles.toml`
+_PIECE, _READ_PIECE = 2048, 1024
+"""Positions of the longest prefix of full layers that is one piece; see `tiles.toml`."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,8 @@ def _attention(
     names = MATRICES["q, k, v projections"]
     projected = heads + kv
     # The pieces of a long prefix are merged by a launch of its own.
-    launches = 1 if layer.sliding or shape.prefix + shape.width <= _PIECE else 2
+    piece = _READ_PIECE if shape.reads else _PIECE
+    launches = 1 if layer.sliding or shape.prefix + shape.width <= piece else 2
     held = min(shape.prefix, config.sliding_window - 1) if layer.sliding else shape.prefix
     cached = shape.rows * 2 * held * layer.kv_heads * d * _ACTIVATION
     new = 2 * tokens * layer.kv_heads * d * _ACTIVATION

@@ -45,6 +45,11 @@ class Case:
         numbers = [torch.tensor(x) for x in (self.slots, self.first, self.width, self.commits)]
         return Rows(keys, values, *numbers[:2], self.window, *numbers[2:])
 
+    def one(self, row: int, **changed: Any) -> Case:
+        """One row of the call, alone."""
+        names = ("slots", "first", "width", "commits")
+        return replace(self, **{n: getattr(self, n)[row : row + 1] for n in names}, **changed)
+
     def seen(self, out: Tensor) -> Tensor:
         """The results at positions inside of their rows' widths."""
         return out[torch.arange(self.n) < torch.tensor(self.width)[:, None]]
@@ -105,7 +110,8 @@ def test_what_no_position_sees_may_hold_anything(value: float) -> None:
 
 
 def test_pieces_of_a_long_prefix_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a row whose prefix is one piece has the bits that it has in a pool of one piece."""
+    """The length of a piece follows from a row's prefix: each row has the bits that it has alone,
+    in a pool that is no longer than its prefix."""
     from sfumato.ops.triton import attention
     from sfumato.ops.triton.tiles import tile_for
 
@@ -113,18 +119,21 @@ def test_pieces_of_a_long_prefix_are_merged(monkeypatch: pytest.MonkeyPatch) -> 
         tile = tile_for(name, device)
         if name == "attention_merge":
             return tile
-        return replace(tile, constants={**tile.constants, "SPLIT": 64})
+        return replace(tile, constants={**tile.constants, "PIECES": 3, "SHORTEST": 64})
 
-    case = Case(n=6, width=(6, 5, 6), size=200, first=(64, 130, 200), window=None)
+    # One piece, two of 64, and three of 128 of which the last has one position.
+    case = Case(n=6, width=(6, 5, 6), size=300, first=(64, 128, 257), window=None)
     floats = case.floats()
-    small = [x[:, :, :64].contiguous() for x in floats[3:]]
-    alone = phases(replace(case, size=64), [*floats[:3], *small])
     monkeypatch.setattr(attention, "tile_for", short)
     with counted_launches() as launches:
         out = phases(case, floats)
     assert launches["attention_merge"] == 1
     close(case.seen(out), case.seen(expected(case, floats)))
-    assert torch.equal(out[0], alone[0])
+    for row, size in enumerate(case.first):
+        one = case.one(row, size=size)
+        cut = [x[:, :, :size].contiguous() for x in floats[3:]]
+        alone = phases(one, [*(x[row : row + 1] for x in floats[:3]), *cut])
+        assert torch.equal(one.seen(alone), out[row : row + 1, : case.width[row]].flatten(0, 1))
 
 
 def test_a_row_has_the_same_result_beside_others() -> None:
@@ -132,9 +141,7 @@ def test_a_row_has_the_same_result_beside_others() -> None:
     floats = case.floats()
     many = phases(case, floats)
     for row in range(3):
-        names = ("slots", "first", "width", "commits")
-        one = replace(case, **{name: getattr(case, name)[row : row + 1] for name in names})
-        alone = phases(one, [*(x[row : row + 1] for x in floats[:3]), *floats[3:]])
+        alone = phases(case.one(row), [*(x[row : row + 1] for x in floats[:3]), *floats[3:]])
         assert torch.equal(alone[0], many[row])
 
 

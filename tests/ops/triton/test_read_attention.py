@@ -55,7 +55,8 @@ def test_pieces_of_a_long_prefix_are_merged(monkeypatch: pytest.MonkeyPatch) -> 
 
     def short(name: str, device: torch.device) -> object:
         tile = tile_for(name, device)
-        return replace(tile, constants={**tile.constants, "SPLIT": 64}) if "_256" in name else tile
+        pieces = {"PIECES": 3, "SHORTEST": 64} if "_256" in name else {}
+        return replace(tile, constants={**tile.constants, **pieces})
 
     monkeypatch.setattr(attention, "tile_for", short)
     given = call(size=200, window=None, n=6)

@@ -153,12 +153,12 @@ def _route(trial: Trial, format: str) -> tuple[Sequence[int], Results]:
 
 
 def _attend_padded(trial: Trial, format: str) -> tuple[Sequence[int], Results]:
-    """Rows of a batch, with prefixes of two pieces and of none."""
+    """Rows of a batch, with prefixes of four pieces, of two, of one and of none."""
     heads, kv_heads, d, _ = SIZES.attention[0]
-    size, n, many = 1100, 5, 16
+    size, n, many = 8400, 5, 16
     q, k, v = trial.random(*((many, n, count, d) for count in (heads, kv_heads, kv_heads)))
     keys, values = trial.random(*[(many, kv_heads, size, d)] * 2)
-    first = torch.tensor([1090, 0, 40, 7] * 4)
+    first = torch.tensor([8390, 0, 2090, 7] * 4)
     slots, width = torch.arange(many).flip(0), torch.tensor([5, 3, 1, 5] * 4)
 
     def results(count: int) -> Sequence[Tensor]:

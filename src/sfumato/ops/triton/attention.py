@@ -32,9 +32,9 @@ from sfumato.ops.device_check import tensors_of
 from sfumato.ops.triton.kernel import Kernel, interpreting, launch, register
 from sfumato.ops.triton.operands import EVERYTHING, matrix, multiplied
 from sfumato.ops.triton.self_test import KernelTwin, Trial, compare
-from sfumato.ops.triton.tiles import tile_for
+from sfumato.ops.triton.tiles import Tile, tile_for
 from sfumato.ops.triton.weights import as_descriptor, product
-from sfumato.ops.triton.workspaces import NARROW, kernel_of
+from sfumato.ops.triton.workspaces import NARROW, kernel_of, most_pieces
 
 _MOST = 2**31  # numbers that 32 bits count
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -139,6 +139,13 @@ def _add_keys(
     return largest, total, weighted
 
 
+@triton.jit
+def _piece_length(held: tl.tensor, PIECES: tl.constexpr, SHORTEST: tl.constexpr) -> tl.tensor:
+    """The positions of each piece of a prefix of `held`, of which there are PIECES at most, and
+    whose last piece may be shorter: a multiple of 64, which KEYS divides."""
+    return tl.maximum((held + 64 * PIECES - 1) // (64 * PIECES) * 64, SHORTEST)
+
+
 @triton.jit(
     do_not_specialize=[
         "slots", "first", "width", "commits", "starts", "counts", "length", "size", "tokens",
@@ -152,16 +159,17 @@ def _attend(
     partial: tl.tensor, extremes: tl.tensor, length: tl.tensor, size: tl.tensor, tokens: tl.tensor,
     stored: tl.tensor, places: tl.tensor, beside: tl.tensor, window: tl.tensor,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PHASES: tl.constexpr,
-    WINDOWED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr,
-    UPCAST: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    WINDOWED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PIECES: tl.constexpr,
+    SHORTEST: tl.constexpr, UPCAST: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ) -> None:  # fmt: skip
     """One tile of ROWS, one key head and one piece of the prefix of one row of the batch.
 
-    Grid: (⌈length · GROUP / ROWS⌉, KV_HEADS · pieces, rows), where pieces is ⌈size / SPLIT⌉; the
-    first piece takes the row's own canvas too, and the keys of its question, which are few. Pieces
-    have a fixed length, and those beyond what the slot holds leave early, so that no sum depends on
-    other rows, on the pool's size or on where a question stands. A row with one piece stores its
-    result, one with several what `_merge` makes it of.
+    Grid: (⌈length · GROUP / ROWS⌉, KV_HEADS · pieces, rows), where pieces are as many as the
+    longest prefix has; the first piece takes the row's own canvas too, and the keys of its
+    question, which are few. The length of a piece follows from the row's prefix alone, and programs
+    without a piece leave early, so that no sum depends on other rows, on the pool's size or on
+    where a question stands. A row with one piece stores its result, one with several what `_merge`
+    makes it of.
 
     q and out [rows, length, HEADS, D]; new_keys and new_values are those of the canvases as
     matrices [tokens, KV_HEADS · D], tokens being rows · length; keys and values those of the slots,
@@ -177,7 +185,8 @@ def _attend(
     piece, pieces = tl.program_id(1) // KV_HEADS, tl.num_programs(1) // KV_HEADS
     before = tl.load(first + row).to(tl.int32)
     held = tl.minimum(before, size)
-    start = piece * SPLIT
+    extent = _piece_length(held, PIECES, SHORTEST)
+    start = piece * extent
     if (piece > 0) & (start >= held):
         return
     pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -231,11 +240,11 @@ def _attend(
     values = as_descriptor(values, stored, D, KEYS, D, DESCRIPTORS)
     largest, total, weighted = _add_keys(
         query, keys, values, (begin + start).to(tl.int32), 0, start,
-        tl.minimum(held, start + SPLIT), before - turn, turn, size,
+        tl.minimum(held, start + extent), before - turn, turn, size,
         lowest, highest, largest, total, weighted, WINDOWED, KEYS, UPCAST,
     )  # fmt: skip
 
-    if held <= SPLIT:
+    if held <= extent:
         result = weighted / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(out + row_at + cells, result, mask=inside[:, None])
     else:
@@ -245,7 +254,7 @@ def _attend(
         tl.store(extremes + (piece_at + cell) * 2 + 1, total, mask=inside)
 
 
-@triton.jit(do_not_specialize=["first", "pairs", "size", "pieces"])
+@triton.jit(do_not_specialize=["first", "pairs", "size", "pieces", "most", "shortest"])
 def _merge(
     partial: tl.tensor,
     extremes: tl.tensor,
@@ -254,24 +263,27 @@ def _merge(
     pairs: tl.tensor,
     size: tl.tensor,
     pieces: tl.tensor,
+    most: tl.tensor,
+    shortest: tl.tensor,
     D: tl.constexpr,
-    SPLIT: tl.constexpr,
     PAIRS: tl.constexpr,
     UPCAST: tl.constexpr,
 ) -> None:
     """out [rows, pairs, D] of `partial` float32 [rows, pieces, pairs, D] and `extremes` float32
     [rows, pieces, pairs, 2], of which the pieces that a row has are written; grid (⌈pairs / PAIRS⌉,
-    rows). A pair is a position and a head. Pieces are added from the first to the last.
+    rows). A pair is a position and a head. Pieces are added from the first to the last; most and
+    shortest: PIECES and SHORTEST of `_attend`.
     """
     row = tl.program_id(1)
     held = tl.minimum(tl.load(first + row).to(tl.int32), size)
-    if held <= SPLIT:
+    extent = _piece_length(held, most, shortest)
+    if held <= extent:
         return
     pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     inside = pair < pairs
     columns = tl.arange(0, D)
     largest, total, weighted = _empty_state(PAIRS, D)
-    for piece in range((held + SPLIT - 1) // SPLIT):
+    for piece in range((held + extent - 1) // extent):
         at = (row.to(tl.int64) * pieces + piece) * pairs + pair
         its_largest = tl.load(extremes + at * 2, mask=inside, other=float("-inf"))
         its_total = tl.load(extremes + at * 2 + 1, mask=inside, other=0.0)
@@ -386,9 +398,9 @@ MERGE = register(
             **dict.fromkeys(("partial", "extremes"), "*fp32:16"),
             "first": "*i64",
             "out": "*bf16:16",
-            **dict.fromkeys(("pairs", "size", "pieces"), "i32"),
+            **dict.fromkeys(("pairs", "size", "pieces", "most", "shortest"), "i32"),
         },
-        {"D": 512, "SPLIT": 4096},
+        {"D": 512},
     )
 )
 
@@ -414,7 +426,7 @@ def attend_padded(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
         return out
     kernel = (CANVASES if questions is None else READS)[d > NARROW]
     tile = tile_for(kernel.name, q.device)
-    pieces = triton.cdiv(size, tile["SPLIT"])
+    pieces = most_pieces(size, tile)
     # One piece stores its result at once; no program touches these, whose dtype decides the code.
     shape = (count, pieces, length * heads) if pieces > 1 else (0, 0, 0)
     wide: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
@@ -459,14 +471,14 @@ def attend_padded(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
         **given,
     )
     if pieces > 1:
-        _merge_pieces(partial, extremes, first, out, size, tile["SPLIT"])
+        _merge_pieces(partial, extremes, first, out, size, tile)
     return out
 
 
 def _merge_pieces(
-    partial: Tensor, extremes: Tensor, first: Tensor, out: Tensor, size: int, split: int
+    partial: Tensor, extremes: Tensor, first: Tensor, out: Tensor, size: int, split: Tile
 ) -> None:
-    """Fills the rows of `out` [rows, n, heads, d] whose prefix is several pieces."""
+    """Fills the rows of `out` [rows, n, heads, d] whose prefix is several pieces of a tile."""
     rows, pieces, pairs, d = partial.shape
     tile = tile_for("attention_merge", out.device)
     launch(
@@ -481,8 +493,9 @@ def _merge_pieces(
         pairs=pairs,
         size=size,
         pieces=pieces,
+        most=split["PIECES"],
+        shortest=split["SHORTEST"],
         D=d,
-        SPLIT=split,
     )
 
 
@@ -565,8 +578,8 @@ def _check(trial: Trial) -> None:
     NaN."""
     device = trial.device
     for heads, kv_heads, d, windowed in trial.sizes.attention:
-        piece = 0 if interpreting() else tile_for(kernel_of("attention", d), device)["SPLIT"] + 254
-        size = piece + 150
+        tile = tile_for(kernel_of("attention", d), device)
+        size = 150 if interpreting() else tile["SHORTEST"] + 404
         n, places, before = 24, 200, size - 20
         q, k, v, keys, values, own_keys, own_values = trial.random(
             *((4, n, heads, d), (4, n, kv_heads, d), (4, n, kv_heads, d)),

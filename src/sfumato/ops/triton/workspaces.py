@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from sfumato.ops.online_softmax import BLOCK, TOP
-from sfumato.ops.triton.tiles import tile_for
+from sfumato.ops.triton.tiles import Tile, tile_for
 
 CHUNK = 8192
 """Ids of the vocabulary at a time: with 256 positions, 128 programs of 128 × 128 for the 132
@@ -25,9 +25,13 @@ def attention_bytes(
 ) -> int:
     """Bytes of `attend_padded` of so many tokens in rows of any length, over slots of `size`
     positions: the parts of a long prefix, in float32. kernel: "read" for rows with questions."""
-    split = tile_for(kernel_of(kernel, d), device)["SPLIT"]
-    pieces = rounded_up(size, split) // split
+    pieces = most_pieces(size, tile_for(kernel_of(kernel, d), device))
     return 0 if pieces <= 1 else pieces * tokens * heads * (d + 2) * _FLOAT
+
+
+def most_pieces(size: int, tile: Tile) -> int:
+    """How many pieces a prefix of at most so many positions has, with a tile of `attend_padded`."""
+    return min(tile["PIECES"], rounded_up(size, tile["SHORTEST"]) // tile["SHORTEST"])
 
 
 def prefill_bytes(keys: int, kv_heads: int, d: int, itemsize: int, device: torch.device) -> int:
