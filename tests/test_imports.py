@@ -10,6 +10,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -85,8 +86,13 @@ def _resolve(target: str, name: str) -> str:
     return full if is_module else target
 
 
-def _imports(path: Path) -> Iterator[str]:
+@cache
+def _imports(path: Path) -> list[str]:
     """Every import of a file, in functions and under TYPE_CHECKING too, as an absolute name."""
+    return list(_each_import(path))
+
+
+def _each_import(path: Path) -> Iterator[str]:
     package = ["sfumato", *path.relative_to(SRC).parent.parts]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -212,8 +218,8 @@ def test_every_form_of_import_is_seen(tmp_path: Path, monkeypatch: pytest.Monkey
     for name in ("cli", "engine", "weights"):
         (tmp_path / name).mkdir()
     (tmp_path / "model" / "model_config.py").touch()
-    monkeypatch.setitem(_imports.__globals__, "SRC", tmp_path)
-    monkeypatch.setitem(_imports.__globals__, "MODULES", {"model.model_config": source})
+    monkeypatch.setitem(_each_import.__globals__, "SRC", tmp_path)
+    monkeypatch.setitem(_each_import.__globals__, "MODULES", {"model.model_config": source})
     assert sorted(_imports(source)) == [
         "sfumato",
         "sfumato.api",
@@ -246,11 +252,6 @@ def test_only_declared_packages_are_imported() -> None:
     assert any(name.startswith("triton") for name in project["optional-dependencies"]["gpu"])
 
 
-def test_triton_is_not_imported_before_it_is_needed() -> None:
-    code = "import sys, sfumato\nassert 'triton' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys\n"
@@ -265,9 +266,23 @@ def test_help_loads_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
 
 
-def test_a_server_loads_nothing_of_training() -> None:
+def test_what_clients_of_an_engine_make_and_see_loads_no_torch() -> None:
+    """What talks to an engine of another process needs neither its network nor its libraries."""
+    code = "import sys, sfumato.engine.request\nassert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_step_loads_little_and_a_server_nothing_of_training() -> None:
+    """A step, formats of weights aside: no kernel, no grammar, no decision, no option of a
+    server."""
     code = (
-        "import importlib, pkgutil, sys\n"
+        "import importlib, pkgutil, sys, sfumato.diffusion.step\n"
+        "ours = [name for name in sys.modules if name.split('.')[0] == 'sfumato']\n"
+        "ours = [name for name in ours if not name.startswith('sfumato.weights')]\n"
+        "parts = 'constraints', 'decisions', 'engine', 'server', 'serve', 'llguidance'\n"
+        "wrong = [name for name in sys.modules if set(name.split('.')).intersection(parts)\n"
+        "         and (name in ours or name.startswith('llguidance'))]\n"
+        "assert len(ours) <= 80 and not wrong and 'triton' not in sys.modules, (ours, wrong)\n"
         "import sfumato.server, sfumato.cli.serve\n"
         "for module in pkgutil.walk_packages(sfumato.server.__path__, 'sfumato.server.'):\n"
         "    importlib.import_module(module.name)\n"
@@ -275,26 +290,6 @@ def test_a_server_loads_nothing_of_training() -> None:
         "assert 'sfumato.server.app' in sys.modules and not loaded, loaded\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
-def test_what_clients_of_an_engine_make_and_see_loads_no_torch() -> None:
-    """What talks to an engine of another process needs neither its network nor its libraries."""
-    code = "import sys, sfumato.engine.request\nassert not {'torch', 'numpy'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_a_step_loads_little() -> None:
-    """Formats of weights aside: no grammar, no decision, no option of a server."""
-    code = (
-        "import sys, sfumato.diffusion.step\n"
-        "ours = [name for name in sys.modules if name.split('.')[0] == 'sfumato']\n"
-        "ours = [name for name in ours if not name.startswith('sfumato.weights')]\n"
-        "parts = 'constraints', 'decisions', 'engine', 'server', 'serve', 'llguidance'\n"
-        "wrong = [name for name in sys.modules if set(name.split('.')).intersection(parts)\n"
-        "         and (name in ours or name.startswith('llguidance'))]\n"
-        "assert len(ours) <= 80 and not wrong, (len(ours), wrong)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_help_is_quick(note: Callable[[str], None]) -> None:

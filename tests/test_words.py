@@ -9,7 +9,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -146,53 +148,59 @@ def test_modules_keep_their_names() -> None:
     assert {old: new for old, new in MODULES.items() if old in modules} == {}
 
 
-def _definitions() -> Iterator[tuple[str, str]]:
-    """Names of the classes, functions and methods of src, each with its file."""
-    for path in sorted(SRC.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                yield node.name, path.relative_to(SRC).as_posix()
+class Names(NamedTuple):
+    """What a file calls things, and what it says of them."""
+
+    definitions: frozenset[str]  # classes, functions and methods
+    variables: frozenset[str]  # and parameters and functions
+    docstrings: tuple[tuple[int, str], ...]  # lines, and texts: of constants and fields too
+
+
+@cache
+def _names(path: Path) -> Names:
+    classes, functions, variables = set(), set(), set()
+    docstrings = list[tuple[int, str]]()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                variables.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                functions.add(name)
+            case ast.ClassDef(name=name):
+                classes.add(name)
+            case ast.Expr(value=ast.Constant(value=str(text), lineno=line)):
+                docstrings.append((line, text.strip()))
+    return Names(
+        frozenset(classes | functions), frozenset(variables | functions), tuple(docstrings)
+    )
+
+
+SOURCES = sorted(SRC.rglob("*.py"))
 
 
 def test_definitions_keep_their_names() -> None:
-    assert [item for item in _definitions() if item[0].strip("_") in DEFINITIONS] == []
-
-
-def _variables(path: Path) -> set[str]:
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.arg):
-            names.add(node.arg)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            names.add(node.name)
-    return names
+    assert [
+        (name, path.relative_to(SRC).as_posix())
+        for path in SOURCES
+        for name in _names(path).definitions
+        if name.strip("_") in DEFINITIONS
+    ] == []
 
 
 def test_variables_say_what_they_hold(note: Callable[[str], None]) -> None:
-    folders = (SRC, ROOT / "tests", ROOT / "benchmarks")
+    others = [path for name in ("tests", "benchmarks") for path in (ROOT / name).rglob("*.py")]
     vague = {
         path.relative_to(ROOT).as_posix(): names
-        for folder in folders
-        for path in sorted(folder.rglob("*.py"))
-        if (names := {name for name in _variables(path) if name.strip("_") in VAGUE})
+        for path in (*SOURCES, *others)
+        if (names := {name for name in _names(path).variables if name.strip("_") in VAGUE})
     }
     note(f"vague names of variables: {sum(map(len, vague.values()))} in {len(vague)} files")
     assert vague == {}
 
 
 def test_words_of_the_house_do_not_come_back_in_src() -> None:
-    used = {path: HOUSE.keys() & _variables(path) for path in sorted(SRC.rglob("*.py"))}
+    used = {path: HOUSE.keys() & _names(path).variables for path in SOURCES}
     assert {path.relative_to(SRC).as_posix(): names for path, names in used.items() if names} == {}
-
-
-def _docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Lines and texts of the docstrings of modules, classes, functions, constants and fields."""
-    for node in ast.walk(tree):
-        value = node.value if isinstance(node, ast.Expr) else None
-        if isinstance(value, ast.Constant) and isinstance(value.value, str):
-            yield value.lineno, value.value.strip()
 
 
 def _without_subject(text: str) -> bool:
@@ -204,8 +212,8 @@ def test_docstrings_begin_with_their_subject() -> None:
     `encode`"."""
     assert [
         f"{path.relative_to(SRC)}:{line}: {text.splitlines()[0]}"
-        for path in sorted(SRC.rglob("*.py"))
-        for line, text in _docstrings(ast.parse(path.read_text(encoding="utf-8")))
+        for path in SOURCES
+        for line, text in _names(path).docstrings
         if _without_subject(text)
     ] == []
 
