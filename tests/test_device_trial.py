@@ -38,17 +38,18 @@ def test_every_faster_form_of_this_machine_agrees_with_its_reference() -> None:
 def test_a_model_on_a_device_with_a_wrong_operation_writes_the_right_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    question = "What is the capital of France?"
-    right = sfumato.load().generate(question, seed=1).text
+    question: dict[str, Any] = {"prompt": "What is the capital of France?", "seed": 1}
+    question["max_tokens"] = 16  # a wrong network ends no reply
+    right = sfumato.load().generate(**question).text
     wrong = {("rotate", "cpu", ANY): [registry.Twin(lambda x, *_: x, _all, 0, _none, "")]}
     monkeypatch.setattr(registry, "_twins", wrong)
-    assert sfumato.load().generate(question, seed=1).text != right
+    assert sfumato.load().generate(**question).text != right
     monkeypatch.setattr(api, "has_twins", lambda device: False)
     tried: list[tuple[torch.device, Path]] = []
     monkeypatch.setattr(
         api, "try_device", lambda *of: tried.append(of) or device_trial.try_device(*of)
     )
-    assert sfumato.load().generate(question, seed=1).text == right
+    assert sfumato.load().generate(**question).text == right
     assert tried == [(CPU, catalog.EMBEDDED)]
     assert list(device_trial.try_device(*tried[0])) == ["rotate"]
     sfumato.load()  # a second model: nothing is tried again

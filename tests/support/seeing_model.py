@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,17 @@ import torch
 from tests.support.pictures import picture
 
 import sfumato
+from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.train import recipe
 
 
 def seeing_model(folder: Path) -> sfumato.Model:
-    """The embedded text network with a tower of random weights, which the replies depend on."""
+    """The embedded text network with a tower of random weights, which the replies depend on: they
+    are nonsense that never settles, so a canvas has few steps."""
     network = recipe.load_weights(Path(sfumato.load().path))
     tower = recipe.new_tower(recipe.TOWER, torch.Generator().manual_seed(1)).requires_grad_(False)
     tower.projection.weight.mul_(20)
-    recipe.save_checkpoint(network, folder, tower)
+    recipe.save_checkpoint(network, folder, tower, sampler=replace(REFERENCE, max_steps=8))
     return sfumato.load(folder, device="cpu")
 
 
