@@ -55,7 +55,11 @@ def test_what_is_answered_all_the_same(server: Any) -> None:
         assert content(server.chat(messages=messages, seed=3)) == plain
     assert content(server.chat(messages=[USER], seed=3, add_generation_prompt=True)) == plain
     turn = server.chat(
-        messages=user_message("I am"), seed=3, max_tokens=4, continue_final_message=False
+        messages=user_message("I am"),
+        seed=3,
+        max_tokens=4,
+        max_steps=2,
+        continue_final_message=False,
     )
     prompt = server.post(
         "/apply-template", messages=user_message("I am"), continue_final_message=False

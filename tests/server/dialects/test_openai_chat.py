@@ -230,7 +230,7 @@ def test_more_alternatives_than_the_kernels_keep(server: Any) -> None:
         named = [top["token"] for top in wide["top_logprobs"]]
         probs = [top["logprob"] for top in wide["top_logprobs"]]
         assert len(set(named)) == 20 and probs == sorted(probs, reverse=True)
-    prompt = {"prompt": "a", "seed": 3, "max_tokens": 5}
+    prompt = {"prompt": "a", "seed": 3, "max_tokens": 5, "max_steps": 2}
     wide = server.post("/v1/completions", logprobs=20, **prompt).json()["choices"][0]["logprobs"]
     assert all(len(top) == 20 for top in wide["top_logprobs"])
 
@@ -264,7 +264,7 @@ def test_min_tokens_and_ignore_eos(server: Any) -> None:
     more = server.chat(seed=3, min_tokens=usual + 20, max_steps=4, max_tokens=128).json()
     longer = more["usage"]["completion_tokens"]
     assert longer >= usual + 20
-    through = server.chat(seed=3, ignore_eos=True, max_tokens=64).json()
+    through = server.chat(seed=3, ignore_eos=True, max_steps=4, max_tokens=64).json()
     assert through["usage"]["completion_tokens"] == 64
     assert through["choices"][0]["finish_reason"] == "length"
     text = through["choices"][0]["message"]["content"]
@@ -277,7 +277,7 @@ def test_min_tokens_and_ignore_eos(server: Any) -> None:
         ({"max_steps": 2}, {"max_steps": 2}),
         ({"sampler": "fixed-count"}, {"sampler": "fixed-count"}),
         ({"entropy_bound": 0.01, "top_k": 4}, {"entropy_bound": 0.01, "top_k": 4}),
-        ({"canvas_length": 16, "top_p": 0.9}, {"canvas_length": 16, "top_p": 0.9}),
+        ({"canvas_length": 16, "top_p": 0.9, "max_steps": 5},) * 2,
         ({"top_k": -1, "temperature": 0}, {"temperature": 0.0}),
         ({"settle_at_end": True}, {"settle_at_end": True}),
         ({"patience": 2}, {"patience": 2}),
@@ -308,7 +308,7 @@ def test_the_samplers_own_settings(
 
 
 def test_schedule_and_stopping_per_request(server: Any) -> None:
-    strict = server.chat(seed=2, confidence=1e-9, stability=3, max_steps=9).json()
+    strict = server.chat(seed=2, confidence=1e-9, stability=3, max_steps=9, max_tokens=40).json()
     assert strict["timings"]["diffusion"]["convergence"][0] == "step_cap"
     cannot = "this demonstration model cannot answer that"
     assert strict["warnings"].count(cannot) == 1

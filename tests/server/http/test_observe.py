@@ -127,7 +127,7 @@ def test_headers_of_routers_reach_the_logs_and_no_answer(
     engine = observed.client.app.state.service.engine  # type: ignore[attr-defined]
     engine._outputs._on_finish = lambda request, event: ended.append(request)
     key = {"Authorization": "Bearer key"}
-    body = {"prompt": "Hi", "max_tokens": 1, "seed": 1}
+    body = {"prompt": "Hi", "max_tokens": 1, "seed": 1, "max_steps": 2}
     plain = observed.client.post("/v1/completions", json=body, headers=key)
     named = {name: f"{at}-of/router=" for at, name in enumerate(gateways.HEADERS)}
     answer = observed.client.post("/v1/completions", json=body, headers=key | named)

@@ -34,8 +34,8 @@ def test_spellings(path: str, expected: str) -> None:
 
 def test_routes_without_v1_and_with_a_slash(server: Any) -> None:
     for path in ("/chat/completions", "/v1/chat/completions/"):
-        assert server.post(path, messages=USER, max_tokens=4).json()["choices"]
-    assert server.post("/completions/", prompt="a", max_tokens=4).json()["choices"]
+        assert server.post(path, messages=USER, max_tokens=4, max_steps=2).json()["choices"]
+    assert server.post("/completions/", prompt="a", max_tokens=4, max_steps=2).json()["choices"]
     assert server.http.get("/models").json() == server.http.get("/v1/models/").json()
     assert server.http.get("/health/").json()["status"] == "ok"
     assert server.http.get("/chat/completions").status_code == 405
