@@ -98,7 +98,8 @@ def overhead_bytes(device: torch.device, rows: int, step: int, captures: bool = 
     """
     if not gpu.is_gpu(device):
         return 0
-    libraries = 2 * STREAMS * WORKSPACE + CODE
+    # A side stream's few tokens take a segment of its own.
+    libraries = STREAMS * (2 * WORKSPACE + SEGMENT) + CODE
     return libraries + (step + (most_graphs(rows) + READS) * GRAPH if captures else 0)
 
 
