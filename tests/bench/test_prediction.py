@@ -84,6 +84,22 @@ def test_a_kernel_is_bound_by_what_takes_longest() -> None:
     assert time.kernels[3].as_dict()["predicted_ms"] == pytest.approx(4e3 * LAUNCH_S)
 
 
+def test_what_runs_beside_the_experts_adds_what_both_need() -> None:
+    """Of a step of few tokens: bytes where reading bounds both, and no arithmetic."""
+    device = replace(LIMITS["h200"], bytes_per_s=1e12, bf16_flops=1e14)
+    experts = KernelCost("experts, down", "layers", stored=1e9, passed=0, flop=1e9)
+    for flop, stored, bound in ((1e10, 1e7, "memory"), (3e11, 1e7, "arithmetic")):
+        mlp = KernelCost("dense MLP", "layers", stored, 0, flop, 2, beside=True)
+        alone, added = step_time([experts, mlp], device).kernels
+        longest = max(1e-3 + stored / 1e12, (1e9 + flop) / 1e14) / REACHED
+        assert added.predicted_s == pytest.approx(longest + 3 * LAUNCH_S - alone.predicted_s)
+        assert added.bound == bound
+        assert step_time([mlp], device).kernels[0].predicted_s > added.predicted_s
+    for rows, beside in ((2, True), (3, False)):
+        mlps = [c for c in step_costs(FULL, StepShape(rows), STORED) if c.name == "dense MLP"]
+        assert [c.beside for c in mlps] == [beside]
+
+
 def test_what_is_passed_costs_more_where_no_cache_holds_it() -> None:
     device = LIMITS["h200"]
     fits, not_ = (

@@ -21,6 +21,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -33,6 +35,7 @@ from sfumato.model.network import Network
 from sfumato.model.quantization import TARGETS, formats
 from sfumato.model.transformer import rotary_key
 from sfumato.ops import gpu
+from sfumato.ops.torch_device import BESIDE
 from sfumato.ops.triton.planes import plane_bytes, refusal
 from sfumato.ops.triton.workspaces import GROUP, head_chunk
 from sfumato.refused import Refused
@@ -59,6 +62,8 @@ class KernelCost:
     launches: float = 1
     products: Products = "bf16"
     """The numbers that the matrix units multiply: FP8 and INT8 where weights are 8-bit codes."""
+    beside: bool = False
+    """Whether it runs on a second stream, beside the experts."""
     again: float = 0.0
     """Bytes of `stored` that are read once more: of the prediction, not of the floor."""
 
@@ -255,7 +260,8 @@ def _dense(
     # Gate and up with the activation of both, and down.
     passed = 2 * tokens * (hidden + inner) * _ACTIVATION
     flop = 6.0 * tokens * hidden * inner
-    return [KernelCost(name, part, weights, passed, flop, 2)]
+    beside = part == "layers" and config.num_experts > 0 and tokens <= BESIDE
+    return [KernelCost(name, part, weights, passed, flop, 2, beside=beside)]
 
 
 def _experts(
@@ -475,8 +481,17 @@ class StepTime:
 
 
 def step_time(costs: Sequence[KernelCost], device: DeviceLimits) -> StepTime:
-    """The floor and the prediction of each kernel."""
-    return StepTime(device, tuple(_kernel_time(cost, device) for cost in costs))
+    """The floor and the prediction of each kernel: of what runs beside the experts, how much longer
+    both take than they alone. A fork and a join are taken for as long as its launches."""
+    kernels = [_kernel_time(cost, device) for cost in costs]
+    experts = [cost for cost in costs if cost.name.startswith("experts")]
+    for at, cost in enumerate(costs if experts else ()):
+        if cost.beside:
+            joined = reduce(add, experts)
+            alone, both = _kernel_time(joined, device), _kernel_time(joined + cost, device)
+            added = both.predicted_s - alone.predicted_s
+            kernels[at] = replace(kernels[at], predicted_s=added, bound=both.bound)
+    return StepTime(device, tuple(kernels))
 
 
 def _kernel_time(cost: KernelCost, device: DeviceLimits) -> KernelTime:
