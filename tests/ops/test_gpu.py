@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -95,3 +98,16 @@ def test_the_memory_of_a_gpu_that_is_used(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3, 10))
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 5)
     assert (gpu.used_bytes(), gpu.peak_bytes()) == (7, 5)
+
+
+def test_a_side_stream_is_of_one_stream_and_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "Stream", lambda device: object())
+    gpu._side_stream.cache_clear()
+    mains: list[Any] = [
+        SimpleNamespace(device=torch.device("cuda", 0), stream_id=n) for n in (0, 7)
+    ]
+    own = [gpu.side_stream(mains[n]) for n in (0, 1, 0)]
+    assert own[0] is own[2] is not own[1]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(gpu.side_stream, mains[0]).result() not in own
+    gpu._side_stream.cache_clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from functools import cache
+from threading import get_ident
 
 import torch
 
@@ -54,13 +55,14 @@ def widest_float(kind: str) -> torch.dtype:
 
 
 def side_stream(main: torch.Stream | torch.cuda.Stream) -> torch.Stream:
-    """A second stream of the device, for work beside that of `main`: the same one each time, and no
-    other stream's. Torch may make a stream at its first use, which should be before a capture."""
-    return _side_stream(main.device, main.stream_id)
+    """A second stream of the device, for work beside what this thread gives to `main`: the same one
+    each time, and that of no other stream or thread. Torch may make a stream at its first use,
+    which should be before a capture."""
+    return _side_stream(main.device, main.stream_id, get_ident())
 
 
 @cache
-def _side_stream(device: torch.device, main: int) -> torch.Stream:
+def _side_stream(device: torch.device, main: int, thread: int) -> torch.Stream:
     return torch.Stream(device)
 
 

@@ -129,8 +129,9 @@ def beside(
     Memory that Python has freed goes back to the stream on which it was allocated. What the side
     stream reads of the current one's memory is kept by the functions until the join. What it makes
     is read by the current stream behind the join; once that is freed, the side stream alone gets
-    its memory, and is given no work but behind a fork of the same current stream, which waits for
-    those reads. So nothing needs `record_stream`, by which a capture would use no memory twice.
+    its memory, and is given no work but by the same thread, behind a fork of the same current
+    stream, which waits for those reads. So nothing needs `record_stream`, by which a capture would
+    use no memory twice.
     """
     main = torch.accelerator.current_stream(x.device)
     side = side_stream(main)

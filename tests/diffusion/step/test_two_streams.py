@@ -119,6 +119,19 @@ def test_memory_that_one_stream_gives_back_while_the_other_uses_it() -> None:
             beside(x, lambda: torch.ones(8), lambda: torch.ones(8))
 
 
+def test_memory_that_both_use() -> None:
+    """They may read the same; neither may write what the other one uses."""
+    x, shared = torch.ones(8), torch.zeros(8)
+    for first, second in (
+        (lambda: shared * 2, lambda: shared.add_(1)),
+        (lambda: shared.view(2, 4).add_(1).view(8), lambda: shared * 2),
+    ):
+        with checked_streams(), pytest.raises(Unordered, match=r"main .* does not .* side"):
+            beside(x, first, second)
+    with checked_streams():
+        beside(x, lambda: shared * 2, lambda: shared * 3)
+
+
 def test_a_function_that_fails_is_joined_too() -> None:
     def fails() -> Tensor:
         raise ValueError("of one")
