@@ -17,11 +17,22 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self, *given: torch.Tensor) -> None:
         super().__init__()
         self._given = {tensor.untyped_storage()._cdata for tensor in given}
-        self._storages: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.most = 0
+        self._sizes: dict[weakref.ref[Any], int] = {}
+        self._now = self.most = 0
 
     def now(self) -> int:
-        return sum(storage.nbytes() for storage in self._storages)
+        return self._now
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        # Counted once and taken off at its end: to add up all after each operation takes longer
+        # than the operations.
+        alive = weakref.ref(storage, self._forget)
+        if alive not in self._sizes:
+            self._sizes[alive] = storage.nbytes()
+            self._now += self._sizes[alive]
+
+    def _forget(self, storage: weakref.ref[Any]) -> None:
+        self._now -= self._sizes.pop(storage)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -29,6 +40,6 @@ class LiveBytes(TorchDispatchMode):
             if not isinstance(leaf, torch.Tensor):
                 continue
             if leaf.untyped_storage()._cdata not in self._given:
-                self._storages.add(leaf.untyped_storage())
-        self.most = max(self.most, self.now())
+                self._count(leaf.untyped_storage())
+        self.most = max(self.most, self._now)
         return out

@@ -286,6 +286,8 @@ def test_a_run_ends_without_progress_or_when_asked_and_writes_the_best(
     monkeypatch.setattr("sfumato.train.tune.MOST_ANSWER", 1)
     rising = replace(SHORT, rate=1.0, last_rate=0.1, eval_every=1, patience=1, samples=1)
     lines: list[str] = []
+    sampler = replace(embedded.sampler_defaults, max_steps=2)
+    monkeypatch.setattr(embedded, "sampler_defaults", sampler)
     ended = tune(embedded, data, tmp_path / "a", rising, held_out=data, report=lines.append)
     values = [each["held-out canvas"] for _, each in losses(tmp_path / "a") if len(each) == 2
               and "held-out canvas" in each]  # fmt: skip
