@@ -4,14 +4,13 @@
 each launch of a layer's products, with the tiles that serve, three things more: how many programs
 the busiest multiprocessor has (the tail of the last wave), the bytes that all programs read through
 the L2 cache, weights once for each tile of tokens and tokens once for each tile of weights, and
-the instructions that unpack weights in planes, each as many as `benchmarks.gpu_unpack` counts.  A
+the instructions that unpack weights in planes, as many as `step_cost` takes from `tiles.toml`.  A
 launch takes the longest of these times, its bytes from memory, and the distance of two launches.
 
-`python -m benchmarks.gpu_floor --device h200 --format bf16` (or FP8, or of planes with the
-instructions of a weight: `--format Q4_K --instructions 10.2`).  The last column is the share of
-the whole step that is saved; of what was built, the second is what serves.  Rates that are not
-those of `step_cost` are assumptions: clocks of data sheets, 64 bytes a clock from L2 to a
-multiprocessor, and the seconds that a program of the most probable tokens takes.
+`python -m benchmarks.gpu_floor --device h200 --format bf16` (or FP8, or Q4_K).  The last column is
+the share of the whole step that is saved; of what was built, the second is what serves.  Rates
+that are not those of `step_cost` are assumptions: clocks of data sheets, 64 bytes a clock from L2
+to a multiprocessor, and the seconds that a program of the most probable tokens takes.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from sfumato.bench.step_cost import (
     REACHED,
     DeviceLimits,
     StepShape,
-    codes_of,
     held_bytes,
     step_costs,
     step_time,
@@ -37,7 +35,7 @@ from sfumato.bench.step_cost import (
 from sfumato.bench.subject import random_checkpoint, random_config
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.ops.triton.planes import LAYOUTS
-from sfumato.ops.triton.tiles import Tile, candidates
+from sfumato.ops.triton.tiles import Tile, candidates, unpacking
 
 TOKENS, HIDDEN, DENSE, EXPERT, EXPERTS, CHOSEN = 256, 2816, 2112, 704, 128, 8
 SLIDING, FULL = 25, 5  # layers of the 26B-A4B
@@ -53,32 +51,29 @@ TARGET_OF = {"FP8": "fp8", "INT8": "int8", "Q4_K": "q4_k_m", "Q8_0": "q8_0", "IN
 
 @dataclass(frozen=True)
 class Multiprocessors:
-    """count; clock in Hz; issued: instructions of a thread that one issues in a clock."""
+    """clock: in Hz."""
 
-    target: str
     count: int
     clock: float
-    issued: int = 128
 
 
 DEVICES = {
-    "h200": Multiprocessors("sm_90", 132, 1.755e9),
-    "a100": Multiprocessors("sm_80", 108, 1.41e9, 64 * 2),
-    "rtx-4090": Multiprocessors("sm_89", 128, 2.52e9),
-    "rtx-3090": Multiprocessors("sm_86", 82, 1.70e9),
-    "rtx-5090": Multiprocessors("sm_120", 170, 2.41e9),
-    "mi300x": Multiprocessors("gfx942", 304, 2.1e9),
-    "strix-halo": Multiprocessors("gfx1151", 40, 2.9e9, 64),
+    "h200": Multiprocessors(132, 1.755e9),
+    "a100": Multiprocessors(108, 1.41e9),
+    "rtx-4090": Multiprocessors(128, 2.52e9),
+    "rtx-3090": Multiprocessors(82, 1.70e9),
+    "rtx-5090": Multiprocessors(170, 2.41e9),
+    "mi300x": Multiprocessors(304, 2.1e9),
+    "strix-halo": Multiprocessors(40, 2.9e9),
 }
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is multiplied where. instructions: of each weight that is unpacked."""
+    """What is multiplied where."""
 
     device: str
     format: str
-    instructions: float
 
     @property
     def limits(self) -> DeviceLimits:
@@ -101,7 +96,7 @@ class Setting:
 
     def tile(self, kernel: str) -> Tile:
         form = "planes" if self.format in LAYOUTS else self.format.lower().replace("bf16", "")
-        return candidates("_".join(filter(None, (kernel, form))), self.units.target)["few"][0]
+        return candidates("_".join(filter(None, (kernel, form))), self.limits.target)["few"][0]
 
 
 def dense(setting: Setting, outputs: int, inputs: int, tile: Tile | None = None,
@@ -135,13 +130,13 @@ def times(
     units, limits = setting.units, setting.limits
     busiest = programs / units.count if persistent else math.ceil(programs / units.count)
     moved = work * setting.weight_bytes + inputs * tokens * BYTES.get(setting.format, 2.0)
-    unpacks = setting.instructions if setting.format in LAYOUTS else 0.0
+    unpacks = unpacking(setting.format, limits.target) if setting.format in LAYOUTS else 0.0
     return (
         weights * setting.weight_bytes / limits.bytes_per_s / REACHED,
         busiest * 2.0 * work * tokens / (setting.flops / units.count) / REACHED,
         programs * moved / (CACHE_SPEED * limits.bytes_per_s),
         busiest * moved / (64 * units.clock),
-        busiest * work * unpacks / (units.issued * units.clock),
+        busiest * work * unpacks / (limits.issued / units.count),
     )
 
 
@@ -187,7 +182,7 @@ def attention(setting: Setting, rows: int, prefix: int, pieces: float, shortest:
     units, limits = setting.units, setting.limits
     length = max(math.ceil(prefix / pieces), shortest)
     pieces = math.ceil(prefix / length)
-    each = candidates("attention_512", units.target)["any"][0]["ROWS"]
+    each = candidates("attention_512", limits.target)["any"][0]["ROWS"]
     tiles = math.ceil(TOKENS * HEADS / each)
     # The keys of the programs as they begin; the first piece has those of the canvas too.
     keys = [min(length, prefix - at) + TOKENS * (at == 0) for at in range(0, prefix, length)]
@@ -253,7 +248,7 @@ def changes(setting: Setting) -> dict[str, tuple[float, float]]:
 def split_keys(setting: Setting) -> Iterator[tuple[str, float, float, float]]:
     """By rows and prefix: seconds of all layers in pieces of 4,096 keys, in those of the tile that
     serves, and of the whole step."""
-    tile = candidates("attention_512", setting.units.target)["any"][0]
+    tile = candidates("attention_512", setting.limits.target)["any"][0]
     served = tile["PIECES"], tile["SHORTEST"]
     for rows in (1, 16):
         for prefix in (512, 4096, 32_768, 262_144):
@@ -275,9 +270,9 @@ def step_seconds(setting: Setting, rows: int = 1, prefix: int = 512) -> float:
     """Seconds of a step, by `step_cost`."""
     config = DIFFUSION_GEMMA.config.from_hf(random_config("26b-a4b"), {})
     checkpoint = random_checkpoint("26b-a4b", TARGET_OF.get(setting.format, "bf16"))
-    kinds = {name: info.format for name, info in checkpoint.tensors.items()}
+    formats = {name: info.format for name, info in checkpoint.tensors.items()}
     shape = StepShape(rows, prefix=prefix)
-    costs = step_costs(config, shape, held_bytes(checkpoint.tensors), codes=codes_of(kinds))
+    costs = step_costs(config, shape, held_bytes(checkpoint.tensors), formats=formats)
     return step_time(costs, setting.limits).predicted_ms / 1e3
 
 
@@ -285,9 +280,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("--device", choices=list(DEVICES), default="h200")
     parser.add_argument("--format", choices=[*BYTES, *LAYOUTS], default="bf16")
-    parser.add_argument("--instructions", type=float, default=10.0, help="to unpack a weight")
     given = parser.parse_args()
-    setting = Setting(given.device, given.format, given.instructions)
+    setting = Setting(given.device, given.format)
     step = step_seconds(setting)
     print(f"{given.device}, {given.format}: ms of a step of one row, before, after, saved")
     one = [(name, *times, step) for name, times in changes(setting).items()]

@@ -1,9 +1,9 @@
 """Instructions that a product executes for each weight that it unpacks, counted in machine code.
 
 Compiles the product of a format's planes for GPUs that need not be here, and counts what the body
-of its longest loop has, a thread: `python -m benchmarks.gpu_unpack --target sm_90 --format Q4_K`.
-Of one weight a thread executes the loop's instructions over the weights of a block, times threads.
-Nothing is run.  Q8_0 shows what the loop has beside the unpacking.
+of its loop has, a thread: `python -m benchmarks.gpu_unpack --target sm_90 --format Q4_K`.  Of one
+weight a thread executes the loop's instructions over the weights of a block, times threads.
+Nothing is run.  Q8_0 shows what the loop has beside the unpacking.  `tiles.toml` has the counts.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from sfumato.ops.triton.tiles import TARGETS, Target
 _LABEL = re.compile(r"^\s*(\.L\w+):")
 _INSTRUCTION = re.compile(r"^\s+(?:/\*[0-9a-f]+\*/\s+)?(?:@!?U?P\w+\s+)?([A-Za-z][\w.]+)\b(.*)")
 _BRANCHES = ("BRA", "s_cbranch", "s_branch")
+_CONDITION = re.compile(r"@!?U?P|BRA\S*\s+!?U?P|s_cbranch")
+_MATRIX = re.compile("MMA|mfma|wmma")
 
 
 def machine_code(made: Any, target: Target) -> str:
@@ -40,11 +42,13 @@ def machine_code(made: Any, target: Target) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def longest_loop(text: str) -> Counter[str]:
-    """The instructions of the body of the longest loop, by their first word."""
+def inner_loop(text: str) -> Counter[str]:
+    """The instructions of the body of the loop that multiplies, by their first word: the shortest
+    that ends with a condition, if any does. Code that stands apart, as where a wait fails, leads
+    back into it without one, past other code."""
     labels: dict[str, int] = {}
     names: list[str] = []
-    longest = 0, 0
+    loops: list[tuple[bool, int, int]] = []
     for line in text.splitlines():
         if label := _LABEL.match(line):
             labels[label[1]] = len(names)
@@ -52,8 +56,11 @@ def longest_loop(text: str) -> Counter[str]:
             names.append(matched[1].split(".")[0])
             target = re.search(r"\.L\w+", matched[2])
             if names[-1].startswith(_BRANCHES) and target and target[0] in labels:
-                longest = max(longest, (len(names) - labels[target[0]], labels[target[0]]))
-    return Counter(names[longest[1] : sum(longest)])
+                start = labels[target[0]]
+                if any(map(_MATRIX.search, names[start:])):
+                    loops.append((not _CONDITION.search(line), len(names) - start, start))
+    _, length, start = min(loops)
+    return Counter(names[start : start + length])
 
 
 def counted(kernel: str, target: str, format: str, rows: str = "OUT", columns: str = "IN") -> Any:
@@ -61,7 +68,7 @@ def counted(kernel: str, target: str, format: str, rows: str = "OUT", columns: s
     job, where = Job(kernel, target, "few", 0, format), TARGETS[target]
     named, tile = kernel_of(job)
     made = compile_source(*source_of(named, tile, where), where)
-    loop = longest_loop(machine_code(made, where))
+    loop = inner_loop(machine_code(made, where))
     weights = tile[rows] * tile[columns] / (tile.warps * where.warp)  # of a thread
     if "gate_up" in kernel:
         weights *= 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from sfumato.bench.step_cost import (
     REACHED,
     KernelCost,
     StepShape,
-    codes_of,
+    experts_touched,
     limits_named,
     limits_of_product,
     step_costs,
@@ -21,6 +22,9 @@ from sfumato.bench.step_cost import (
 )
 from sfumato.bench.subject import random_checkpoint, random_config
 from sfumato.model.families import DIFFUSION_GEMMA
+from sfumato.model.loading import expected_shapes
+from sfumato.ops.triton.planes import plane_bytes
+from sfumato.ops.triton.tiles import unpacking
 
 FULL = DIFFUSION_GEMMA.config.from_hf(random_config("26b-a4b"), {})
 STORED = stored_bytes(FULL)
@@ -53,10 +57,11 @@ def test_floors_of_quantized_weights(format: str, floor: float) -> None:
 def test_floors_of_8_bit_codes(rows: int, floor: float) -> None:
     """Of 1,400 TFLOP/s in the layers and 790 in the head; as before where codes are widened."""
     tensors = random_checkpoint("26b-a4b", "fp8").tensors
-    codes = codes_of({name: info.format for name, info in tensors.items()})
+    formats = {name: info.format for name, info in tensors.items()}
+    codes = [name for name, format in formats.items() if format == "FP8"]
     assert codes and not any("router" in name or "embed" in name for name in codes)
     stored = {name: info.nbytes for name, info in tensors.items()}
-    costs = step_costs(FULL, StepShape(rows), stored, codes=codes)
+    costs = step_costs(FULL, StepShape(rows), stored, formats=formats)
     assert round(step_time(costs, LIMITS["h200"]).floor_ms, 1) == floor
     device = replace(LIMITS["a100"], bytes_per_s=1e15)
     widened = step_time(costs, device).floor_ms
@@ -64,8 +69,8 @@ def test_floors_of_8_bit_codes(rows: int, floor: float) -> None:
 
 
 def test_a_matrix_without_codes_decides_for_its_kernel() -> None:
-    codes = codes_of({f"layers.0.self_attn.{name}_proj.weight": "INT8" for name in "qko"})
-    costs = step_costs(FULL, StepShape(), STORED, codes=codes)
+    formats = {f"layers.0.self_attn.{name}_proj.weight": "INT8" for name in "qko"}
+    costs = step_costs(FULL, StepShape(), STORED, formats=formats)
     assert {c.name for c in costs if c.products == "INT8"} == {"output projection"}
     assert sum(c.name == "output projection" for c in costs) == 2, "other layers are apart"
 
@@ -98,6 +103,36 @@ def test_what_runs_beside_the_experts_adds_what_both_need() -> None:
     for rows, beside in ((2, True), (3, False)):
         mlps = [c for c in step_costs(FULL, StepShape(rows), STORED) if c.name == "dense MLP"]
         assert [c.beside for c in mlps] == [beside]
+
+
+@pytest.mark.parametrize(
+    ("leaf", "kernel", "format", "tokens"),
+    [
+        ("self_attn.o_proj.weight", "output projection", "Q4_K", 128),
+        ("mlp.up_proj.weight", "dense MLP", "Q6_K", 64),
+        ("experts.down_proj", "experts, down and sum", "Q5_0", 64),
+    ],
+)
+def test_planes_are_unpacked_for_each_tile_of_tokens(
+    leaf: str, kernel: str, format: str, tokens: int
+) -> None:
+    """Of experts those that are read, whose tokens fit a tile each until many rows choose them."""
+    name = f"layers.0.{leaf}"
+    rows, shape = (4, 16), expected_shapes(FULL)[name]
+    slow = replace(LIMITS["h200"], issued=1e9)
+    given = {**STORED, name: plane_bytes(format, shape)}
+    each = unpacking(format, "sm_90") * math.prod(shape) / slow.issued
+    for count in rows:
+        costs = step_costs(FULL, StepShape(count), given, formats={name: format})
+        (time,) = [t for t in step_time(costs, slow).kernels if t.cost.name == kernel]
+        touched = experts_touched(FULL, 256 * count)
+        of_experts = (touched / 128, 256 * 8 * count / touched) if "experts" in leaf else None
+        share, own = of_experts or (1.0, 256.0 * count)
+        assert time.bound == "unpacking"
+        seconds = share * math.ceil(own / tokens) * each + time.cost.launches * LAUNCH_S
+        assert time.predicted_s == pytest.approx(seconds)
+    none = replace(slow, target="")
+    assert all(t.bound != "unpacking" for t in step_time(costs, none).kernels)
 
 
 def test_what_is_passed_costs_more_where_no_cache_holds_it() -> None:

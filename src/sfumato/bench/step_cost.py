@@ -3,13 +3,16 @@
 Costs come from shapes alone.  Every weight must be read once a step; the vocabulary head reads the
 embedding twice for each GROUP of positions.  The experts' weights that are read are those of the
 experts that some token chose: of independent, even choices the expected number.  Launches are those
-of a denoising step, kernels and operations of torch; a test counts them in one.
+of a denoising step, kernels and operations of torch; a test counts them in one.  Weights in planes
+are unpacked by as many instructions each as `tiles.toml` says, where `python -m
+benchmarks.gpu_unpack` counted them in machine code, once for each tile of tokens.
 
 Milliseconds are a floor, and a prediction of what kernels reach.  The floor of a kernel is the
 larger of its stored bytes at the device's bandwidth and its products at the rate of their kind,
 those in float32 at bfloat16's.  No program is faster.  The prediction allows a kernel `REACHED` of
 both rates, counts the bytes that kernels pass where they exceed the device's cache, and counts each
-launch.  `REACHED` and `LAUNCH_S` are assumptions until a device confirms or corrects them.
+launch; what unpacks weights runs beside both, at one instruction of each lane a clock.  `REACHED`
+and `LAUNCH_S` are assumptions until a device confirms or corrects them.
 
 What devices can do at most is measured or published.  No program reaches a published rate: of one,
 a device is taken to reach the same share as a large copy and a large product reached on the one
@@ -19,12 +22,12 @@ device where both are known.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rich.table import Table
 
@@ -36,7 +39,8 @@ from sfumato.model.quantization import TARGETS, formats
 from sfumato.model.transformer import rotary_key
 from sfumato.ops import gpu
 from sfumato.ops.torch_device import BESIDE
-from sfumato.ops.triton.planes import plane_bytes, refusal
+from sfumato.ops.triton.planes import LAYOUTS, PlaneTensor, plane_bytes, refusal
+from sfumato.ops.triton.tiles import candidates, unpacking, use_for
 from sfumato.ops.triton.workspaces import GROUP, head_chunk
 from sfumato.refused import Refused
 from sfumato.weights.checkpoint import TensorInfo
@@ -45,6 +49,23 @@ from sfumato.weights.formats import FORMATS, KINDS
 Part = Literal["layers", "outside"]
 """Within the layers of the network, or outside: self-conditioning, head, sampler."""
 Products = Literal["bf16", "float32", "FP8", "INT8"]
+
+
+class Unpacked(NamedTuple):
+    """Weights in planes that are multiplied by so many tokens each, and unpacked once for each tile
+    of them; kernel and use: whose tile that is."""
+
+    kernel: str
+    format: str
+    weights: float
+    tokens: float
+    use: str
+
+    def instructions(self, target: str) -> float:
+        """The instructions of threads, on an architecture."""
+        tile = candidates(self.kernel, target)[self.use][0]
+        passes = math.ceil(self.tokens / tile["TOKENS"])
+        return passes * self.weights * unpacking(self.format, target)
 
 
 @dataclass(frozen=True)
@@ -66,6 +87,8 @@ class KernelCost:
     """Whether it runs on a second stream, beside the experts."""
     again: float = 0.0
     """Bytes of `stored` that are read once more: of the prediction, not of the floor."""
+    unpacked: tuple[Unpacked, ...] = ()
+    """Weights in planes: of the prediction too, where kernels serve."""
 
     def __add__(self, other: KernelCost) -> KernelCost:
         """Both, under the name of the first."""
@@ -76,6 +99,7 @@ class KernelCost:
             flop=self.flop + other.flop,
             launches=self.launches + other.launches,
             again=self.again + other.again,
+            unpacked=self.unpacked + other.unpacked,
         )
 
 
@@ -139,11 +163,6 @@ def held_bytes(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
     }
 
 
-def codes_of(formats: Mapping[str, str]) -> dict[str, Products]:
-    """The products of the tensors that are codes; formats: "FP8", "BF16", … of each."""
-    return {name: KINDS[format] for name, format in formats.items() if format in KINDS}
-
-
 def experts_touched(config: ModelConfig, tokens: int) -> float:
     """The expected number of experts of a layer that at least one of the tokens chooses."""
     if not config.num_experts:
@@ -157,13 +176,13 @@ def step_costs(
     shape: StepShape,
     stored: Mapping[str, int],
     touched: float | None = None,
-    codes: Mapping[str, Products] = MappingProxyType({}),
+    formats: Mapping[str, str] = MappingProxyType({}),
 ) -> list[KernelCost]:
     """All kernels of a step, layers joined.
 
     stored: bytes of each tensor, by canonical name; touched: how many experts of a layer some token
-    chose, where it was counted (None: the expected number); codes: what multiplies the tensors that
-    are codes.
+    chose, where it was counted (None: the expected number); formats: "FP8", "Q4_K", … of the
+    tensors that are no floats, and of others or not.
     """
     if touched is None:
         touched = experts_touched(config, shape.tokens)
@@ -182,17 +201,37 @@ def step_costs(
         ]
         for cost in kernels:
             # Of the matrices that the layer has: a full layer's values are its keys.
-            leaves = [leaf for leaf in MATRICES.get(cost.name, ()) if leaf in own]
-            kinds = {codes.get(prefix + leaf) for leaf in leaves}
+            names = [prefix + leaf for leaf in MATRICES.get(cost.name, ()) if leaf in own]
+            kinds = {KINDS.get(formats.get(name, "")) for name in names}
             kind = kinds.pop() if len(kinds) == 1 else None  # one of bfloat16 counts for all
-            costs.append(replace(cost, products=kind) if kind else cost)
+            of = touched if cost.name.startswith("experts") else 0.0
+            unpacked = _unpacked(config, shape, stored, formats, names, of)
+            costs.append(replace(cost, products=kind or cost.products, unpacked=unpacked))
         # Before attention (a tensor read, one written), after it (two read, three written), and at
         # the end of the layer (three read, one written).
         passed = (2 + 5 + 4) * shape.tokens * config.hidden_size * _ACTIVATION
         costs.append(KernelCost("norms and residuals", "layers", 0.0, passed, 0.0, 3))
     if not shape.encodes:
-        costs += _outside(config, shape, stored)
+        costs += _outside(config, shape, stored, formats)
     return merged(_of_reads(costs, config, shape) if shape.reads else costs)
+
+
+def _unpacked(
+    config: ModelConfig, shape: StepShape, stored: Mapping[str, int], formats: Mapping[str, str],
+    names: Iterable[str], touched: float = 0.0,
+) -> tuple[Unpacked, ...]:  # fmt: skip
+    """The tensors of these that are in planes; touched: how many experts of theirs are read. The
+    tiles of a layer's products have as many tokens as those of the head and of experts' second."""
+    share = touched / config.num_experts if touched else 1.0
+    tokens = shape.tokens * (config.experts_per_token / touched if touched else 1.0)
+    unpacked = []
+    for name in (name for name in names if formats.get(name) in LAYOUTS):
+        gated = name.endswith(("gate_proj.weight", "up_proj.weight"))
+        kernel = "experts_gate_up" if touched else "linear_gated" if gated else "linear"
+        weights = share * 256 * stored[name] / plane_bytes(formats[name], (1, 256))
+        given = f"{kernel}_planes", formats[name], weights, tokens, use_for(shape.tokens)
+        unpacked.append(Unpacked(*given))
+    return tuple(unpacked)
 
 
 def _of_reads(costs: list[KernelCost], config: ModelConfig, shape: StepShape) -> list[KernelCost]:
@@ -293,7 +332,9 @@ def _experts(
     ]  # fmt: skip
 
 
-def _outside(config: ModelConfig, shape: StepShape, stored: Mapping[str, int]) -> list[KernelCost]:
+def _outside(
+    config: ModelConfig, shape: StepShape, stored: Mapping[str, int], formats: Mapping[str, str]
+) -> list[KernelCost]:
     tokens, hidden, vocab = shape.tokens, config.hidden_size, config.vocab_size
     embedding, output = stored["embed_tokens.weight"], stored[output_name(stored)]
     rows = tokens * embedding / vocab
@@ -301,6 +342,8 @@ def _outside(config: ModelConfig, shape: StepShape, stored: Mapping[str, int]) -
     kinds = len({rotary_key(layer) for layer in config.layers})
     reads = config.design.self_conditioning
     conditioning = _dense(config, tokens, stored, "outside", "self_conditioning.") if reads else ()
+    dense = [name for name in stored if name.startswith("self_conditioning.")]
+    given = config, shape, stored, formats
     return [
         # Rows and their scale, the final norm, a copy of flags, and one of the ids of several rows.
         KernelCost(
@@ -313,13 +356,17 @@ def _outside(config: ModelConfig, shape: StepShape, stored: Mapping[str, int]) -
             "positions and rotary tables", "outside", 0.0, 0.0, 0.0, 2 + 3 * shape.reads + 6 * kinds
         ),
         # Beside the products: a norm before them, the sum, and a norm.
-        *(replace(cost, launches=cost.launches + 3) for cost in conditioning),
+        *(
+            replace(cost, launches=cost.launches + 3, unpacked=_unpacked(*given, dense))
+            for cost in conditioning
+        ),
         # A product for the scores, then one for the soft embedding of the same chunk, and its best
         # scores.
         KernelCost(
             "vocabulary head", "outside", output,
             tokens * hidden * (_ACTIVATION + _EXACT), 4.0 * tokens * vocab * hidden,
             groups * (3 * chunks + 1), again=(2 * groups - 1) * output,
+            unpacked=2 * _unpacked(*given, [output_name(stored)]),
         ),
         # Entropies, draws, words of noise, flags and tokens, each 8 bytes at most.
         KernelCost("sampler", "outside", 0.0, 10.0 * tokens * 8, 0.0, 3),
@@ -348,6 +395,8 @@ class DeviceLimits:
     memory: float  # bytes
     measured: bool  # on such a device; False: from published rates
     source: str
+    target: str = ""  # the architecture whose tiles serve; "": unpacking is not counted
+    issued: float = 0.0  # instructions of threads in a second
 
     @classmethod
     def published(
@@ -359,10 +408,13 @@ class DeviceLimits:
         float32: float,
         cache_mb: float,
         gigabytes: float,
+        target: str,
         source: str,
     ) -> DeviceLimits:
         """From a data sheet: TB/s, TFLOP/s without sparsity, MB of cache, GB of memory. codes:
-        TFLOP/s of FP8, sums in float32, and of INT8; 0 where these are no faster."""
+        TFLOP/s of FP8, sums in float32, and of INT8; 0 where these are no faster. A lane that adds
+        products in float32 issues an instruction for two FLOP; sm_80 has as many lanes for integers
+        beside, and gfx942 does two such sums in one."""
         products = bf16 * 1e12 * PRODUCT_SHARE
         fp8, int8 = (max(products, rate * 1e12 * CODES_SHARE) for rate in codes)
         return cls(
@@ -376,6 +428,8 @@ class DeviceLimits:
             gigabytes * 1e9,
             False,
             source,
+            target,
+            float32 * 1e12 / 2 * {"sm_80": 2.0, "gfx942": 0.5}.get(target, 1.0),
         )
 
 
@@ -386,22 +440,26 @@ _LIMITS = (
         "h200", 4.3e12, 790e12, 1400e12, 1400e12, 0.8 * 67e12, 60e6, 150.7e9, True,
         "copy of 8.6 GB and a product of side 8192 of random numbers, torch 2.11, driver 580; "
         "float32 from the data sheet, FP8 and INT8 assumed",
+        "sm_90", 132 * 128 * 1.755e9,
     ),
-    _published("h100", 3.35, 990, (1979, 1979), 67, 50, 85.9, f"{_SHEET}, SXM"),
-    _published("b200", 8.0, 2250, (4500, 4500), 75, 126, 192, f"{_SHEET}, SXM"),
-    _published("a100", 2.04, 312, (0, 624), 19.5, 40, 85.9, f"{_SHEET}, SXM 80 GB"),
-    _published("l4", 0.30, 121, (242, 242), 30.3, 48, 24, _SHEET),
+    _published("h100", 3.35, 990, (1979, 1979), 67, 50, 85.9, "sm_90", f"{_SHEET}, SXM"),
+    _published("b200", 8.0, 2250, (4500, 4500), 75, 126, 192, "sm_100", f"{_SHEET}, SXM"),
+    _published("a100", 2.04, 312, (0, 624), 19.5, 40, 85.9, "sm_80", f"{_SHEET}, SXM 80 GB"),
+    _published("l4", 0.30, 121, (242, 242), 30.3, 48, 24, "sm_89", _SHEET),
     _published(
         "rtx-pro-6000", 1.79, 503.8, (1007.6, 1007.6), 126, 128, 103,
-        f"{_SHEET}, Blackwell, workstation",
+        "sm_120", f"{_SHEET}, Blackwell, workstation",
     ),
-    _published("rtx-5090", 1.79, 209.5, (419, 838), 104.8, 96, 34.2, _SHEET),
-    _published("rtx-4090", 1.01, 165.2, (330.3, 660.6), 82.6, 72, 25.8, _SHEET),
-    _published("rtx-3090", 0.936, 71, (0, 284), 35.6, 6, 25.8, _SHEET),
-    _published("rtx-3060", 0.36, 25.5, (0, 102), 12.7, 3, 12.9, f"{_SHEET}, 12 GB"),
-    _published("arc-b70", 0.608, 183.5, (0, 367), 22.9, 32, 34.4, f"{_SHEET}; half of int8"),
-    _published("strix-halo", 0.256, 59.4, (0, 0), 14.8, 32, 103, f"{_SHEET}, 96 GB for the GPU"),
-    _published("mi300x", 5.3, 1307, (0, 2615), 163.4, 256, 206, _SHEET),
+    _published("rtx-5090", 1.79, 209.5, (419, 838), 104.8, 96, 34.2, "sm_120", _SHEET),
+    _published("rtx-4090", 1.01, 165.2, (330.3, 660.6), 82.6, 72, 25.8, "sm_89", _SHEET),
+    _published("rtx-3090", 0.936, 71, (0, 284), 35.6, 6, 25.8, "sm_86", _SHEET),
+    _published("rtx-3060", 0.36, 25.5, (0, 102), 12.7, 3, 12.9, "sm_86", f"{_SHEET}, 12 GB"),
+    _published("arc-b70", 0.608, 183.5, (0, 367), 22.9, 32, 34.4, "", f"{_SHEET}; half of int8"),
+    _published(
+        "strix-halo", 0.256, 59.4, (0, 0), 14.8, 32, 103, "gfx1151",
+        f"{_SHEET}, 96 GB for the GPU",
+    ),
+    _published("mi300x", 5.3, 1307, (0, 2615), 163.4, 256, 206, "gfx942", _SHEET),
 )  # fmt: skip
 LIMITS = {limits.name: limits for limits in _LIMITS}
 """The devices that are known by name."""
@@ -440,7 +498,7 @@ class KernelTime:
     cost: KernelCost
     floor_s: float
     predicted_s: float
-    bound: str  # "memory", "arithmetic" or "launch": what the prediction is mostly made of
+    bound: str  # "memory", "arithmetic", "unpacking" or "launch": most of the prediction
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, times in ms."""
@@ -505,8 +563,12 @@ def _kernel_time(cost: KernelCost, device: DeviceLimits) -> KernelTime:
     moving = (read + cost.passed / speed) / REACHED
     computing = cost.flop / rate / REACHED
     launching = cost.launches * LAUNCH_S
-    predicted = max(moving, computing) + launching
-    parts = {"memory": moving, "arithmetic": computing, "launch": launching}
+    parts = {"memory": moving, "arithmetic": computing, "unpacking": 0.0}
+    if device.target:
+        instructions = sum(each.instructions(device.target) for each in cost.unpacked)
+        parts["unpacking"] = instructions / device.issued
+    predicted = max(parts.values()) + launching
+    parts["launch"] = launching
     return KernelTime(cost, floor, predicted, max(parts, key=parts.__getitem__))
 
 
@@ -533,9 +595,12 @@ def beside_measured(network: Network, shape: StepShape) -> Values:
     limits = None if product is None else limits_of_product(product)
     if limits is None:
         return {}
-    kinds = {name: getattr(tensor, "kind", "") for name, tensor in _tensors(network).items()}
-    held, codes = network_bytes(network), codes_of(kinds)
-    time = step_time(step_costs(network.config, shape, held, codes=codes), limits)
+    formats = {
+        name: tensor.format.name if isinstance(tensor, PlaneTensor) else getattr(tensor, "kind", "")
+        for name, tensor in _tensors(network).items()
+    }
+    costs = step_costs(network.config, shape, network_bytes(network), formats=formats)
+    time = step_time(costs, limits)
     return {"step_floor_ms": [time.floor_ms], "step_predicted_ms": [time.predicted_ms]}
 
 

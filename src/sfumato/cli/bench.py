@@ -17,7 +17,7 @@ from rich.table import Table
 import sfumato
 from sfumato.bench import environment, measure, remote, report, step_cost, subject
 from sfumato.bench.report import QUESTIONS, Prompt, Report, Work, cases, conversation
-from sfumato.bench.step_cost import Products, StepShape
+from sfumato.bench.step_cost import StepShape
 from sfumato.cli import INTERRUPTED, files
 from sfumato.cli.arguments import COMMAND_LINE, origin_of, request_fields, sampler_options
 from sfumato.diffusion.sampler_config import SamplerConfig, fixed_steps
@@ -178,11 +178,11 @@ def _remote(args: argparse.Namespace, work: Work) -> Report:
 def _predict(args: argparse.Namespace) -> int:
     """Prints a step's time on a device that need not be here. Runs no network."""
     limits = step_cost.limits_named(args.predict)
-    config, stored, codes = _described(args)
+    config, stored, formats = _described(args)
     steps = []
     for rows, prefix in product(args.concurrency or (1,), args.context or (PREFIX,)):
         shape = StepShape(rows, config.canvas_length, prefix)
-        costs = step_cost.step_costs(config, shape, stored, codes=codes)
+        costs = step_cost.step_costs(config, shape, stored, formats=formats)
         steps.append((shape, step_cost.step_time(costs, limits)))
     nbytes = sum(stored.values())
     if args.json:
@@ -202,9 +202,9 @@ def _predict(args: argparse.Namespace) -> int:
     return 0
 
 
-def _described(args: argparse.Namespace) -> tuple[ModelConfig, dict[str, int], dict[str, Products]]:
-    """The network, the bytes of its tensors as a GPU holds them, and what multiplies those that are
-    8-bit codes: of random weights or of a checkpoint's headers."""
+def _described(args: argparse.Namespace) -> tuple[ModelConfig, dict[str, int], dict[str, str]]:
+    """The network, the bytes of its tensors as a GPU holds them, and their formats: of random
+    weights or of a checkpoint's headers."""
     checkpoint: Checkpoint
     if args.random_weights:
         given = args.random_weights, args.format or "bf16", args.layers
@@ -214,8 +214,7 @@ def _described(args: argparse.Namespace) -> tuple[ModelConfig, dict[str, int], d
     else:
         raise Refused("predict", "of what: give --random-weights 26b-a4b, or -m with a file")
     formats = {name: info.format for name, info in checkpoint.tensors.items()}
-    held = step_cost.held_bytes(checkpoint.tensors)
-    return config_of(checkpoint), held, step_cost.codes_of(formats)
+    return config_of(checkpoint), step_cost.held_bytes(checkpoint.tensors), formats
 
 
 def _show_progress(number: int, count: int) -> None:

@@ -63,10 +63,10 @@ def test_every_element_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_token_has_the_same_mixture_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where others make the tile that for many tokens."""
-    from sfumato.ops.triton import operands
+    from sfumato.ops.triton import tiles
     from sfumato.ops.triton.experts import experts
 
-    monkeypatch.setattr(operands, "FEW", 4)
+    monkeypatch.setattr(tiles, "FEW", 4)
     x, (gate_up, down), (chosen, shares) = torch.randn(9, HIDDEN), weights(), choice(9, 2)
     many = experts(x, chosen, shares, gate_up, down)
     some = slice(3, 6)

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from benchmarks import gpu_aot
+from benchmarks.gpu_unpack import inner_loop
 from tests.support.kernels import interpreted, seen_as
 
 from sfumato import ops
@@ -84,6 +85,20 @@ def test_every_kernel_has_tiles_for_every_architecture() -> None:
             )
             for tile in (tile for tiles in uses.values() for tile in tiles):
                 assert tile.warps in (1, 2, 4, 8, 16) and 1 <= tile.stages <= 6
+    for target in table_of_tiles.TARGETS:
+        assert all(table_of_tiles.unpacking(format, target) > 1 for format in LAYOUTS)
+
+
+def test_instructions_are_counted_in_the_loop_that_multiplies() -> None:
+    """Not in one that waits, nor up to where code that stands apart leads back."""
+    loop = [".L_x_1:", "  /*0000*/  FMUL R1 ;", ".L_x_3:", "  /*0010*/  HGMMA.64x64x16 R4 ;"]
+    loop += ["  /*0020*/  @!P4 BRA `(.L_x_1) ;", "  /*0030*/  STG R1 ;", "  /*0038*/  EXIT ;"]
+    apart = [".L_x_0:", "  /*0040*/  SYNCS R2 ;", "  /*0050*/  @!P0 BRA `(.L_x_0) ;"]
+    apart += ["  /*0060*/  BRA `(.L_x_3) ;"]
+    assert inner_loop("\n".join(loop + apart)) == {"FMUL": 1, "HGMMA": 1, "BRA": 1}
+    amd = [".LBB0_3:", "  v_wmma_f32_16x16x16_bf16 v1, v1", "  s_cbranch_execz .LBB0_3"]
+    amd += ["  s_branch .LBB0_3"]
+    assert inner_loop("\n".join(amd)).total() == 2
 
 
 @interpreted

@@ -44,7 +44,7 @@ def test_products_of_one_input_have_the_bits_that_they_have_alone(
 def test_a_gate_and_what_it_gates_are_one_launch(
     format: str, gating: Gating, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sfumato.ops.triton import operands
+    from sfumato.ops.triton import tiles
     from sfumato.ops.triton.linear import TWINS, linear_gated
 
     shape = 72, 96
@@ -54,7 +54,7 @@ def test_a_gate_and_what_it_gates_are_one_launch(
         out = linear_gated(x, gate, up, gating)
     assert launches.pop("round_rows_int8", 1) == launches.total() == 1
     close(out, reference.linear_gated.reference(x, gate, up, gating), 1e-5)
-    monkeypatch.setattr(operands, "FEW", 8)  # the tile for many tokens
+    monkeypatch.setattr(tiles, "FEW", 8)  # the tile for many tokens
     assert torch.equal(linear_gated(x[3:9], gate, up, gating), out[3:9])
     assert not linear_gated(x[:0], gate, up, gating).numel()
     other = Trial(CPU).weight("Q8_0", *shape)
@@ -75,10 +75,10 @@ def test_products_are_those_of_the_reference(shape: tuple[int, int, int]) -> Non
 
 def test_a_token_has_the_same_result_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where others make the tile that for many tokens."""
-    from sfumato.ops.triton import operands
+    from sfumato.ops.triton import tiles
     from sfumato.ops.triton.linear import linear
 
-    monkeypatch.setattr(operands, "FEW", 100)
+    monkeypatch.setattr(tiles, "FEW", 100)
     x, weight = torch.randn(140, 136), torch.randn(70, 136)
     many = linear(x, weight)
     for some in (slice(0, 1), slice(3, 90), slice(130, 140)):

@@ -155,11 +155,11 @@ def test_a_token_has_the_same_result_beside_others(
     dense: str, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where others make the tiles those for many tokens; the formats of experts differ."""
-    from sfumato.ops.triton import operands
+    from sfumato.ops.triton import tiles
     from sfumato.ops.triton.experts import experts
     from sfumato.ops.triton.linear import linear
 
-    monkeypatch.setattr(operands, "FEW", 4)
+    monkeypatch.setattr(tiles, "FEW", 4)
     x, scores = torch.randn(9, 64), torch.randn(9, 3)
     weight = random_planes(CPU, dense, 40, 64)
     gate_up, down = random_planes(CPU, first, 3, 64, 64), random_planes(CPU, "Q8_0", 3, 64, 32)

@@ -91,9 +91,9 @@ def test_a_token_has_the_same_result_beside_others(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where others make the tiles those for many tokens, and have far larger numbers."""
-    from sfumato.ops.triton import experts, linear, operands
+    from sfumato.ops.triton import experts, linear, tiles
 
-    monkeypatch.setattr(operands, "FEW", 4)
+    monkeypatch.setattr(tiles, "FEW", 4)
     x, scores = torch.randn(9, 144), torch.randn(9, 3)
     x[6:] *= 1e3
     weight = round_rows(torch.randn(40, 144), kind)

@@ -31,9 +31,9 @@ from sfumato.ops import reference
 from sfumato.ops.reference import Gating
 from sfumato.ops.triton.kernel import Kernel, interpreting, launch, register
 from sfumato.ops.triton.linear import Stored, multiply, product
-from sfumato.ops.triton.operands import elementwise, multiplies, use_for
+from sfumato.ops.triton.operands import elementwise, multiplies
 from sfumato.ops.triton.self_test import KernelTwin, Trial, compare, twins_of, whole_blocks
-from sfumato.ops.triton.tiles import tile_for
+from sfumato.ops.triton.tiles import tile_for, use_for
 from sfumato.ops.triton.weights import operand
 
 

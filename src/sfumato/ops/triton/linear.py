@@ -24,10 +24,10 @@ from torch import Tensor
 from sfumato.ops import reference
 from sfumato.ops.reference import Gating
 from sfumato.ops.triton.kernel import Kernel, launch
-from sfumato.ops.triton.operands import matrix, multiplies, use_for
+from sfumato.ops.triton.operands import matrix, multiplies
 from sfumato.ops.triton.planes import PlaneTensor
 from sfumato.ops.triton.self_test import Trial, compare, twins_of, whole_blocks
-from sfumato.ops.triton.tiles import tile_for
+from sfumato.ops.triton.tiles import tile_for, use_for
 from sfumato.ops.triton.weights import (
     Operand,
     as_descriptor,

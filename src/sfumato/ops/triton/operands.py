@@ -13,14 +13,6 @@ from sfumato.weights.formats import ScaledTensor
 EVERYTHING = 2**30
 """A window that no two positions are apart."""
 
-FEW = 512
-"""Up to this many tokens, a matrix product has the tile for few of them."""
-
-
-def use_for(tokens: int) -> str:
-    """Which tile of a matrix product serves a number of tokens; see tiles.toml."""
-    return "few" if tokens <= FEW else "many"
-
 
 def matrix(x: Tensor, rows: int, columns: int) -> TensorDescriptor | Tensor:
     """What a kernel with DESCRIPTORS takes as a matrix: where the device has a copy engine, a

@@ -95,6 +95,15 @@ def has_copy_engine(device: torch.device) -> bool:
     return name is not None and TARGETS[name].copies
 
 
+FEW = 512
+"""Up to this many tokens, a matrix product has the tile for few of them."""
+
+
+def use_for(tokens: int) -> str:
+    """Which tile of a matrix product serves a number of tokens; see tiles.toml."""
+    return "few" if tokens <= FEW else "many"
+
+
 CANDIDATES = 6
 ANY = "any"
 """The use of a tile where a kernel has one for all numbers of tokens."""
@@ -123,9 +132,18 @@ def table() -> dict[str, Any]:
 def candidates(kernel: str, target: str) -> dict[str, tuple[Tile, ...]]:
     """The tiles of a kernel on an architecture by their use; the first serves where none has been
     measured."""
-    tiles = table()["kernels"][kernel]
-    uses = tiles[target] if target in tiles else tiles[table()["like"][target]]
+    uses = _of_target(table()["kernels"][kernel], target)
     return {use: tuple(_tile(each) for each in tiles) for use, tiles in uses.items()}
+
+
+def unpacking(format: str, target: str) -> float:
+    """The instructions that unpack a weight in planes of a format on an architecture, counted by
+    `benchmarks.gpu_unpack`."""
+    return float(_of_target(table()["unpacking"][format], target))
+
+
+def _of_target(section: Mapping[str, Any], target: str) -> Any:
+    return section[target] if target in section else section[table()["like"][target]]
 
 
 def _tile(entry: Mapping[str, int]) -> Tile:
