@@ -176,14 +176,10 @@ class Child:
         with contextlib.suppress(EOFError):
             late = None, f"time-out: took more than {limits.seconds:g} s"
             answer = receiver.recv() if receiver.poll() else late
-        self.kill()
-        return answer or (None, self.crash())
-
-    def crash(self) -> str:
-        """How the process ended, which is over or is killed."""
         self.kill()  # a process that is ending keeps its exit code
         code = self.process.exitcode
-        return f"crashed: {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
+        ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return answer or (None, f"crashed: {ended}")
 
 
 def begin(item: Any, function: Callable[..., None], *arguments: Any) -> tuple[Connection, Child]:

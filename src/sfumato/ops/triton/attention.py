@@ -441,9 +441,8 @@ def attend_padded(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
         given |= {"places": beside, "beside": kv_heads * beside}
     else:
         # Without PHASES `commits` is any memory of its kind.
-        numbers = {"width": rows.widths(length), "commits": first}
-        if rows.commits is not None:
-            numbers["commits"] = rows.commits
+        commits = first if rows.commits is None else rows.commits
+        numbers = {"width": rows.widths(length), "commits": commits}
     given |= {name: matrix(x, tile["KEYS"], d) for name, x in matrices.items()}
     given |= {name: x.contiguous() for name, x in numbers.items()}
     windowed = rows.window is not None and not rows.plain

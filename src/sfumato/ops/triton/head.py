@@ -14,7 +14,7 @@ their rows of the embedding alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -101,10 +101,11 @@ def vocabulary_head(
     for start in range(0, len(hidden), GROUP):
         stop = min(start + GROUP, len(hidden))
         at = slice(start, stop)
+        banned = bans and replace(bans, row=bans.row[at], place=bans.place[at])
         # Unnamed, so that a part's memory is free for the next one.
-        _Pass(
-            hidden[at], weight, temperature[at], done[at], softcap, _banned(bans, at), masses
-        ).run(uniform[at], result.part(start, stop))
+        _Pass(hidden[at], weight, temperature[at], done[at], softcap, banned, masses).run(
+            uniform[at], result.part(start, stop)
+        )
     return result
 
 
@@ -124,12 +125,6 @@ def vocabulary_pass(
     named = min(TOP, weight.shape[0])
     top_ids, top_probs = out.top_ids[:, :named], out.top_probs[:, :named]
     return out.argmax, out.drawn, out.entropy, top_ids, top_probs, out.soft, out.drawn_probs
-
-
-def _banned(bans: Bans | None, at: slice) -> Bans | None:
-    if bans is None:
-        return None
-    return Bans(bans.ids, bans.limits, bans.row[at], bans.place[at])
 
 
 class _Pass:

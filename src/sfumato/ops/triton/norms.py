@@ -156,29 +156,30 @@ def after_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x + norm(attended), and what the dense MLP and the experts read of it; see
     `ops.after_attention`."""
-    size = x.shape[-1]
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     dense_in, expert_in = torch.empty_like(out), torch.empty_like(out)
-    rows = x.numel() // size
-    if rows:
-        launch(
-            AFTER_ATTENTION,
-            (rows,),
-            tile_for("after_attention", x.device),
-            x.device,
-            x=x.contiguous(),
-            attended=attended.contiguous(),
-            weight=weight,
-            dense_weight=dense_weight,
-            expert_weight=expert_weight,
-            out=out,
-            dense_in=dense_in,
-            expert_in=expert_in,
-            eps=eps,
-            SIZE=size,
-            COLUMNS=triton.next_power_of_2(size),
-        )
+    _launch_rows(
+        AFTER_ATTENTION,
+        out,
+        x=x.contiguous(),
+        attended=attended.contiguous(),
+        weight=weight,
+        dense_weight=dense_weight,
+        expert_weight=expert_weight,
+        dense_in=dense_in,
+        expert_in=expert_in,
+        eps=eps,
+    )
     return out, dense_in, expert_in
+
+
+def _launch_rows(kernel: Kernel, out: Tensor, **given: Any) -> None:
+    """A program for each row of `out`, if there are any."""
+    size = out.shape[-1]
+    if rows := out.numel() // size:
+        columns = triton.next_power_of_2(size)
+        tile = tile_for(kernel.name, out.device)
+        launch(kernel, (rows,), tile, out.device, out=out, SIZE=size, COLUMNS=columns, **given)
 
 
 @triton.jit(do_not_specialize=["scalar_stride"])
@@ -229,28 +230,20 @@ def after_layer(
     eps: float,
 ) -> Tensor:
     """(x + norm(norm(dense) + norm(mixed))) · scalar; see `ops.after_layer`."""
-    size = x.shape[-1]
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    rows = x.numel() // size
-    if rows:
-        launch(
-            AFTER_LAYER,
-            (rows,),
-            tile_for("after_layer", x.device),
-            x.device,
-            x=x.contiguous(),
-            dense=dense.contiguous(),
-            mixed=mixed.contiguous(),
-            dense_weight=dense_weight,
-            mixed_weight=mixed_weight,
-            weight=weight,
-            scalar=scalar.contiguous(),
-            scalar_stride=int(scalar.numel() > 1),
-            out=out,
-            eps=eps,
-            SIZE=size,
-            COLUMNS=triton.next_power_of_2(size),
-        )
+    _launch_rows(
+        AFTER_LAYER,
+        out,
+        x=x.contiguous(),
+        dense=dense.contiguous(),
+        mixed=mixed.contiguous(),
+        dense_weight=dense_weight,
+        mixed_weight=mixed_weight,
+        weight=weight,
+        scalar=scalar.contiguous(),
+        scalar_stride=int(scalar.numel() > 1),
+        eps=eps,
+    )
     return out
 
 

@@ -358,18 +358,6 @@ def move_rows(
     numbers = {name: getattr(stats, name).contiguous() for name in _STATISTICS}
     soft, fresh = stats.soft.contiguous(), fresh.contiguous()
     strides = {"stride": rows.tokens.stride(0), "flag_stride": rows.done.stride(0)}
-    of_rows: dict[str, Any] = {
-        **{name: getattr(rows, name) for name in (*_STATE, *_FLAGS)},
-        **strides,
-        **numbers,
-        **rules.settings,
-        "fresh": fresh,
-        "words": words,
-        "width": width,
-        "HISTORY": rows.history.shape[1],
-        "TOP": stats.top_ids.shape[-1],
-        "PLACES": triton.next_power_of_2(width),
-    }
     # First, since it reads which rows are done before this step; torch, if the second does not run,
     # writes the same again.
     launch(
@@ -384,7 +372,22 @@ def move_rows(
         width=width,
         HIDDEN=soft.shape[-1],
     )
-    launch(MOVE_ROWS, (count,), tile_for("move_rows", device), device, **of_rows)
+    launch(
+        MOVE_ROWS,
+        (count,),
+        tile_for("move_rows", device),
+        device,
+        **{name: getattr(rows, name) for name in (*_STATE, *_FLAGS)},
+        **strides,
+        **numbers,
+        **rules.settings,
+        fresh=fresh,
+        words=words,
+        width=width,
+        HISTORY=rows.history.shape[1],
+        TOP=stats.top_ids.shape[-1],
+        PLACES=triton.next_power_of_2(width),
+    )
 
 
 def _serves(

@@ -386,9 +386,8 @@ def of_forms(
         types, sizes = dict(kernel.types), dict(kernel.sizes)
         number, own = form.number, ""
         for name in types.keys() & {"weight", "second", "third"}:
-            types[name] = types[name].replace("bf16", form.weight)
-            if suffix == "planes":
-                types[name] = "*u8:16"
+            as_stored = types[name].replace("bf16", form.weight)
+            types[name] = "*u8:16" if suffix == "planes" else as_stored
         if suffix == "planes":
             number, own = LAYOUTS[planes].number, columns
         else:
