@@ -64,10 +64,11 @@ def serving(
     on_finish: Callable[[Request, Terminal], None] | None = None,
     name: str = "sfumato",
     others: Sequence[str] = (),
+    front: Any = None,
     **config: Any,
 ) -> Iterator[Served]:
     """others: further names, each of another engine of this model that takes the first one's
-    place."""
+    place. front: middleware, ASGI application to ASGI application, before all of the server's."""
     config = {"slots": 4, "context": 512} | config
 
     def load(name: str) -> Engine:
@@ -76,6 +77,8 @@ def serving(
     settings = settings or ServerSettings(keepalive_s=0.2)
     models = Models(name, load(name), others, load)
     engine, app = models.engine, create_app(models, settings)
+    if front is not None:
+        app.add_middleware(front)
     ready = threading.Event()
     bound = bind("127.0.0.1", 0)
 

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from starlette.responses import JSONResponse, Response
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 expect.set_options(timeout=20_000)  # of a busy machine; milliseconds
 
+COMPLETIONS = "/v1/chat/completions"
 SUDOKU = "sudoku\n..1.\n1...\n.2.1\n...4"
 SOLUTION = "2413\n1342\n4231\n3124"
 
@@ -38,6 +40,9 @@ WATCH = """() => {
   look();
 }"""
 
+# The rules that do not hold, and of what.
+AXE = """() => axe.run({ preload: false, resultTypes: ['violations'] }).then(({ violations }) =>
+  violations.map(({ id, nodes }) => [id, nodes.map(({ html }) => html.slice(0, 200))]))"""
 
 PHONE = {"width": 360, "height": 740}
 
@@ -46,7 +51,6 @@ def checked_by_axe(page: Any) -> Callable[[str], None]:
     """check(state): the rules of axe-core hold, on a large screen in dark colours and on a phone in
     light ones."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    options = {"preload": False, "resultTypes": ["violations"]}
     large = page.viewport_size
 
     def check(state: str) -> None:
@@ -54,8 +58,9 @@ def checked_by_axe(page: Any) -> Callable[[str], None]:
             page.set_viewport_size(size)
             page.emulate_media(color_scheme=scheme)
             page.wait_for_selector(f":root[data-theme={scheme}]")
-            violations = axe.run(page, options=options).response["violations"]
-            shown = [(v["id"], [node["html"][:200] for node in v["nodes"]]) for v in violations]
+            if not page.evaluate("'axe' in window"):
+                page.evaluate(axe.axe_script)
+            shown = page.evaluate(AXE)
             assert shown == [], (state, scheme, shown)
 
     return check
@@ -76,6 +81,17 @@ def text_of(page: Any, nth: int = -1) -> str:
     bubble = page.locator(".reply").nth(nth).locator(".bubble")
     prose = bubble.locator(":scope > .markdown:visible")
     return str((prose if prose.count() else bubble.locator(":scope > .canvas")).inner_text())
+
+
+def says(page: Any, path: str, answer: Any, status: int = 200) -> None:
+    """Answers a path with JSON, from now on."""
+    page.front.answers[path] = lambda _: JSONResponse(answer, status)
+
+
+def props(page: Any) -> Any:
+    """What the server itself says of its model."""
+    page.front.answers.pop("/props", None)
+    return page.evaluate("fetch('/props').then((answer) => answer.json())")
 
 
 def canvas_of(page: Any, nth: int = -1) -> Any:
@@ -128,12 +144,10 @@ class Script:
         return self
 
     def play(self, page: Any, end: str = "data: [DONE]\n\n") -> None:
+        """Answers all questions from now on."""
         body = "".join(f"data: {json.dumps(frame)}\n\n" for frame in self.frames)
-        page.route(
-            "**/v1/chat/completions",
-            lambda route: route.fulfill(
-                body=": hello\n\n" + body + end, content_type="text/event-stream"
-            ),
+        page.front.answers[COMPLETIONS] = lambda _: Response(
+            f": hello\n\n{body}{end}", media_type="text/event-stream"
         )
 
     @staticmethod

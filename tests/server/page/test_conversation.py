@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.server.page.browsing import (
+    COMPLETIONS,
     SOLUTION,
     SUDOKU,
     Script,
     ask,
     checked_by_axe,
     expect,
+    says,
     text_of,
     wait,
 )
@@ -23,20 +24,40 @@ from sfumato.engine import Handle
 from sfumato.server.settings import ServerSettings
 
 
-def test_a_board_that_is_stopped_before_its_first_draft_is_not_drawn(
-    open_page: Callable[..., Any], steps: Any
+def test_stopping_ends_the_request_and_no_board_is_drawn_before_its_first_draft(
+    open_page: Callable[..., Any],
+    served: Any,
+    steps: Any,
+    eventually: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    handles: list[Handle] = []
+    submit = served.engine.submit
+
+    def submitted(*args: Any) -> Handle:
+        handles.append(submit(*args))
+        return handles[-1]
+
+    def cancelled() -> int:
+        return int(served.engine.state().totals.requests.get("cancelled", 0))
+
+    monkeypatch.setattr(served.engine, "submit", submitted)
+    before = cancelled()
     page = open_page()
     with steps.held_after(0):
         ask(page, SUDOKU)
         expect(page.locator(".reply.live .canvas.size-4")).to_be_visible()
-        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Stop").click()
+        eventually(lambda: [handle.cancelled for handle in handles] == [True])
         wait(page)
     expect(page.locator(".reply .stopped")).to_have_text("Stopped before the first draft")
-    expect(page.locator(".reply .canvas.size-4")).to_be_hidden()
+    expect(page.locator(".reply .canvas.size-4")).to_be_hidden()  # no board is drawn
+    eventually(lambda: cancelled() == before + 1 and not served.engine.state().running)
 
 
-def test_stop_retry_and_reload(open_page: Callable[..., Any], steps: Any) -> None:
+def test_stop_retry_and_reload(
+    open_page: Callable[..., Any], served: Any, steps: Any, eventually: Callable[..., None]
+) -> None:
     page = open_page()
     with steps.held_after(1):
         ask(page, "How do you work?")
@@ -48,7 +69,7 @@ def test_stop_retry_and_reload(open_page: Callable[..., Any], steps: Any) -> Non
     expect(page.locator(".reply .where")).to_have_text("stopped")
     expect(page.locator("#prompt")).to_be_focused()
     # The stopped request takes no more steps: none of them is to be the next one's.
-    page.wait_for_function("fetch('/health').then(r => r.json()).then(h => h.running === 0)")
+    eventually(lambda: not served.engine.state().running)
     with steps.held_after(1):
         page.get_by_role("button", name="Retry").click()
         page.wait_for_selector(".reply.live .token", state="attached")  # it may be a space
@@ -74,38 +95,7 @@ def test_stop_retry_and_reload(open_page: Callable[..., Any], steps: Any) -> Non
     expect(page.locator(".example").first).to_be_visible()
 
 
-def test_stopping_ends_the_request(
-    open_page: Callable[..., Any],
-    serve: Callable[..., Any],
-    slow: Model,
-    steps: Any,
-    eventually: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    served = serve(slow, slots=1, context=512)
-    handles: list[Handle] = []
-    submit = served.engine.submit
-
-    def submitted(*args: Any) -> Handle:
-        handles.append(submit(*args))
-        return handles[-1]
-
-    monkeypatch.setattr(served.engine, "submit", submitted)
-    page = open_page(at=f"{served.url}/")
-    with steps.held_after(1):
-        ask(page, "How do you work?")
-        page.wait_for_selector(".reply.live .token")
-        page.get_by_role("button", name="Stop").click()
-        eventually(lambda: [handle.cancelled for handle in handles] == [True])
-    eventually(lambda: served.engine.state().totals.requests == {"cancelled": 1})
-    assert not served.engine.state().running
-    wait(page)
-    ask(page, SUDOKU)
-    wait(page)
-    assert text_of(page) == SOLUTION
-
-
-def test_a_long_prompt_and_a_reply_say_how_far_they_are(open_page: Callable[..., Any]) -> None:
+def test_a_reply_says_how_far_it_is_and_that_it_broke_off(open_page: Callable[..., Any]) -> None:
     page = open_page()
     lines = page.evaluate("""async () => {
       const { progress, reading } = await import('/footer.js');
@@ -123,8 +113,6 @@ def test_a_long_prompt_and_a_reply_say_how_far_they_are(open_page: Callable[...,
         "canvas 2 · step  3/48 · ━━━━╌╌╌╌ · 8.00 tok/s · at most 1 min 30 s left",
         "canvas 1 · step  1/48 · ━━━━╌╌╌╌",
     ]
-    sent: list[dict[str, Any]] = []
-    page.on("request", lambda r: sent.append(r.post_data_json) if r.method == "POST" else None)
     script = Script()
     prompt = {"total": 900, "cache": 0, "processed": 300, "time_ms": 100}
     script.frames.append({"choices": [], "index": 0, "prompt_progress": prompt})
@@ -136,42 +124,19 @@ def test_a_long_prompt_and_a_reply_say_how_far_they_are(open_page: Callable[...,
     }""")
     ask(page, "hello")
     wait(page)
-    assert sent[0]["return_progress"] is True
+    assert page.front.bodies()[0]["return_progress"] is True
     assert "300 of 900 tokens" in str(page.evaluate("window.stats"))
-
-
-def test_settings_are_sent_and_kept(open_page: Callable[..., Any]) -> None:
-    page = open_page()
-    sent: list[dict[str, Any]] = []
-    page.on("request", lambda r: sent.append(r.post_data_json) if r.method == "POST" else None)
-    page.get_by_role("button", name="Settings").click()
-    for label, value in (("Seed", "7"), ("Most steps per canvas", "1"), ("Entropy bound", "0.2")):
-        page.get_by_label(label).fill(value)
-    page.get_by_label("Think before answering").check()
-    page.keyboard.press("Escape")
-    ask(page, SUDOKU)
+    Script().draft(0, 1, ["half"]).settle(0, ["half"]).delta(content="half").play(page, end="")
+    page.get_by_role("button", name="Retry").click()
+    expect(page.locator(".reply .bubble")).to_contain_text("half")
     wait(page)
-    body = sent[0]
-    assert (body["seed"], body["max_steps"], body["entropy_bound"]) == (7, 1, 0.2)
-    assert body["chat_template_kwargs"] == {"enable_thinking": True}
-    expect(page.locator(".stats")).to_contain_text("step cap reached")
-    expect(page.locator(".stats")).to_contain_text("seed 7")
-    page.reload()
-    page.get_by_role("button", name="Settings").click()
-    expect(page.get_by_label("Seed")).to_have_value("7")
-    page.get_by_label("System prompt").fill(" Be brief. ")
-    page.get_by_label("Drafts").select_option("none")
-    page.keyboard.press("Escape")
-    ask(page, SUDOKU)
-    wait(page)
-    assert sent[-1]["messages"][0] == {"role": "system", "content": "Be brief."}
-    assert [message["role"] for message in sent[-1]["messages"]].count("system") == 1
+    expect(page.get_by_role("alert")).to_have_text("The reply broke off.")
+    assert text_of(page) == "half"
 
 
-def test_settings_refuse_in_words_and_can_be_reset(open_page: Callable[..., Any]) -> None:
+def test_settings_are_sent_kept_refused_in_words_and_reset(open_page: Callable[..., Any]) -> None:
     page = open_page()
-    sent: list[dict[str, Any]] = []
-    page.on("request", lambda r: sent.append(r.post_data_json) if r.method == "POST" else None)
+    Script().draft(0, 1, ["a"]).settle(0, ["a"]).delta(content="a").end().play(page)
     page.get_by_role("button", name="Settings").click()
     steps, tokens = page.get_by_label("Most steps per canvas"), page.get_by_label("Most tokens")
     expect(steps).to_have_attribute("placeholder", "48")  # the checkpoint's, not the most
@@ -198,29 +163,46 @@ def test_settings_refuse_in_words_and_can_be_reset(open_page: Callable[..., Any]
     expect(page.locator("#settings")).to_be_hidden()
     ask(page, "Who are you?")
     wait(page)
-    assert sent[-1]["max_steps"] == 12 and "max_tokens" not in sent[-1]
+    sent = page.front.bodies()[-1]
+    assert sent["max_steps"] == 12 and "max_tokens" not in sent
     page.get_by_role("button", name="Settings").click()
     expect(tokens).to_have_value("")
     page.get_by_role("button", name="Reset all settings").click()
     expect(steps).to_have_value("")
+    page.get_by_label("System prompt").fill(" Be brief. ")
+    page.get_by_label("Drafts").select_option("none")
     page.get_by_role("button", name="Done").click()
     ask(page, "Who are you?")
     wait(page)
-    assert "max_steps" not in sent[-1]
+    sent = page.front.bodies()[-1]
+    assert "max_steps" not in sent
+    assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert [message["role"] for message in sent["messages"]].count("system") == 1
+    page.front.answers.clear()
+    page.get_by_role("button", name="Settings").click()
+    for label, value in (("Seed", "7"), ("Most steps per canvas", "1"), ("Entropy bound", "0.2")):
+        page.get_by_label(label).fill(value)
+    page.get_by_label("Think before answering").check()
+    page.keyboard.press("Escape")
+    ask(page, SUDOKU)
+    wait(page)
+    sent = page.front.bodies()[-1]
+    assert (sent["seed"], sent["max_steps"], sent["entropy_bound"]) == (7, 1, 0.2)
+    assert sent["chat_template_kwargs"] == {"enable_thinking": True}
+    expect(page.locator(".stats").last).to_contain_text("step cap reached")
+    expect(page.locator(".stats").last).to_contain_text("seed 7")
+    page.reload()
+    page.get_by_role("button", name="Settings").click()
+    expect(page.get_by_label("Seed")).to_have_value("7")
 
 
-def test_what_a_model_writes_is_text(open_page: Callable[..., Any]) -> None:
-    nasty = [
-        "<img src=x onerror=alert(1)>",
-        "<b>",
-        "bold",
-        "<0xC3>",
-        "<0xA9>",
-        "\x1b[31m",
-        "\u202e",
-    ]
-    text = "<img src=x onerror=alert(1)><b>boldé\x1b[31m\u202e"
+def test_what_a_model_writes_is_text_thoughts_are_folded_and_calls_are_quiet(
+    open_page: Callable[..., Any],
+) -> None:
     page = open_page()
+    nasty = ["<img src=x onerror=alert(1)>", "<b>", "bold", "<0xC3>", "<0xA9>"]
+    nasty += ["\x1b[31m", "\u202e"]
+    text = "<img src=x onerror=alert(1)><b>boldé\x1b[31m\u202e"
     Script().draft(0, 1, nasty).settle(0, nasty).delta(content=text).end().play(page)
     ask(page, "<script>alert(2)</script>")
     wait(page)
@@ -228,32 +210,23 @@ def test_what_a_model_writes_is_text(open_page: Callable[..., Any]) -> None:
     assert page.locator("#turns img, #turns b, #turns script").count() == 0
     expect(page.locator("[data-key='0.3']")).to_have_text("é")  # of two bytes, the first has it
     expect(page.locator(".said")).to_have_text("<script>alert(2)</script>")
-
-
-def test_thoughts_are_folded_and_calls_are_quiet(open_page: Callable[..., Any]) -> None:
     first = ["<|channel>", "thought", "\n", "let ", "me ", "see"]
     second = [" then", "<channel|>", "Yes", ".", "<turn|>", "<eos>"]
     script = Script().draft(0, 1, first).settle(0, first).delta(reasoning_content="let me see")
     script.draft(1, 1, second).settle(1, second[:4]).delta(reasoning_content=" then")
-    script.delta(content="Yes.").end(warnings=["a warning"])
-    page = open_page()
-    script.play(page)
+    script.delta(content="Yes.").end(warnings=["a warning"]).play(page)
     ask(page, "is it?")
     wait(page)
     assert text_of(page) == "Yes."
-    fold = page.locator("details.thought")
+    reply = page.locator(".reply").last
+    fold = reply.locator("details.thought")
     expect(fold).to_be_visible()
     expect(fold.locator(".canvas")).to_be_hidden()
     fold.locator("summary").click()
     expect(fold.locator(".canvas")).to_have_text("let me see then")
     expect(page.locator(".note:visible")).to_have_text("a warning")
-    expect(page.locator(".reply .markdown")).to_have_text("Yes.")
-
-
-def test_text_that_tokens_do_not_show_is_the_servers(open_page: Callable[..., Any]) -> None:
-    """A stop string is among the tokens, and not in the text."""
-    page = open_page()
-    tokens = ["one ", "two", "STOP"]
+    expect(reply.locator(".markdown")).to_have_text("Yes.")
+    tokens = ["one ", "two", "STOP"]  # a stop string is among the tokens, and not in the text
     Script().draft(0, 1, tokens).settle(0, tokens).delta(content="one two").end().play(page)
     ask(page, "count")
     wait(page)
@@ -262,8 +235,7 @@ def test_text_that_tokens_do_not_show_is_the_servers(open_page: Callable[..., An
 
 def test_errors_are_told(open_page: Callable[..., Any]) -> None:
     page = open_page(expected="400|503|Failed to load")
-    body = json.dumps({"error": {"message": "queue: full, try later"}})
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=503, body=body))
+    says(page, COMPLETIONS, {"error": {"message": "queue: full, try later"}}, 503)
     ask(page, "hello")
     wait(page)
     expect(page.get_by_role("alert")).to_have_text("queue: full, try later")
@@ -271,7 +243,6 @@ def test_errors_are_told(open_page: Callable[..., Any]) -> None:
     expect(failed.locator("input[type=range]")).to_be_hidden()
     for name in ("Heat maps", "Save replay"):
         expect(failed.get_by_role("button", name=name)).to_have_count(0)
-    page.unroute("**/v1/chat/completions")
     script = Script().draft(0, 1, ["half"])
     script.frames.append({"error": {"message": "the engine stopped"}})
     script.play(page)
@@ -281,25 +252,12 @@ def test_errors_are_told(open_page: Callable[..., Any]) -> None:
     expect(page.locator(".reply input[type=range]")).to_be_hidden()
 
 
-def test_a_reply_that_breaks_off_is_not_taken_for_a_whole_one(
-    open_page: Callable[..., Any],
-) -> None:
-    page = open_page()
-    Script().draft(0, 1, ["half"]).settle(0, ["half"]).delta(content="half").play(page, end="")
-    ask(page, "hello")
-    wait(page)
-    expect(page.get_by_role("alert")).to_have_text("The reply broke off.")
-    assert text_of(page) == "half"
-
-
 def test_a_key_is_asked_for_on_the_page_and_corrected_there(
     open_page: Callable[..., Any], serve: Callable[..., Any], slow: Model
 ) -> None:
     at = f"{serve(slow, ServerSettings(api_keys=('open sesame',)), slots=1, context=512).url}/"
-    quiet = {"color_scheme": "dark", "reduced_motion": "reduce"}
-    page = open_page(at=at, expected="401", awaits="#locked form", **quiet)
-    loads: list[str] = []
-    page.on("framenavigated", lambda frame: loads.append(frame.url))
+    page = open_page(at=at, expected="401", awaits="#locked form", color_scheme="dark")
+    page.evaluate("window.visit = 1")
     field = page.get_by_label("API key", exact=True).first
     expect(field).to_be_focused()
     expect(page.locator("#locked .problem")).to_be_hidden()
@@ -317,12 +275,11 @@ def test_a_key_is_asked_for_on_the_page_and_corrected_there(
     field.fill("open sesame")
     page.get_by_role("button", name="Open").click()
     page.wait_for_selector(".example")
-    sent: list[str] = []
-    page.on("request", lambda request: sent.append(request.headers.get("authorization", "")))
+    page.front.requests.clear()
     ask(page, SUDOKU)
     wait(page)
     assert text_of(page) == SOLUTION
-    assert sent[0] == "Bearer open sesame"
+    assert page.front.requests[0][2]["authorization"] == "Bearer open sesame"
     # A wrong one in the settings, too, is told and corrected; what stood on the page stays.
     page.get_by_role("button", name="Settings").click()
     page.locator("#settings").get_by_label("API key").fill("barley")
@@ -332,7 +289,7 @@ def test_a_key_is_asked_for_on_the_page_and_corrected_there(
     page.keyboard.press("Enter")
     expect(page.locator("#locked")).to_be_hidden()
     assert text_of(page) == SOLUTION
-    assert loads == []
+    assert page.evaluate("window.visit") == 1, "the page was loaded anew"
     page.reload()  # the same tab still has it
     page.wait_for_selector(".reply")
     expect(page.locator("#locked")).to_be_hidden()

@@ -7,41 +7,35 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.server.page.browsing import expect
-from tests.server.page.test_pictures import DATA_URL, GIVE, PNG, file, says_vision
+from starlette.responses import JSONResponse
+from tests.server.page.browsing import expect, props, says
+from tests.server.page.test_pictures import DATA_URL, GIVE, PNG, file, vision
 
-ROUTE = "**/v1/systemone"
+ROUTE = "/v1/systemone"
 FAILED = "Failed to load resource"
 SLOW_MS = 15_000  # for a real answer
 
 
 @pytest.fixture
-def decide(open_page: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Opens the Decide view; `answer(body)` stands in for the server, where it is given. What was
-    asked is in `page.asked`."""
+def decide(open_page: Callable[..., Any]) -> Callable[..., Any]:
+    """Opens the Decide view; `answer(body)` stands in for the server, where it is given."""
 
-    def open_(answer: Callable[[Any], Any] | None = None, **options: Any) -> Any:
-        page = open_page(expected=rf"\Z.|{FAILED}", **options)
-        page.asked = []
-
-        def handle(route: Any) -> None:
-            page.asked.append(json.loads(route.request.post_data))
-            reply = answer(page.asked[-1]) if answer else None
-            if reply is None:
-                route.continue_()
-            else:
-                status, body = reply
-                route.fulfill(status=status, json=body)
-
-        page.route(ROUTE, handle)
+    def open_(answer: Callable[[Any], Any] | None = None) -> Any:
+        page = open_page(expected=rf"\Z.|{FAILED}")
+        if answer is not None:
+            page.front.answers[ROUTE] = lambda body: JSONResponse(*answer(body)[::-1])
         page.get_by_role("button", name="Decide").click()
         return page
 
-    yield open_
+    return open_
+
+
+def bodies(page: Any) -> list[Any]:
+    return list(page.front.bodies(ROUTE))
 
 
 def reply_to(question: Any, share: float = 0.9, **figures: Any) -> dict[str, Any]:
@@ -88,14 +82,14 @@ def test_answers_follow_what_is_typed(decide: Callable[..., Any]) -> None:
     expect(cards.nth(2).locator(".figures")).to_contain_text("score 0.50 from 0 to 2")
     expect(cards.nth(2).locator(".figures")).to_contain_text("label mass 0.99")
     expect(page.locator("#decide-status")).to_contain_text("1 read in")
-    page.asked.clear()
+    page.front.requests.clear()
     cards.nth(1).get_by_label("Option 4", exact=True).press("Enter")
     page.keyboard.type("10")
     expect(cards.nth(1).locator(".number").nth(4)).to_contain_text("%")
     expect(page.locator(".stale")).to_have_count(0)
-    for body in page.asked:  # the other answers hold
+    for body in bodies(page):  # the other answers hold
         assert list(body["questions"]) == ["what_was_ordered"]
-    assert list(page.asked[-1]["questions"]["what_was_ordered"]["criteria"])[-1] == "10"
+    assert list(bodies(page)[-1]["questions"]["what_was_ordered"]["criteria"])[-1] == "10"
     for _ in range(3):
         page.keyboard.press("Backspace")
     expect(cards.nth(1).locator(".row")).to_have_count(4)
@@ -104,7 +98,7 @@ def test_answers_follow_what_is_typed(decide: Callable[..., Any]) -> None:
     figures = cards.first.locator(".figures")
     expect(figures).to_contain_text("spread 0.10 over 4 samples")
     expect(figures).to_contain_text("order spread 0.00 over 2 orders")
-    assert "x_verify" not in page.asked[-1]
+    assert "x_verify" not in bodies(page)[-1]
     page.locator("select[name=verify]").select_option("abstain")
     for number, other in enumerate(("no", "forks", "7 to 9")):
         words = f"undecided: the causal mode answers {other}"
@@ -137,27 +131,31 @@ def test_replies_that_are_out_of_date_are_dropped(decide: Callable[..., Any]) ->
     expect(card.locator(".headline")).to_have_text("yes, 90.0 %")
     held: list[Any] = []
     aborted: list[str] = []
-    page.on("requestfailed", lambda request: aborted.append(json.loads(request.post_data)["state"]))
-    page.unroute(ROUTE)
-    page.route(ROUTE, lambda route: held.append(route))
-    with page.expect_request(ROUTE):
+
+    def note(request: Any) -> None:
+        aborted.append(json.loads(request.post_data)["state"])
+
+    page.on("requestfailed", note)
+    page.route(f"**{ROUTE}", lambda route: held.append(route))
+    with page.expect_request(f"**{ROUTE}"):
         page.fill("#state", "first")
     expect(card).to_have_class("question stale")
-    with page.expect_request(ROUTE):
+    with page.expect_request(f"**{ROUTE}"):
         page.fill("#state", "second")
     for _ in range(100):  # ten seconds at most
         page.wait_for_timeout(100)
         if aborted:
             break
     assert aborted == ["first"] and len(held) == 2
+    page.remove_listener("requestfailed", note)
     # A reply to a text that has changed since, before the next read begins.
     page.evaluate("document.querySelector('#state').value = 'third'")
     body = json.loads(held[1].request.post_data)
-    with page.expect_response(ROUTE):
+    with page.expect_response(f"**{ROUTE}"):
         held[1].fulfill(json=all_of(body, share=0.2)[1])
     page.wait_for_timeout(100)
     expect(card.locator(".headline")).to_have_text("yes, 90.0 %")
-    with page.expect_request(ROUTE):
+    with page.expect_request(f"**{ROUTE}"):
         page.type("#state", "!")
     page.wait_for_timeout(100)
     body = json.loads(held[2].request.post_data)
@@ -217,7 +215,7 @@ def test_the_programs_make_the_same_call(decide: Callable[..., Any]) -> None:
     card.get_by_label("Meaning of option 2").fill("two\\")
     expect(page.locator(".stale")).to_have_count(0, timeout=SLOW_MS)
     expect(card.locator(".number").nth(3)).to_contain_text("%")
-    body = page.asked[-1]
+    body = bodies(page)[-1]
     assert list(body["questions"]["what_was_ordered"]["criteria"]) == [
         "10",
         "2",
@@ -246,7 +244,7 @@ def test_the_programs_make_the_same_call(decide: Callable[..., Any]) -> None:
         probabilities = answer["what_was_ordered"]["probabilities"]
         assert set(probabilities) == {"10", "2", "it's", "__proto__"}
         assert probabilities["10"] == pytest.approx(shown, abs=6e-4)
-    assert page.asked[-1] == body  # what the TypeScript program sent
+    assert bodies(page)[-1] == body  # what the TypeScript program sent
     assert url in curl and "Authorization" not in curl
     page.keyboard.press("Escape")
     page.evaluate("sessionStorage.setItem('sfumato.key', '\"secret\"')")
@@ -257,44 +255,36 @@ def test_the_programs_make_the_same_call(decide: Callable[..., Any]) -> None:
         assert "SFUMATO_API_KEY" in text and "secret" not in text
 
 
-def test_a_model_that_cannot_decide_has_no_such_view(decide: Callable[..., Any]) -> None:
+def test_the_view_offers_what_the_model_can_do(decide: Callable[..., Any]) -> None:
+    """None is where it cannot decide, and a state has pictures where it sees."""
     page = decide(all_of)
     expect(page.locator("#decide")).to_be_visible()
-
-    def without(route: Any) -> None:
-        answer = route.fetch()
-        route.fulfill(response=answer, json={**answer.json(), "decisions": None})
-
-    page.route("**/props", without)
+    about = props(page)
+    says(page, "/props", {**about, "decisions": None})
     page.reload()  # at the view's address
     expect(page.locator("#chat")).to_be_visible()
     assert page.get_by_role("button", name="Decide").is_disabled()
     assert not page.get_by_role("link", name="Decide").is_visible()
-    page.unroute("**/props")
+    attach = page.locator("#decide-attach")
+    says(page, "/props", vision(about, 0))
     page.reload()
     page.get_by_role("link", name="Decide").click()
-    expect(page.locator("#decide")).to_be_visible()
-
-
-def test_a_state_has_pictures_where_the_model_sees(decide: Callable[..., Any]) -> None:
-    page = decide(all_of)
-    attach = page.locator("#decide-attach")
-    says_vision(page, False)
     expect(page.locator("#state")).to_have_attribute("placeholder", re.compile("no images"))
     expect(attach).to_be_hidden()
-    says_vision(page, True, 2)
+    says(page, "/props", vision(about, 2))
+    page.reload()
     expect(attach).to_be_visible()
     expect(page.locator("#state")).not_to_have_attribute("placeholder", re.compile("images"))
     page.locator("select[name=order]").select_option("schema")
     page.fill("#state", "Look at it.")
     expect(page.locator(".stale")).to_have_count(0)
-    page.asked.clear()
+    page.front.requests.clear()
     page.set_input_files("#decide-attach input[multiple]", [file("a.png")])
     pictures = page.locator("#decide-tray img")
     expect(pictures).to_have_count(1)
     expect(page.locator("select[name=order]")).to_be_disabled()
     expect(page.locator(".stale")).to_have_count(0)
-    body = page.asked[-1]
+    body = bodies(page)[-1]
     ((placeholder, asset),) = body["assets"].items()
     assert body["state"] == f"{placeholder}\nLook at it." and "x_order" not in body
     assert f"data:image/png;base64,{asset['data_base64']}" == DATA_URL
@@ -313,4 +303,4 @@ def test_a_state_has_pictures_where_the_model_sees(decide: Callable[..., Any]) -
         page.locator("#decide-tray").get_by_label(f"Remove {name}").click()
     expect(page.locator("select[name=order]")).to_be_enabled()
     expect(page.locator(".stale")).to_have_count(0)
-    assert "assets" not in page.asked[-1] and page.asked[-1]["x_order"] == "schema"
+    assert "assets" not in bodies(page)[-1] and bodies(page)[-1]["x_order"] == "schema"

@@ -14,6 +14,7 @@ from tests.server.page.browsing import (
     ask,
     canvas_of,
     expect,
+    says,
     text_of,
     wait,
     watched,
@@ -23,11 +24,26 @@ import sfumato
 from sfumato.train import sudoku
 
 
-def test_a_board_fills_in_where_it_stands(open_page: Callable[..., Any]) -> None:
-    page = open_page()
+def test_a_board_fills_in_where_it_stands_is_replayed_and_looked_into(
+    open_page: Callable[..., Any],
+) -> None:
+    page = open_page(reduced_motion="no-preference")
+    grid = page.locator("#examples .grid")
+    expect(grid).to_have_count(2)
+    expect(grid.first.locator(".cell")).to_have_count(16)
+    expect(grid.first.locator(".given")).to_have_count(4)
     page.evaluate(WATCH)
     ask(page, SUDOKU)
     wait(page)
+    it_filled_in(page)
+    page.emulate_media(reduced_motion="reduce")
+    it_is_a_grid(page)
+    scrubbing_replays_every_step(page)
+    a_position_shows_its_most_probable_and_its_past(page)
+    heat_maps_lead_to_positions(page)
+
+
+def it_filled_in(page: Any) -> None:
     looks = [look for look in watched(page) if "noise" not in look["stats"]]
     assert len(looks) < len(watched(page)), "the noise was not shown"
     assert text_of(page) == SOLUTION
@@ -45,10 +61,25 @@ def test_a_board_fills_in_where_it_stands(open_page: Callable[..., Any]) -> None
         assert re.search(part, stats), stats
 
 
-def test_scrubbing_replays_every_step_and_ends_with_the_text(open_page: Callable[..., Any]) -> None:
-    page = open_page()
-    ask(page, SUDOKU)
-    wait(page)
+def it_is_a_grid(page: Any) -> None:
+    """Whose given digits are marked."""
+    expect(page.locator(".said .given")).to_have_text(["1", "1", "2", "1", "4"])
+    reply = page.locator(".reply .canvas")
+    expect(reply.locator(".cell")).to_have_count(16)
+    expect(reply.locator(".given")).to_have_text(["1", "1", "2", "1", "4"])
+    places = reply.locator(".cell").evaluate_all("""cells => cells.map((cell) => {
+      const { left, top, width, height } = cell.getBoundingClientRect();
+      return [left, top, width, height].map(Math.round);
+    })""")
+    lefts, tops = {place[0] for place in places}, {place[1] for place in places}
+    assert len(lefts) == len(tops) == 4 and len({tuple(place[2:]) for place in places}) == 1
+    weights = "e => getComputedStyle(e).fontWeight + getComputedStyle(e).color"
+    given, filled = reply.locator(".given").first, reply.locator(".cell:not(.given)").first
+    assert given.evaluate(weights) != filled.evaluate(weights)
+
+
+def scrubbing_replays_every_step(page: Any) -> None:
+    """And ends with the text."""
     slider = page.locator(".reply input[type=range]")
     last = int(slider.get_attribute("max"))
     assert last >= 2 and slider.input_value() == str(last)
@@ -81,6 +112,42 @@ def test_scrubbing_replays_every_step_and_ends_with_the_text(open_page: Callable
     expect(page.locator(".where")).to_have_text("settled")
 
 
+def a_position_shows_its_most_probable_and_its_past(page: Any) -> None:
+    page.locator(".token").nth(5).click()
+    panel = page.locator("#inspector")
+    expect(panel).to_contain_text("position 7")  # the line's end before it is a position too
+    expect(panel).to_contain_text("nats")
+    expect(panel.locator(".most-probable li")).not_to_have_count(0)
+    expect(panel.locator(".most-probable li.settled .mono")).to_have_text("3")
+    steps = panel.locator(".history li")
+    frames = int(page.locator(".reply input[type=range]").get_attribute("max"))
+    expect(steps).to_have_count(frames - 1)  # there is the noise besides
+    expect(steps.last.locator(".rank")).to_have_text("1.")
+    steps.first.locator("button").click()
+    expect(page.locator(".where")).to_have_text("step 1")
+    expect(panel).to_contain_text("step 1")
+    panel.get_by_label("Position after").click()
+    expect(panel).to_contain_text("position 8")
+    expect(page.locator(".token.picked")).to_have_count(1)
+    page.keyboard.press("Escape")
+    expect(panel).to_be_hidden()
+    expect(page.locator(".token.picked")).to_have_count(0)
+
+
+def heat_maps_lead_to_positions(page: Any) -> None:
+    page.get_by_role("button", name="Heat maps").click()
+    maps = page.locator(".heat canvas")
+    expect(maps).to_have_count(2)
+    colours = "c => new Set(c.getContext('2d').getImageData(0,0,c.width,c.height).data).size"
+    assert all(maps.nth(i).evaluate(colours) > 4 for i in range(2))
+    maps.first.click(position={"x": 3, "y": 3})
+    expect(page.locator("#inspector")).to_contain_text("position 1 · step 1")
+    maps.first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#inspector")).to_contain_text("position 2 · step 2")
+
+
 def test_masks_are_shown_as_such_and_are_replayed(
     open_page: Callable[..., Any], serve: Callable[..., Any]
 ) -> None:
@@ -108,48 +175,6 @@ def test_masks_are_shown_as_such_and_are_replayed(
         assert canvas.inner_text().startswith(settled)
     board = page.locator(".reply").first.locator(".bubble > .canvas").inner_text()
     assert sudoku.is_solution("sudoku\n....\n..32\n....\n4..1", board)
-
-
-def test_a_position_shows_its_most_probable_and_its_past(open_page: Callable[..., Any]) -> None:
-    page = open_page()
-    ask(page, SUDOKU)
-    wait(page)
-    page.locator(".token").nth(5).click()
-    panel = page.locator("#inspector")
-    expect(panel).to_contain_text("position 7")  # the line's end before it is a position too
-    expect(panel).to_contain_text("nats")
-    expect(panel.locator(".most-probable li")).not_to_have_count(0)
-    expect(panel.locator(".most-probable li.settled .mono")).to_have_text("3")
-    steps = panel.locator(".history li")
-    frames = int(page.locator(".reply input[type=range]").get_attribute("max"))
-    expect(steps).to_have_count(frames - 1)  # there is the noise besides
-    expect(steps.last.locator(".rank")).to_have_text("1.")
-    steps.first.locator("button").click()
-    expect(page.locator(".where")).to_have_text("step 1")
-    expect(panel).to_contain_text("step 1")
-    panel.get_by_label("Position after").click()
-    expect(panel).to_contain_text("position 8")
-    expect(page.locator(".token.picked")).to_have_count(1)
-    page.keyboard.press("Escape")
-    expect(panel).to_be_hidden()
-    expect(page.locator(".token.picked")).to_have_count(0)
-
-
-def test_heat_maps_are_drawn_and_lead_to_positions(open_page: Callable[..., Any]) -> None:
-    page = open_page()
-    ask(page, SUDOKU)
-    wait(page)
-    page.get_by_role("button", name="Heat maps").click()
-    maps = page.locator(".heat canvas")
-    expect(maps).to_have_count(2)
-    colours = "c => new Set(c.getContext('2d').getImageData(0,0,c.width,c.height).data).size"
-    assert all(maps.nth(i).evaluate(colours) > 4 for i in range(2))
-    maps.first.click(position={"x": 3, "y": 3})
-    expect(page.locator("#inspector")).to_contain_text("position 1 · step 1")
-    maps.first.focus()
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowDown")
-    expect(page.locator("#inspector")).to_contain_text("position 2 · step 2")
 
 
 def test_lines_hold_and_the_bubble_never_gets_lower(open_page: Callable[..., Any]) -> None:
@@ -221,38 +246,34 @@ def test_the_most_probable_outlive_a_reload(open_page: Callable[..., Any]) -> No
     script = Script().draft(0, 1, tokens, listed=4).settle(0, tokens).delta(content="abc").end()
     script.play(page)
     seen = []
-    for _ in range(2):
-        if not page.locator(".reply").count():
-            ask(page, "hello")
-            wait(page)
+    ask(page, "hello")
+    wait(page)
+    for again in (False, True):
+        if again:
+            page.reload()
+            page.wait_for_selector(".reply")
         canvas_of(page).locator(".token").nth(1).click()
         shown = page.locator("#inspector .most-probable li")
         expect(shown).to_have_count(4)
         expect(page.locator("#inspector .most-probable li.settled .mono")).to_have_text("b")
         seen.append([shown.nth(k).locator(".number").inner_text() for k in range(4)])
-        page.reload()
-        page.wait_for_selector(".reply")
     assert seen[0] == seen[1] == ["50 %", "25 %", "17 %", "13 %"]
 
 
-def test_a_name_is_asked_for_once(open_page: Callable[..., Any]) -> None:
+def test_names_are_asked_for_once_and_what_is_not_shown_is_not_measured(
+    open_page: Callable[..., Any],
+) -> None:
     page = open_page(expected="Failed to load")
-    urls: list[str] = []
-    page.on("request", lambda r: urls.append(r.url) if "detokenize" in r.url else None)
     names = """async () => {
       const { nameOf } = await import('/api.js');
       return Promise.all([60, 60, 60].map((id) => nameOf(id).catch(() => null)));
     }"""
-    page.route("**/detokenize", lambda route: route.fulfill(status=503, body="{}"))
+    says(page, "/detokenize", {}, 503)
     assert page.evaluate(names) == [None] * 3
-    page.unroute("**/detokenize")
+    page.front.answers.clear()
     first = page.evaluate(names)
     assert first[0] and first == page.evaluate(names)
-    assert len(urls) == 2
-
-
-def test_what_is_not_shown_is_not_measured(open_page: Callable[..., Any]) -> None:
-    page = open_page()
+    assert len(page.front.bodies("/detokenize")) == 2
     assert page.evaluate("""async () => {
       const { CanvasView } = await import('/canvas_view.js');
       const view = new CanvasView(() => {});

@@ -6,26 +6,22 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tests.server.page.browsing import expect
+from tests.server.page.browsing import expect, props, says
 
 FAILED = r"\Z.|Failed to load resource"
-SETTINGS = 'localStorage.setItem(\'sfumato.settings\', \'{"max_steps": 3, "pace": "none"}\')'
+SETTINGS = {"max_steps": 3, "pace": "none"}
 SELECT = "field => field.setSelectionRange(field.value.indexOf('Paris'), field.value.length - 1)"
 
 
-def opened(open_page: Callable[..., Any], mode: str, **options: Any) -> tuple[Any, Any]:
-    """The page and the mode's view. What was asked is in `page.asked`."""
-    page = open_page(expected=FAILED, **options)
-    page.evaluate(SETTINGS)
-    page.asked = []
-    page.on("request", lambda sent: page.asked.append((sent.url, sent.post_data)))
-    page.reload()
+def opened(open_page: Callable[..., Any], mode: str) -> tuple[Any, Any]:
+    """The page and the mode's view."""
+    page = open_page(expected=FAILED, stored={"sfumato.settings": SETTINGS})
     page.get_by_role("button", name=mode, exact=True).click()
     return page, page.locator(f"#{mode.lower()}")
 
 
 def last(page: Any, route: str) -> Any:
-    return json.loads([body for url, body in page.asked if url.endswith(route)][-1])
+    return page.front.bodies(route)[-1]
 
 
 def test_holes_and_a_sudoku_are_filled(open_page: Callable[..., Any], steps: Any) -> None:
@@ -111,13 +107,7 @@ def test_an_object_forms_and_a_text_changes(open_page: Callable[..., Any]) -> No
     stage.get_by_role("button", name="Undo").click()
     expect(text).to_have_value("The capital is Rome.")
     expect(stage.get_by_role("button", name="Accept")).to_be_focused()
-    modes = {"fill": None, "json": None, "edit": None}
-
-    def without(route: Any) -> None:
-        answer = route.fetch()
-        route.fulfill(response=answer, json={**answer.json(), "modes": modes})
-
-    page.route("**/props", without)
+    says(page, "/props", {**props(page), "modes": {"fill": None, "json": None, "edit": None}})
     page.reload()  # at the view's address
     expect(page.locator("#chat")).to_be_visible()
     for name in ("Fill", "JSON", "Edit"):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.server.page.browsing import SUDOKU, Script, ask, canvas_of, expect, text_of, wait
+from tests.server.page.browsing import Script, ask, canvas_of, expect, says, text_of, wait
 
 import sfumato
 from sfumato.server.examples import CANNOT
@@ -34,42 +34,14 @@ def tokens_of(text: str) -> list[str]:
     return re.findall(r"\s?\S+|\s", text)
 
 
-def test_markdown_is_drawn_once_it_has_settled(open_page: Callable[..., Any]) -> None:
-    page = open_page()
-    tokens = tokens_of(MARKDOWN)
-    script = Script().draft(0, 1, tokens[::-1]).draft(0, 2, tokens).settle(0, tokens)
-    script.delta(content=MARKDOWN).end().play(page)
-    ask(page, "tea?")
+def reply(page: Any, drafts: list[list[str]]) -> None:
+    """Asks for a reply whose last draft settles."""
+    script = Script()
+    for step, tokens in enumerate(drafts, start=1):
+        script.draft(0, step, tokens)
+    script.settle(0, tokens).delta(content="".join(tokens)).end().play(page)
+    ask(page, "what?")
     wait(page)
-    drawn, canvas = page.locator(".reply .markdown"), page.locator(".reply .bubble > .canvas")
-    expect(drawn).to_be_visible()
-    expect(canvas).to_be_hidden()
-    expect(drawn.locator("h4")).to_have_text("Tea")
-    expect(drawn.locator("strong")).to_have_text("Hot")
-    expect(drawn.locator("td").last).to_have_text("40")
-    expect(drawn.locator("td").last).to_have_css("text-align", "right")
-    expect(drawn.locator("pre code")).to_have_text("<b>bold</b>\n")
-    assert drawn.locator("img, style, script, [onerror], [style]").count() == 0
-    expect(drawn).to_contain_text("<img src=x onerror=alert(1)>")
-    expect(drawn).to_contain_text("image: a cup")
-    links = drawn.locator("a[href]").evaluate_all("links => links.map(a => [a.href, a.rel])")
-    assert [href for href, _ in links] == ["https://example.org/a", "https://example.org/cup.png"]
-    assert all("noopener" in rel for _, rel in links)
-    page.get_by_role("button", name="Canvas", exact=True).click()
-    expect(canvas).to_be_visible()
-    expect(drawn).to_be_hidden()
-    assert "**Hot**" in text_of(page)
-    page.get_by_role("button", name="Text", exact=True).click()
-    expect(drawn).to_be_visible()
-    page.keyboard.press("Escape")
-    page.focus("#prompt")
-    page.keyboard.press("ArrowLeft")  # a replay is of the canvas
-    expect(canvas).to_be_visible()
-    expect(drawn).to_be_hidden()
-    page.keyboard.press("ArrowRight")
-    expect(drawn).to_be_visible()
-    page.reload()
-    expect(drawn.locator("strong")).to_have_text("Hot")
 
 
 def test_canvases_that_have_settled_are_drawn_while_the_next_one_forms(
@@ -111,7 +83,7 @@ def test_canvases_that_have_settled_are_drawn_while_the_next_one_forms(
     assert after == ["one", "two"] and holds
 
 
-def test_prose_is_drawn_as_prose_and_columns_stay_on_the_canvas(
+def test_prose_formulas_code_and_markdown_are_drawn_and_columns_stay_on_the_canvas(
     open_page: Callable[..., Any],
 ) -> None:
     page = open_page()
@@ -133,16 +105,17 @@ def test_prose_is_drawn_as_prose_and_columns_stay_on_the_canvas(
         *("123\n.1.\n2..", '{"a": 1}', "def f():\n  return 1", "a  b\nc  d", ""),  # columns
     ):
         assert page.evaluate(drawn, text) is None, text[:9]
-    ask(page, "Who are you?")
-    wait(page)
+    reply(page, [["I ", "am."]])
     prose = page.locator(".reply .markdown p")
     face = "e => getComputedStyle(e).fontFamily"
     assert "mono" not in prose.evaluate(face).lower()
     canvas_of(page).locator(".token").first.wait_for()
     assert "mono" in page.locator(".reply .bubble > .canvas").evaluate(face).lower()
+    formulas_and_code_are_drawn_and_copied(page)
+    markdown_is_drawn_once_it_has_settled(page)
 
 
-def test_formulas_and_code_are_drawn_and_copied(open_page: Callable[..., Any]) -> None:
+def formulas_and_code_are_drawn_and_copied(page: Any) -> None:
     text = (
         "So $x^2 < y_1$, \\(a\\) and\n\n$$\n\\frac{1}{2}\n- b\n$$\n\nnot `$c$`, $5 or $6.\n\n"
         "$\\href{javascript:alert(1)}{x}$ $\\undefined{$ $\\def\\a{\\a\\a}\\a$ "
@@ -150,11 +123,8 @@ def test_formulas_and_code_are_drawn_and_copied(open_page: Callable[..., Any]) -
         "```python\ndef f(x):  # <b>why</b>\n    return 'a' + str(1)\n```\n\n"
         '```"><img/src=x>\n<script>alert(2)</script>\n```'
     )
-    page = open_page()
-    Script().draft(0, 1, [text]).settle(0, [text]).delta(content=text).end().play(page)
-    ask(page, "formulas")
-    wait(page)
-    prose = page.locator(".reply .markdown")
+    reply(page, [[text]])
+    prose = page.locator(".reply").last.locator(".markdown")
     expect(prose.locator("math")).to_have_count(3)
     expect(prose.locator("math msup")).to_have_text("x2")
     expect(prose.locator(".formula math mfrac")).to_have_count(1)
@@ -175,54 +145,39 @@ def test_formulas_and_code_are_drawn_and_copied(open_page: Callable[..., Any]) -
     assert copied.strip() == "def f(x):  # <b>why</b>\n    return 'a' + str(1)"
 
 
-def test_a_demonstration_says_what_it_is_and_what_it_cannot_do(
-    open_page: Callable[..., Any],
-) -> None:
-    page = open_page()
-    badge = page.locator("#demonstration")
-    expect(badge).to_contain_text("4x4 Sudoku")
-    tokens = ["x", "y"]
-    script = Script().draft(0, 1, tokens).settle(0, tokens, "step_cap").delta(content="xy")
-    script.end(warnings=["canvas 0: raise the steps", CANNOT]).play(page)
-    ask(page, "what is love?")
-    wait(page)
-    note = page.locator(".reply .note:visible")
-    expect(note).to_contain_text("This demonstration model cannot answer that. Ask a")
-    expect(badge).to_be_visible()
+def markdown_is_drawn_once_it_has_settled(page: Any) -> None:
+    tokens = tokens_of(MARKDOWN)
+    reply(page, [tokens[::-1], tokens])
+    last = page.locator(".reply").last
+    drawn, canvas = last.locator(".markdown"), last.locator(".bubble > .canvas")
+    expect(drawn).to_be_visible()
+    expect(canvas).to_be_hidden()
+    expect(drawn.locator("h4")).to_have_text("Tea")
+    expect(drawn.locator("strong")).to_have_text("Hot")
+    expect(drawn.locator("td").last).to_have_text("40")
+    expect(drawn.locator("td").last).to_have_css("text-align", "right")
+    expect(drawn.locator("pre code")).to_have_text("<b>bold</b>\n")
+    assert drawn.locator("img, style, script, [onerror], [style]").count() == 0
+    expect(drawn).to_contain_text("<img src=x onerror=alert(1)>")
+    expect(drawn).to_contain_text("image: a cup")
+    links = drawn.locator("a[href]").evaluate_all("links => links.map(a => [a.href, a.rel])")
+    assert [href for href, _ in links] == ["https://example.org/a", "https://example.org/cup.png"]
+    assert all("noopener" in rel for _, rel in links)
+    last.get_by_role("button", name="Canvas", exact=True).click()
+    expect(canvas).to_be_visible()
+    expect(drawn).to_be_hidden()
+    assert "**Hot**" in text_of(page)
+    last.get_by_role("button", name="Text", exact=True).click()
+    expect(drawn).to_be_visible()
+    page.keyboard.press("Escape")
+    page.focus("#prompt")
+    page.keyboard.press("ArrowLeft")  # a replay is of the canvas
+    expect(canvas).to_be_visible()
+    expect(drawn).to_be_hidden()
+    page.keyboard.press("ArrowRight")
+    expect(drawn).to_be_visible()
     page.reload()
-    expect(note).to_contain_text("This demonstration model cannot answer that. Ask a")
-    page.route("**/props", lambda route: route.fulfill(json={"model": "large", "examples": []}))
-    page.reload()
-    expect(page.locator("#model")).to_have_text("large")
-    expect(badge).to_be_hidden()
-    script = Script().draft(0, 1, tokens).settle(0, tokens, "step_cap").delta(content="xy")
-    script.end(warnings=["canvas 0: raise the steps"]).play(page)
-    page.get_by_role("button", name="Retry").click()
-    wait(page)
-    expect(note).to_have_text("canvas 0: raise the steps")
-
-
-def test_boards_are_grids_whose_given_digits_are_marked(open_page: Callable[..., Any]) -> None:
-    page = open_page()
-    grid = page.locator("#examples .grid")
-    expect(grid).to_have_count(2)
-    expect(grid.first.locator(".cell")).to_have_count(16)
-    expect(grid.first.locator(".given")).to_have_count(4)
-    ask(page, SUDOKU)
-    wait(page)
-    expect(page.locator(".said .given")).to_have_text(["1", "1", "2", "1", "4"])
-    reply = page.locator(".reply .canvas")
-    expect(reply.locator(".cell")).to_have_count(16)
-    expect(reply.locator(".given")).to_have_text(["1", "1", "2", "1", "4"])
-    places = reply.locator(".cell").evaluate_all("""cells => cells.map((cell) => {
-      const { left, top, width, height } = cell.getBoundingClientRect();
-      return [left, top, width, height].map(Math.round);
-    })""")
-    lefts, tops = {place[0] for place in places}, {place[1] for place in places}
-    assert len(lefts) == len(tops) == 4 and len({tuple(place[2:]) for place in places}) == 1
-    weights = "e => getComputedStyle(e).fontWeight + getComputedStyle(e).color"
-    given, filled = reply.locator(".given").first, reply.locator(".cell:not(.given)").first
-    assert given.evaluate(weights) != filled.evaluate(weights)
+    expect(drawn.locator("strong")).to_have_text("Hot")
 
 
 def test_heat_maps_name_their_canvas_and_mark_the_end(open_page: Callable[..., Any]) -> None:
@@ -231,13 +186,13 @@ def test_heat_maps_name_their_canvas_and_mark_the_end(open_page: Callable[..., A
     script = Script().draft(0, 1, first).settle(0, first).delta(content="one two three ")
     script.draft(1, 1, second).draft(1, 2, second).settle(1, ["four"]).delta(content="four")
     script.end().play(page)
-    page.add_init_script("""
+    page.evaluate("""() => {
       window.written = [];
       const fillText = CanvasRenderingContext2D.prototype.fillText;
       CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
         window.written.push(text); return fillText.call(this, text, ...at);
-      };""")
-    page.reload()
+      };
+    }""")
     ask(page, "count")
     wait(page)
     page.get_by_role("button", name="Heat maps").click()
@@ -265,20 +220,34 @@ def test_vendored_files_are_those_that_are_named() -> None:
         assert (VENDOR / f"{name}.LICENSE.txt").stat().st_size > 1000
 
 
-def test_the_markers_are_the_servers(open_page: Callable[..., Any]) -> None:
-    """The page knows no chat format; what the server named last also serves a reload without it."""
+def test_what_a_server_says_of_its_model_and_its_format(open_page: Callable[..., Any]) -> None:
+    """What a demonstration cannot do. The page knows no chat format; what the server named last
+    also serves a reload without it."""
     page = open_page(expected="ERR_FAILED")
+    badge = page.locator("#demonstration")
+    expect(badge).to_contain_text("4x4 Sudoku")
+    tokens = ["x", "y"]
+    script = Script().draft(0, 1, tokens).settle(0, tokens, "step_cap").delta(content="xy")
+    script.end(warnings=["canvas 0: raise the steps", CANNOT]).play(page)
+    ask(page, "what is love?")
+    wait(page)
+    note = page.locator(".reply .note:visible")
+    expect(note).to_contain_text("This demonstration model cannot answer that. Ask a")
+    expect(badge).to_be_visible()
     markers = {"tokens": ["[think]", "[/think]", "[end]"], "ends": ["[end]"]}
     markers |= {"thought_open": "[think]", "thought_close": "[/think]", "thought_header": ""}
-    page.route("**/props", lambda route: route.fulfill(json={"markers": markers, "examples": []}))
-    with page.expect_response("**/props"):
-        page.reload()
-    page.wait_for_function("localStorage.getItem('sfumato.markers')?.includes('[end]')")
+    says(page, "/props", {"model": "large", "markers": markers, "examples": []})
+    page.reload()
+    expect(note).to_contain_text("This demonstration model cannot answer that. Ask a")
+    expect(page.locator("#model")).to_have_text("large")
+    expect(badge).to_be_hidden()
     tokens = ["[think]", "hm", "[/think]", "yes", " <eos>", "[end]", "no"]
-    script = Script().draft(0, 1, tokens).settle(0, tokens)
-    script.delta(reasoning_content="hm").delta(content="yes <eos>").end().play(page)
-    ask(page, "Is it?")
+    script = Script().draft(0, 1, tokens).settle(0, tokens, "step_cap")
+    script.delta(reasoning_content="hm").delta(content="yes <eos>")
+    script.end(warnings=["canvas 0: raise the steps"]).play(page)
+    page.get_by_role("button", name="Retry").click()
     wait(page)
+    expect(note).to_have_text("canvas 0: raise the steps")
     assert text_of(page) == "yes <eos>"
     assert page.locator(".thought .canvas").text_content() == "hm"
     page.route("**/props", lambda route: route.abort())
@@ -292,27 +261,18 @@ def test_what_a_second_reader_doubts_is_underlined(open_page: Callable[..., Any]
     for it."""
     page = open_page()
     tokens = ["It", " is", " **Rome**", "."]
-    script = (
-        Script().draft(0, 1, tokens).settle(0, tokens, doubted=[2]).delta(content="It is **Rome**.")
-    )
-    script.frames.append(
-        {
-            "choices": [
-                {
-                    "delta": {},
-                    "finish_reason": "stop",
-                    "verification": {"agreement": 0.759, "doubts": [{"text": " **Rome**"}]},
-                }
-            ]
-        }
-    )
+    script = Script().draft(0, 1, tokens).settle(0, tokens, doubted=[2])
+    verification = {"agreement": 0.759, "doubts": [{"text": " **Rome**"}]}
+    ended = {"delta": {}, "finish_reason": "stop", "verification": verification}
+    script.delta(content="It is **Rome**.").frames.append({"choices": [ended]})
     script.play(page)
     ask(page, "where?")
     wait(page)
-    for _ in range(2):
+    for again in (False, True):
+        if again:
+            page.reload()
         doubted = page.locator(".reply .bubble > .canvas .doubted")
         expect(doubted).to_be_visible()
         expect(doubted).to_have_text(" **Rome**")
         expect(page.locator(".reply")).to_contain_text("It doubts “**Rome**”.")
         expect(page.locator(".reply")).to_contain_text("75 % of the tokens")
-        page.reload()

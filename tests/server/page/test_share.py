@@ -22,17 +22,6 @@ def data_in(path: Path) -> dict[str, Any]:
     return data
 
 
-def opened(browser: Any, path: Path, problems: list[str]) -> Any:
-    """The file in a browser that is offline."""
-    context = browser.new_context(offline=True, viewport={"width": 390, "height": 800})
-    page = context.new_page()
-    page.on("console", lambda message: problems.append(message.text))
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("request", lambda sent: problems.append(sent.url) if "file:" not in sent.url else None)
-    page.goto(path.as_uri())
-    return page
-
-
 def saved(page: Any, path: Path) -> Path:
     with page.expect_download() as download:
         page.locator(".reply").last.get_by_role("button", name="Save replay").click()
@@ -41,18 +30,23 @@ def saved(page: Any, path: Path) -> Path:
     return path
 
 
-def test_a_replay_plays_without_a_server(
-    open_page: Callable[..., Any], browser: Any, tmp_path: Path
+def test_a_replay_plays_without_a_server_and_what_a_model_wrote_stays_text(
+    open_page: Callable[..., Any], open_replay: Callable[..., Any], tmp_path: Path
 ) -> None:
     page = open_page()
     ask(page, SUDOKU)
     wait(page)
     mine = saved(page, tmp_path / "page.html")
+    page.get_by_role("button", name="New conversation").click()
+    tokens = [NASTY, " $& <b>x</b>"]
+    Script().draft(0, 1, tokens).settle(0, tokens).delta(content="".join(tokens)).end().play(page)
+    ask(page, NASTY)
+    wait(page)
+    nasty = saved(page, tmp_path / "nasty.html")
     theirs = tmp_path / "cli.html"
     assert main(["run", SUDOKU, "--seed", "1", "--replay", str(theirs)]) == 0
-    problems: list[str] = []
     for path in (mine, theirs):
-        replay = opened(browser, path, problems)
+        replay = open_replay(path)
         slider, canvas = replay.locator("input[type=range]"), replay.locator(".reply .canvas").last
         slider.press("Home")  # it plays from the beginning; now it waits
         expect(replay.locator(".where")).to_have_text("noise")
@@ -65,8 +59,6 @@ def test_a_replay_plays_without_a_server(
         expect(replay.locator(".where")).to_have_text("settled")
         assert canvas.inner_text().strip() == SOLUTION
         assert replay.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-        replay.context.close()
-    assert problems == []
     one, other = data_in(mine), data_in(theirs)
     assert one.keys() == other.keys()
     # The same question and seed: both exports hold the same steps.
@@ -74,6 +66,12 @@ def test_a_replay_plays_without_a_server(
         for step in data["canvases"][0]["drafts"]:
             assert len(step.pop("entropy")) == len(step["tokens"])  # rounded in two ways
     assert (one["texts"], one["canvases"]) == (other["texts"], other["canvases"])
+    replay = open_replay(nasty)
+    expect(replay.locator(".said")).to_have_text(NASTY)
+    expect(replay.locator(".where")).to_have_text("settled")
+    expect(replay.locator(".reply .canvas").last).to_contain_text(" $& <b>x</b>")
+    assert replay.title() == "Sfumato: a replay"
+    assert replay.locator("b").count() == 0
 
 
 def test_a_replay_is_saved_as_a_video_and_the_recording_can_be_stopped(
@@ -97,22 +95,3 @@ def test_a_replay_is_saved_as_a_video_and_the_recording_can_be_stopped(
     page.get_by_role("button", name="Save video").click()
     page.get_by_role("button", name="Stop recording").click()
     expect(page.get_by_role("button", name="Not saved")).to_be_visible()
-
-
-def test_what_a_model_wrote_stays_text_in_a_replay(
-    open_page: Callable[..., Any], browser: Any, tmp_path: Path
-) -> None:
-    page = open_page()
-    tokens = [NASTY, " $& <b>x</b>"]
-    Script().draft(0, 1, tokens).settle(0, tokens).delta(content="".join(tokens)).end().play(page)
-    ask(page, NASTY)
-    wait(page)
-    problems: list[str] = []
-    replay = opened(browser, saved(page, tmp_path / "replay.html"), problems)
-    expect(replay.locator(".said")).to_have_text(NASTY)
-    expect(replay.locator(".where")).to_have_text("settled")
-    expect(replay.locator(".reply .canvas").last).to_contain_text(" $& <b>x</b>")
-    assert replay.title() == "Sfumato: a replay"
-    assert replay.locator("b").count() == 0
-    replay.context.close()
-    assert problems == []
