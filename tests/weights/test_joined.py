@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,14 @@ from sfumato.weights.joined import JoinedTensor
 CONFIG = gguf_config(hidden_size=256, intermediate_size=96, expert_size=32)
 STATE = random_state(CONFIG)
 SHAPES = {name: tuple(value.shape) for name, value in STATE.items()}
-TENSORS = {name: narrow_tensors(STATE, layout) for name, layout in LAYOUTS.items()}
 DECODER, ENCODER = "model.decoder.", "model.encoder.language_model."
 EXPERT = "model.decoder.layers.1.experts.3."
+
+
+@cache
+def tensors_of(name: str) -> Tensors:
+    """STATE in the layout of that name."""
+    return narrow_tensors(STATE, LAYOUTS[name])
 
 
 def opened(folder: Path, tensors: Tensors, layout: Layout) -> Checkpoint:
@@ -48,7 +54,7 @@ def values(checkpoint: Checkpoint, name: str) -> Tensor:
 
 @pytest.mark.parametrize("name", list(LAYOUTS))
 def test_published_layouts(tmp_path: Path, name: str) -> None:
-    checkpoint = opened(tmp_path, TENSORS[name], LAYOUTS[name])
+    checkpoint = opened(tmp_path, tensors_of(name), LAYOUTS[name])
     checkpoint.check_tensors(SHAPES)
     most = 0.12 if "4" in name else 0.03
     for tensor, value in STATE.items():
@@ -68,7 +74,7 @@ def test_published_layouts(tmp_path: Path, name: str) -> None:
 
 def test_experts_are_stacked_in_order(tmp_path: Path) -> None:
     """Each expert's gate lies before its up projection, by number and not by name."""
-    tensors = dict(reversed(TENSORS["fp8"].items()))
+    tensors = dict(reversed(tensors_of("fp8").items()))
     checkpoint = opened(tmp_path, tensors, LAYOUTS["fp8"])
     for name in ("layers.1.experts.gate_up_proj", "layers.2.experts.down_proj"):
         error = (values(checkpoint, name) - STATE[name]).norm(dim=(1, 2))
@@ -76,7 +82,7 @@ def test_experts_are_stacked_in_order(tmp_path: Path) -> None:
 
 
 def test_tied_copies_stand_in_module_by_module(tmp_path: Path) -> None:
-    tensors = dict(TENSORS["fp8"])
+    tensors = dict(tensors_of("fp8"))
     module = "layers.0.self_attn.q_proj."
     for leaf in ("weight", "weight_scale"):
         tensors[f"{ENCODER}{module}{leaf}"] = tensors.pop(f"{DECODER}{module}{leaf}")
@@ -92,7 +98,7 @@ def test_tied_copies_stand_in_module_by_module(tmp_path: Path) -> None:
 
 def changed(name: str, **changes: Tensor | None) -> Tensors:
     """A layout's tensors with others of one expert's down projection; None: it is missing."""
-    tensors = dict(TENSORS[name])
+    tensors = dict(tensors_of(name))
     for leaf, value in changes.items():
         tensors.pop(f"{EXPERT}down_proj.{leaf}", None)
         if value is not None:
@@ -184,7 +190,7 @@ def test_values_that_are_none(
     tmp_path: Path, name: str, leaf: str, value: Tensor, words: str
 ) -> None:
     """Known when the tensor is read, and named."""
-    value = value.to(TENSORS[name][f"{EXPERT}down_proj.{leaf}"].dtype)
+    value = value.to(tensors_of(name)[f"{EXPERT}down_proj.{leaf}"].dtype)
     checkpoint = opened(tmp_path, changed(name, **{leaf: value}), LAYOUTS[name])
     stem = f"tensor '{EXPERT}down_proj.*{words}"
     with pytest.raises(CheckpointError, match=stem):
@@ -194,14 +200,14 @@ def test_values_that_are_none(
 
 @pytest.mark.parametrize("name", list(LAYOUTS))
 def test_experts_that_are_left_over_or_missed(tmp_path: Path, name: str) -> None:
-    tensors, up = dict(TENSORS[name]), f"{EXPERT}up_proj."
+    tensors, up = dict(tensors_of(name)), f"{EXPERT}up_proj."
     leaves = [tensor.removeprefix(up) for tensor in tensors if tensor.startswith(up)]
     assert len(leaves) >= 2
     for leaf in leaves:
         tensors[f"{DECODER}layers.1.experts.8.up_proj.{leaf}"] = tensors[up + leaf]
     with pytest.raises(CheckpointError, match=r"1 left over: \S*layers.1.experts.8.up_proj.weight"):
         opened(tmp_path, tensors, LAYOUTS[name])
-    rest = {n: t for n, t in TENSORS[name].items() if not n.startswith(up)}
+    rest = {n: t for n, t in tensors_of(name).items() if not n.startswith(up)}
     with pytest.raises(CheckpointError, match=r"1 missing: \S*layers.1.experts.3.up_proj.weight"):
         opened(tmp_path / "other", rest, LAYOUTS[name])
 
@@ -221,7 +227,7 @@ def test_a_scale_of_the_matrix_that_makes_others_zero(tmp_path: Path) -> None:
     [("modelopt-fp8", "input_scale"), ("nvfp4", "input_global_scale"), ("fp8", "output_scale")],
 )
 def test_a_left_over_scale_of_activations(tmp_path: Path, name: str, leaf: str) -> None:
-    tensors = dict(TENSORS[name])
+    tensors = dict(tensors_of(name))
     tensors[f"{DECODER}layers.1.self_attn.k_scale"] = torch.ones(1)  # stands beside no weight
     opened(tmp_path / "sound", tensors, LAYOUTS[name])
     tensors[f"{DECODER}layers.1.experts.8.up_proj.{leaf}"] = torch.ones(1)
@@ -230,7 +236,7 @@ def test_a_left_over_scale_of_activations(tmp_path: Path, name: str, leaf: str) 
 
 
 def test_a_left_over_module(tmp_path: Path) -> None:
-    tensors = dict(TENSORS["fp8"])
+    tensors = dict(tensors_of("fp8"))
     for leaf in ("weight", "weight_scale"):
         tensors[f"{DECODER}layers.7.mlp.up_proj.{leaf}"] = tensors[f"{EXPERT}up_proj.{leaf}"]
     with pytest.raises(CheckpointError, match=r"1 left over: layers.7.mlp.up_proj.weight"):
@@ -239,7 +245,7 @@ def test_a_left_over_module(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("module", ["layers.0.router.proj", "embed_tokens"])
 def test_what_is_read_in_full_precision_alone(tmp_path: Path, module: str) -> None:
-    tensors = dict(TENSORS["fp8"])
+    tensors = dict(tensors_of("fp8"))
     encoded = LAYOUTS["fp8"].encode(STATE[f"{module}.weight"])
     tensors |= {f"{DECODER}{module}.{leaf}": value for leaf, value in encoded.items()}
     layout = with_config(LAYOUTS["fp8"], ignore=[])
@@ -251,11 +257,11 @@ def test_what_is_read_in_full_precision_alone(tmp_path: Path, module: str) -> No
 def test_an_ignored_module_that_is_narrow(tmp_path: Path, rule: str) -> None:
     layout = with_config(LAYOUTS["fp8"], ignore=["lm_head", rule])
     with pytest.raises(CheckpointError, match=r"ignore: has '\S*mlp.\S*', which is stored as FP8"):
-        opened(tmp_path, TENSORS["fp8"], layout)
+        opened(tmp_path, tensors_of("fp8"), layout)
 
 
 def test_a_config_without_narrow_tensors(tmp_path: Path) -> None:
-    plain = {n: t for n, t in TENSORS["fp8"].items() if "_proj" not in n}
+    plain = {n: t for n, t in tensors_of("fp8").items() if "_proj" not in n}
     with pytest.raises(CheckpointError, match="but no tensor of the network is stored so"):
         opened(tmp_path, plain, LAYOUTS["fp8"])
 
@@ -272,7 +278,7 @@ def test_headers_that_are_too_large_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_narrow(
-        tmp_path, TENSORS["fp8"], LAYOUTS["fp8"], hf_config(CONFIG, "bfloat16"), shards=3
+        tmp_path, tensors_of("fp8"), LAYOUTS["fp8"], hf_config(CONFIG, "bfloat16"), shards=3
     )
     sizes = [struct.unpack("<Q", f.read_bytes()[:8])[0] for f in folder.glob("*.safetensors")]
     monkeypatch.setattr(safetensors, "MAX_HEADERS", sum(sizes))
@@ -284,7 +290,7 @@ def test_headers_that_are_too_large_together(
 
 def test_reading_takes_one_matrix_at_a_time(tmp_path: Path) -> None:
     """A stack's parts are converted one after another, whatever its size."""
-    checkpoint = opened(tmp_path, TENSORS["fp8"], LAYOUTS["fp8"])
+    checkpoint = opened(tmp_path, tensors_of("fp8"), LAYOUTS["fp8"])
     joined = checkpoint.tensors["layers.0.experts.gate_up_proj"]
     assert isinstance(joined, JoinedTensor)
     parts = joined._parts(checkpoint.files, FORMATS[joined.format])
@@ -302,8 +308,10 @@ def test_a_scale_of_the_matrix_whose_inverse_is_no_number(tmp_path: Path) -> Non
 
 def test_plain_experts_of_no_format_that_is_read(tmp_path: Path) -> None:
     """Beside narrow matrices."""
-    tensors = {name: t for name, t in TENSORS["fp8"].items() if ".experts." not in name}
-    weights = (name for name in TENSORS["fp8"] if ".experts." in name and name.endswith("weight"))
-    tensors |= {name: TENSORS["fp8"][name].double() for name in weights}
+    tensors = {name: t for name, t in tensors_of("fp8").items() if ".experts." not in name}
+    weights = (
+        name for name in tensors_of("fp8") if ".experts." in name and name.endswith("weight")
+    )
+    tensors |= {name: tensors_of("fp8")[name].double() for name in weights}
     with pytest.raises(CheckpointError, match="is stored as F64, which is not supported"):
         opened(tmp_path, tensors, LAYOUTS["fp8"])
