@@ -14,6 +14,7 @@ import torch
 from tests.engine.faults import no_slot_is_leaked
 from tests.support.recorded_graphs import RepeatedCalls
 from tests.support.scripted_engine import run
+from tests.support.shallow_model import shallow_checkpoint
 
 import sfumato
 from sfumato import Draft, Engine, EngineConfig, Model, Request, SamplerConfig
@@ -75,7 +76,7 @@ class BetterOfTwo:
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return sfumato.load(device="cpu", dtype="float32")
+    return sfumato.load(shallow_checkpoint(), device="cpu", dtype="float32")
 
 
 def by_itself(model: Model, text: str, seed: int) -> tuple[list[Draft], Any]:

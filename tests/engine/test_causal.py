@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.engine.faults import no_slot_is_leaked, outcome
 from tests.support.scripted_engine import run
+from tests.support.shallow_model import shallow_checkpoint
 
 import sfumato
 from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
@@ -32,7 +33,7 @@ REQUESTS: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return sfumato.load(device="cpu")
+    return sfumato.load(shallow_checkpoint(), device="cpu")
 
 
 def serving(model: Model, **config: Any) -> Engine:

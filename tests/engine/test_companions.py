@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 from tests.support.scripted_engine import run
+from tests.support.shallow_model import shallow_checkpoint
 from torch import Tensor
 
 import sfumato
@@ -113,7 +114,7 @@ def test_the_same_seed_is_the_same_text(
     """Text, entropies and probabilities of every step, alone and in any mix of companions, with
     prompts in any chunks and rows that arrive at any step."""
     with backend():
-        model = sfumato.load(device="cpu", **load)
+        model = sfumato.load(shallow_checkpoint(), device="cpu", **load)
         wanted = [request_fields(number, kind) for number, kind in enumerate(kinds)]
         one_slot = EngineConfig(slots=1, context=1024)
         alone = visible_steps(model, one_slot, wanted, [0] * len(wanted))
@@ -127,7 +128,7 @@ def test_the_same_seed_is_the_same_text(
 
 
 def test_a_long_prompt_is_the_same_in_chunks_of_any_size() -> None:
-    model = sfumato.load(device="cpu", dtype="float32")
+    model = sfumato.load(shallow_checkpoint(), device="cpu", dtype="float32")
     wanted = [
         request_fields(0, "plain") | {"prompt": "tell me all about the sea and its ships. " * 40}
     ]

@@ -15,6 +15,7 @@ import torch
 from tests.engine.faults import no_slot_is_leaked, outcome
 from tests.support.recorded_graphs import RecordedGraphs, RepeatedCalls
 from tests.support.scripted_engine import run
+from tests.support.shallow_model import shallow_checkpoint
 
 import sfumato
 from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
@@ -48,7 +49,7 @@ FIXED = SamplerConfig(max_steps=3, stopping=Never(), ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return sfumato.load(device="cpu", dtype="float32")
+    return sfumato.load(shallow_checkpoint(), device="cpu", dtype="float32")
 
 
 @pytest.fixture
@@ -327,7 +328,7 @@ def test_decisions_are_read_in_graphs(
     run(plain)
     serving, backend = late()
     handles = [serving.submit(Request(**wanted(1), retry_empty=False))]
-    for _ in range(5):
+    for _ in range(3):
         handles.append(serving.decide(DecisionRequest("Hm.", questions, **how)))
         run(serving)
     assert set(ran) <= {1, 2, 3} and backend.replays and no_slot_is_leaked(serving)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from tests.support.scripted_engine import run
+from tests.support.shallow_model import shallow_checkpoint
 from torch import Tensor
 
 import sfumato
@@ -33,7 +34,7 @@ class Visible:
 
 @pytest.fixture(scope="module", params=["fp8", "q8_0"])
 def model(request: pytest.FixtureRequest) -> Model:
-    loaded = sfumato.load(device="cpu", cache_type=request.param)
+    loaded = sfumato.load(shallow_checkpoint(), device="cpu", cache_type=request.param)
     assert loaded.network.cache_dtype == CACHE_TYPES[request.param]
     return loaded
 

@@ -32,7 +32,7 @@ STEPS = SamplerConfig(max_steps=4, stopping=Never(), ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return seeing_model(tmp_path_factory.mktemp("sees") / "model")
+    return seeing_model(tmp_path_factory.mktemp("sees") / "model", is_shallow=True)
 
 
 def engine(model: Model, **config: Any) -> Engine:
@@ -190,7 +190,7 @@ def test_a_fault_in_the_tower_ends_the_rows_with_that_picture(
 ) -> None:
     monkeypatch.setattr(Encoding, "advance", failing(RuntimeError("no"), 1))
     serving = engine(model)
-    each = [wanted(1, "a"), wanted(2, "b"), {"prompt": "Who are you?", "max_tokens": 30}]
+    each = [wanted(1, "a"), wanted(2, "b"), {"prompt": "Who are you?", "max_tokens": 30, "seed": 3}]
     handles = [serving.submit(Request(**one, retry_empty=False)) for one in each]
     run(serving)
     assert isinstance(handles[0].terminal, Failed) and outcome(handles[0]) == "internal"

@@ -24,7 +24,7 @@ QUESTIONS = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return seeing_model(tmp_path_factory.mktemp("sees") / "model")
+    return seeing_model(tmp_path_factory.mktemp("sees") / "model", is_shallow=True)
 
 
 def state(*content: str | int) -> list[dict[str, Any]]:

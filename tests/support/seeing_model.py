@@ -8,17 +8,19 @@ from typing import Any
 
 import torch
 from tests.support.pictures import picture
+from tests.support.shallow_model import shallow_network
 
 import sfumato
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.train import recipe
 
 
-def seeing_model(folder: Path) -> sfumato.Model:
+def seeing_model(folder: Path, is_shallow: bool = False) -> sfumato.Model:
     """The embedded text network with a tower of random weights, which the replies depend on: they
-    are nonsense that never settles, so a canvas has few steps."""
-    network = recipe.load_weights(Path(sfumato.load().path))
-    tower = recipe.new_tower(recipe.TOWER, torch.Generator().manual_seed(1)).requires_grad_(False)
+    are nonsense that never settles, so a canvas has few steps. is_shallow: both of two layers."""
+    network = shallow_network() if is_shallow else recipe.load_weights(Path(sfumato.load().path))
+    config = replace(recipe.TOWER, num_layers=2) if is_shallow else recipe.TOWER
+    tower = recipe.new_tower(config, torch.Generator().manual_seed(1)).requires_grad_(False)
     tower.projection.weight.mul_(20)
     recipe.save_checkpoint(network, folder, tower, sampler=replace(REFERENCE, max_steps=8))
     return sfumato.load(folder, device="cpu")

@@ -36,7 +36,7 @@ def text(content: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> sfumato.Model:
-    return seeing_model(tmp_path_factory.mktemp("sees") / "model")
+    return seeing_model(tmp_path_factory.mktemp("sees") / "model", is_shallow=True)
 
 
 def test_a_state_with_pictures_is_a_prefix_with_their_places(seeing: sfumato.Model) -> None:
