@@ -66,12 +66,11 @@ def try_network(network: Network) -> None:
     device = network.device
     if network.is_mixed or not self_test.prepared(device):
         return
-    start, kinds = time.perf_counter(), dict[bool, int]()
-    for at, layer in enumerate(network.config.layers):
-        kinds.setdefault(layer.sliding, at)
+    start, every = time.perf_counter(), range(len(network.config.layers))
+    kinds = {network.config.layers[at].sliding: at for at in reversed(every)}
     try:
         _try_two_streams(network)
-        for layers in (sorted(kinds.values()), range(len(network.config.layers))):
+        for layers in (sorted(kinds.values()), every):
             _switch_off_what_is_wrong(network_of(network, layers))
     except torch.OutOfMemoryError as error:
         log.info("kernels were not compared with torch in a whole step: %s", str(error)[:120])

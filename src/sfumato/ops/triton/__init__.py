@@ -151,8 +151,8 @@ def _names(operation: str, arguments: tuple[Any, ...]) -> list[str]:
     """The twins that a call needs: several weights may have formats of their own, and each passed
     its test."""
     stored = [each for each in arguments if isinstance(each, PlaneTensor | ScaledTensor)]
-    names = [twin_name(operation, each.format.name) for each in stored]
-    return list(dict.fromkeys(names)) or [operation]
+    names = {twin_name(operation, each.format.name): None for each in stored}
+    return list(names) or [operation]
 
 
 def _note_refused(name: str, device: torch.device, arguments: tuple[Any, ...]) -> None:

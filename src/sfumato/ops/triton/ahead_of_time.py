@@ -54,8 +54,7 @@ def jobs(
     see `Job`."""
     known = all_kernels()
     for name in names or sorted(known):
-        kernel = known[name]
-        variants = kernel.names(every) + kernel.of_formats(formats, every)
+        variants = known[name].names(every) + known[name].of_formats(formats, every)
         for target in targets:
             for use, tiles in candidates(name, target).items():
                 for at in range(len(tiles) if every else 1):

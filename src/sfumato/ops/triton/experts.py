@@ -150,8 +150,12 @@ def experts(
     count, hidden, inner = down.shape
     x, shares = x.contiguous(), shares.float().contiguous()
     order, starts = sort(chosen.contiguous(), count)
-    both = {"order": order, "starts": starts, "EXPERTS": count}
-    both["EXPERTS_PADDED"] = triton.next_power_of_2(count)
+    both = {
+        "order": order,
+        "starts": starts,
+        "EXPERTS": count,
+        "EXPERTS_PADDED": triton.next_power_of_2(count),
+    }
     assignments, use, k = len(order), use_for(len(x)), chosen.shape[1]
     first, second = operand(gate_up), operand(down)
     activated = x.new_empty(assignments, inner)
@@ -196,13 +200,9 @@ def _serves(
 def _check(format: str, trial: Trial) -> None:
     """Few tokens, and many; an uneven choice of a few experts: one has most tokens, one none. An
     interpreter has few columns of the down weight, which divide into no blocks of 256."""
-    count, hidden, inner = (
-        5,
-        *(whole_blocks(format, width) for width in (trial.sizes.hidden, trial.sizes.expert)),
-    )
-    of_down = format
-    if interpreting() and inner > 32:
-        of_down, inner = "Q8_0", 32
+    widths, count = (trial.sizes.hidden, trial.sizes.expert), 5
+    hidden, inner = (whole_blocks(format, width) for width in widths)
+    of_down, inner = ("Q8_0", 32) if interpreting() and inner > 32 else (format, inner)
     gate_up = trial.weight(format, count, 2 * inner, hidden)
     down = trial.weight(of_down, count, hidden, inner)
     for tokens in trial.sizes.tokens:

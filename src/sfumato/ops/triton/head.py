@@ -155,8 +155,7 @@ class _Pass:
         }
         nothing = torch.empty(0, dtype=torch.int64, device=hidden.device)
         for name in ("ids", "limits", "row", "place"):
-            own = nothing if bans is None else getattr(bans, name).contiguous()
-            self.both[f"ban_{name}"] = own
+            self.both[f"ban_{name}"] = getattr(bans, name, nothing).contiguous()
         self.every: dict[str, Any] = {
             "done": done.contiguous(),
             "vocab": self.vocab,

@@ -240,9 +240,8 @@ def multiply(
     x, x_scales = given
     kernel = kernels[held[0].form]
     tile = tile_for(kernel.name, x.device, use)
-    parameters = dict.fromkeys(_NONE) | _FIXED | more
-    parameters |= {"x_scales": x_scales, "tokens": len(x), "INPUTS": x.shape[1]}
-    parameters["FORMAT"] = held[0].number
+    numbers = {"tokens": len(x), "INPUTS": x.shape[1], "FORMAT": held[0].number}
+    parameters = dict.fromkeys(_NONE) | _FIXED | more | numbers | {"x_scales": x_scales}
     for names, each in zip(_MATRICES, held, strict=False):
         stored = each.stored(tile["OUT"], tile["IN"])
         parameters |= {names["weight"]: stored["weight"], names["scales"]: each.scales}

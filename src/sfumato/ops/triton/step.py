@@ -412,10 +412,8 @@ def _check(trial: Trial) -> None:
     record = torch.zeros(2, 16, dtype=torch.int64, device=device)
     flags = torch.zeros(2, 4, dtype=torch.bool, device=device)
     tokens, pinned, history = record[:, :4], record[:, 4:8], record[:, None, 8:12]
-    names = ("max_steps", "hard_pins", "step", "unchanged")
-    columns = dict(zip(names, record[:, 12:16].unbind(1), strict=True))
-    flag_names = ("cold", "self_conditioning", "converged", "done")
-    columns |= dict(zip(flag_names, flags.unbind(1), strict=True))
+    names = ("max_steps", "hard_pins", "step", "unchanged", *_FLAGS, "self_conditioning")
+    columns = dict(zip(names, (*record[:, 12:16].unbind(1), *flags.unbind(1)), strict=True))
     soft = torch.zeros(2, 4, hidden, dtype=trial.dtype, device=device)
     rows = SimpleNamespace(tokens=tokens, pinned=pinned, history=history, soft=soft, **columns)
     pinned.fill_(-1)
@@ -430,10 +428,13 @@ def _check(trial: Trial) -> None:
         "confidence": torch.ones(2, device=device),
     }
     ids = torch.arange(1, 9, device=device)
-    new = torch.ones(8, hidden, dtype=trial.dtype, device=device)
-    top_ids, top_probs = ids[:, None], spread[:, None]
     stats = SimpleNamespace(
-        argmax=ids, drawn=ids + 10, entropy=spread, top_ids=top_ids, top_probs=top_probs, soft=new
+        argmax=ids,
+        drawn=ids + 10,
+        entropy=spread,
+        top_ids=ids[:, None],
+        top_probs=spread[:, None],
+        soft=torch.ones(8, hidden, dtype=trial.dtype, device=device),
     )
     words = torch.zeros(2, 22, dtype=torch.int32, device=device)
     move_rows(rows, SimpleNamespace(settings=settings), stats, ids.view(2, 4) + 20, words)

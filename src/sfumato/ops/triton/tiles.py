@@ -73,20 +73,18 @@ def architecture(device: torch.device) -> str | None:
         return INTERPRETED
     if device.type != "cuda":
         return None
-    properties = torch.cuda.get_device_properties(device)
-    name = getattr(properties, "gcnArchName", "").split(":")[0]
-    if torch.version.hip is None or not name:
-        name = f"sm_{properties.major}{properties.minor}"
+    own = own_architecture(device)
+    name = own if isinstance(own, str) else f"sm_{own}"
     name = _SAME_TILES.get(name, name)
     return name if name in TARGETS else None
 
 
 def own_architecture(device: torch.device) -> int | str:
     """The architecture of a GPU itself, as Triton names it; `architecture` is that of its tiles."""
+    properties = torch.cuda.get_device_properties(device)
     if torch.version.hip is not None:
-        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
-    major, minor = torch.cuda.get_device_capability(device)
-    return major * 10 + minor
+        return str(properties.gcnArchName).split(":")[0]
+    return int(properties.major * 10 + properties.minor)
 
 
 def has_copy_engine(device: torch.device) -> bool:
@@ -161,8 +159,7 @@ def measured(kernel: str, device: torch.device) -> dict[str, Tile]:
 def _measured_product(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {}
-    product: dict[str, Any] = table()["measured"].get(torch.cuda.get_device_name(device), {})
-    return product
+    return dict(table()["measured"].get(torch.cuda.get_device_name(device), {}))
 
 
 def tile_for(kernel: str, device: torch.device, use: str = ANY) -> Tile:

@@ -56,15 +56,18 @@ def serving(device: torch.device, hidden: int, formats: Collection[str] = ()) ->
     if target is None or all_kernels()["listed_scores"].sizes["HIDDEN"] != hidden:
         return []
     known = sorted(LAYOUTS.keys() & set(formats))
-    work = jobs([target], every=True, formats=known, number=number)
-    return [job for job in work if _wanted(job, device, formats)]
+    return [
+        job
+        for job in jobs([target], every=True, formats=known, number=number)
+        if _wanted(job, device, formats)
+    ]
 
 
 def _wanted(job: Job, device: torch.device, formats: Collection[str]) -> bool:
     """Whether a device launches this with the tiles that serve there, of weights of formats."""
     kernel, tile = kernel_of(job)
-    of_others = kernel.sizes.get("SILU")  # no network of these sizes
-    if of_others or tile != tile_for(job.kernel, device, job.use):
+    # No network of these sizes has SiLU.
+    if kernel.sizes.get("SILU") or tile != tile_for(job.kernel, device, job.use):
         return False
     if kernel.format:
         return kernel.format in formats

@@ -395,9 +395,16 @@ def of_forms(
             for name in scales if form.x != "bf16" else scales[1:]:
                 types[name] = "*fp32:16"
                 del sizes[name]
-        sizes["FORMAT"] = number
-        changed = replace(kernel, name=f"{kernel.name}_{suffix}", types=types, sizes=sizes)
-        kernels[suffix] = register(replace(changed, columns=own, format=form.format))
+        kernels[suffix] = register(
+            replace(
+                kernel,
+                name=f"{kernel.name}_{suffix}",
+                types=types,
+                sizes=sizes | {"FORMAT": number},
+                columns=own,
+                format=form.format,
+            )
+        )
     return kernels
 
 
@@ -509,8 +516,9 @@ def _rounding(form: str, kind: Kind) -> Kernel:
         f"{columns} columns": {"COLUMNS": columns} for columns in (704, 2112, 2816, 4096, 8192)
     }
     sizes = {"COLUMNS": 2816, "FORMAT": codes.number}
-    name = f"round_rows_{form}"
-    return register(Kernel(name, _round_rows, types, sizes, shapes=shapes, format=kind))
+    return register(
+        Kernel(f"round_rows_{form}", _round_rows, types, sizes, shapes=shapes, format=kind)
+    )
 
 
 ROUND_ROWS = {"fp8": _rounding("fp8", "FP8"), "int8": _rounding("int8", "INT8")}
