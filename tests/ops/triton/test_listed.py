@@ -46,7 +46,7 @@ def test_no_copy_of_an_embedding_in_planes_is_made(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(PlaneTensor, "dequantize", counted)
     assert torch.equal(ops.embed(ids, weight, torch.float32), wide[ids])
     hidden = torch.randn(1, 256)
-    close(ops.own_scores(hidden, weight, ids), hidden @ wide[ids[0]].T)
+    close(ops.own_scores(hidden, weight, ids), hidden @ wide[ids[0]].T, 1e-5)
     assert sizes and max(sizes) <= 6  # a row alone is computed twice
 
 

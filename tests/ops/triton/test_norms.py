@@ -33,6 +33,8 @@ def test_what_follows_attention() -> None:
     expected = out, *(reference.rms_norm.reference(out, each, EPS) for each in weights[1:])
     for ours, theirs in zip(after_attention(x, attended, *weights, EPS), expected, strict=True):
         close(ours, theirs)
+    none = after_attention(x[:0], attended[:0], *weights, EPS)
+    assert all(each.shape == (0, 40) for each in none)
 
 
 def test_the_end_of_a_layer() -> None:

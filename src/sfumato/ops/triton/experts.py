@@ -326,8 +326,6 @@ def route(
     experts = len(weight)
     chosen = torch.empty(tokens, active, dtype=torch.int64, device=x.device)
     shares = torch.empty(tokens, active, device=x.device)
-    if tokens == 0:
-        return chosen, shares
     scores = torch.empty(tokens, experts, device=x.device)
     tile = tile_for("router_scores", x.device)
     launch(
@@ -370,9 +368,13 @@ def _serves_route(
     eps: float,
     shares_of_one: bool,
 ) -> bool:
-    if scale is None or per_expert is None or not shares_of_one:
-        return False
-    return weight.is_contiguous() and elementwise(x, weight, scale, per_expert)
+    return (
+        scale is not None
+        and per_expert is not None
+        and shares_of_one
+        and weight.is_contiguous()
+        and elementwise(x, weight, scale, per_expert)
+    )
 
 
 def _check_route(trial: Trial) -> None:

@@ -346,24 +346,23 @@ def own_scores(hidden: Tensor, weight: Tensor | PlaneTensor, ids: Tensor) -> Ten
     `ops.own_scores`. Rows in planes are unpacked in registers, and not rounded."""
     positions, count = ids.shape
     out = hidden.new_empty(positions, count)
-    if out.numel():
-        held = operand(weight)
-        kernel = LISTED_SCORES[held.form]
-        tile = tile_for(kernel.name, hidden.device)
-        launch(
-            kernel,
-            (positions, triton.cdiv(count, tile["IDS"])),
-            tile,
-            hidden.device,
-            hidden=hidden.contiguous(),
-            weight=held.numbers,
-            ids=ids.contiguous(),
-            out=out,
-            count=count,
-            vocab=weight.shape[0],
-            HIDDEN=hidden.shape[1],
-            FORMAT=held.number,
-        )
+    held = operand(weight)
+    kernel = LISTED_SCORES[held.form]
+    tile = tile_for(kernel.name, hidden.device)
+    launch(
+        kernel,
+        (positions, triton.cdiv(count, tile["IDS"])),
+        tile,
+        hidden.device,
+        hidden=hidden.contiguous(),
+        weight=held.numbers,
+        ids=ids.contiguous(),
+        out=out,
+        count=count,
+        vocab=weight.shape[0],
+        HIDDEN=hidden.shape[1],
+        FORMAT=held.number,
+    )
     return out
 
 

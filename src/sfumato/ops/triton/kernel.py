@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -138,9 +138,12 @@ def launch(
 ) -> None:
     """Runs a kernel on the device's current stream, or interprets it.
 
-    grid: programs along each axis; parameters: all of the kernel's but those that the tile gives
-    and UPCAST and DESCRIPTORS.  Raises LaunchError where a kernel does not get to run.
+    grid: programs along each axis; without any, nothing is done.  parameters: all of the kernel's
+    but those that the tile gives and UPCAST and DESCRIPTORS.  Raises LaunchError where a kernel
+    does not get to run.
     """
+    if 0 in grid:
+        return
     try:
         _run(kernel, grid, tile, device, parameters)
     except Exception as error:  # Triton's compilers raise errors of many classes
@@ -156,7 +159,8 @@ def _run(
     device: torch.device,
     parameters: dict[str, Any],
 ) -> None:
-    with _current(device):
+    # Triton launches on the current device, whatever the device of the tensors.
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         kernel.function[grid](**given(kernel, tile, device, parameters))
 
 
@@ -170,8 +174,3 @@ def given(
     return every | {
         "num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": FP_FUSION
     }  # fmt: skip
-
-
-def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """Triton launches on the current device, whatever the device of the tensors."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

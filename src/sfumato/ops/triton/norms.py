@@ -86,8 +86,6 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     size = x.shape[-1]
     flat = x.reshape(-1, size).contiguous()
     out = torch.empty_like(flat)
-    if out.numel() == 0:
-        return out.view(x.shape)
     tile = tile_for("rms_norm", x.device)
     columns = triton.next_power_of_2(size)
     launch(
@@ -174,12 +172,10 @@ def after_attention(
 
 
 def _launch_rows(kernel: Kernel, out: Tensor, **given: Any) -> None:
-    """A program for each row of `out`, if there are any."""
-    size = out.shape[-1]
-    if rows := out.numel() // size:
-        columns = triton.next_power_of_2(size)
-        tile = tile_for(kernel.name, out.device)
-        launch(kernel, (rows,), tile, out.device, out=out, SIZE=size, COLUMNS=columns, **given)
+    """A program for each row of `out`."""
+    size, tile = out.shape[-1], tile_for(kernel.name, out.device)
+    given |= {"out": out, "SIZE": size, "COLUMNS": triton.next_power_of_2(size)}
+    launch(kernel, (out.numel() // size,), tile, out.device, **given)
 
 
 @triton.jit(do_not_specialize=["scalar_stride"])
@@ -406,29 +402,28 @@ def prepare_heads(
     q, k, v = (x if x.stride()[1:] == (d, 1) else x.contiguous() for x in (q, k, v))
     outs = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
     tile = tile_for("prepare_heads", q.device)
-    if tokens:
-        launch(
-            PREPARE_HEADS,
-            (tokens, sum(triton.cdiv(count, tile["AT_ONCE"]) for count in (heads, kv_heads))),
-            tile,
-            q.device,
-            q=q,
-            k=k,
-            v=v,
-            q_weight=q_weight,
-            k_weight=k_weight,
-            cos=cos.contiguous(),
-            sin=sin.contiguous(),
-            eps=eps,
-            **dict(zip(("q_out", "k_out", "v_out"), outs, strict=True)),
-            q_stride=q.stride(0),
-            k_stride=k.stride(0),
-            v_stride=v.stride(0),
-            HEADS=heads,
-            KV_HEADS=kv_heads,
-            HALF=d // 2,
-            COLUMNS=triton.next_power_of_2(d // 2),
-        )
+    launch(
+        PREPARE_HEADS,
+        (tokens, sum(triton.cdiv(count, tile["AT_ONCE"]) for count in (heads, kv_heads))),
+        tile,
+        q.device,
+        q=q,
+        k=k,
+        v=v,
+        q_weight=q_weight,
+        k_weight=k_weight,
+        cos=cos.contiguous(),
+        sin=sin.contiguous(),
+        eps=eps,
+        **dict(zip(("q_out", "k_out", "v_out"), outs, strict=True)),
+        q_stride=q.stride(0),
+        k_stride=k.stride(0),
+        v_stride=v.stride(0),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HALF=d // 2,
+        COLUMNS=triton.next_power_of_2(d // 2),
+    )
     return outs[0], outs[1], outs[2]
 
 
