@@ -56,7 +56,8 @@ def widest_float(kind: str) -> torch.dtype:
 
 def side_stream(main: torch.Stream | torch.cuda.Stream) -> torch.Stream:
     """A second stream of the device, for work beside what this thread gives to `main`: the same one
-    each time, and that of no other stream or thread. Torch may make a stream at its first use,
+    each time, and that of no other stream or thread, as long as a process makes no more than the 32
+    streams of a device that torch hands out in turn. Torch may make a stream at its first use,
     which should be before a capture."""
     return _side_stream(main.device, main.stream_id, get_ident())
 

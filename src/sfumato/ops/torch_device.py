@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 
 import torch
@@ -139,6 +140,10 @@ def beside(
     try:
         with side:
             made = first()
-        return made, second()
-    finally:
-        main.wait_stream(side)
+        other = second()
+    except BaseException:
+        with suppress(Exception):  # where a capture is invalid, the first error says why
+            main.wait_stream(side)
+        raise
+    main.wait_stream(side)
+    return made, other

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import count
+from threading import get_ident
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ class Device:
         handles = count(1)
         self.graph_pool_handle = lambda: (0, next(handles))
         self.emptied: list[int] = []  # pools at the time
-        self.with_side: list[object] = []
+        self.with_side: list[tuple[object, int]] = []  # streams, and threads
 
     def end_allocate(self, index: int, pool: Pool) -> None:
         if pool not in self.recording:
@@ -38,7 +39,7 @@ class Device:
 
     def beside(self, stream: object) -> None:
         assert not self.recording
-        self.with_side.append(stream)
+        self.with_side.append((stream, get_ident()))
 
     @contextmanager
     def on(self, stream: object) -> Iterator[None]:
@@ -57,7 +58,7 @@ def graph_of(device: Device) -> type:
         def capture_begin(self, pool: Pool, capture_error_mode: str) -> None:
             assert pool not in device.recording, "already recording to mempool_id"
             assert device.uses.get(pool) != 0, "a pool without graphs"
-            assert device.stream in device.with_side
+            assert (device.stream, get_ident()) in device.with_side
             device.uses[pool] = device.uses.get(pool, 0) + 1
             device.recording.add(pool)
             self._pool = pool

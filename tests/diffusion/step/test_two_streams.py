@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
-from tests.support.kernels import interpreted, seen_as
+from tests.support.kernels import counted_launches, interpreted, seen_as
 from tests.support.recorded_graphs import RepeatedCalls
 from tests.support.stream_order import Unordered, checked_streams
 from torch import Tensor
@@ -26,6 +27,7 @@ from sfumato.model.network import Network
 from sfumato.model.transformer import NormedBlock, Transformer
 from sfumato.ops import registry, torch_device
 from sfumato.ops.triton import self_test
+from sfumato.ops.triton.self_test import Trial
 
 CPU = torch.device("cpu")
 MAIN, SIDE = "the main stream", "the side stream"
@@ -95,6 +97,25 @@ def test_a_step_and_a_commit(
     assert all(map(torch.equal, both, alone))
 
 
+@interpreted
+@pytest.mark.parametrize("format", ["FP8", "Q8_0"])
+def test_products_of_codes_and_planes(format: str) -> None:
+    """Whose inputs are rounded to codes, or whose weights are unpacked, on either stream."""
+    x = torch.randn(3, 64)
+    gate, up, down = (Trial(CPU).weight(format, 64, 64, number=number) for number in range(3))
+
+    def mlp() -> Tensor:
+        return ops.linear(ops.linear_gated(x, gate, up, "gelu"), down)
+
+    served = [f"{name} {format}" for name in ("linear", "linear_gated")]
+    serving, counted = kernels_serve("linear", *served), counted_launches()
+    with torch.no_grad(), serving, checked_streams() as check, counted as launches:
+        for _ in range(2):
+            made, other = ops.beside(x, mlp, mlp)
+            assert torch.equal(made, other)
+    assert launches.total() >= 8 and check.operations[SIDE] >= 4, launches
+
+
 def beside(x: Tensor, first: Callable[[], Tensor], second: Callable[[], Tensor]) -> Tensor:
     with torch.no_grad(), kernels_serve("linear"):
         made, other = ops.beside(x, first, second)
@@ -143,6 +164,19 @@ def test_a_function_that_fails_is_joined_too() -> None:
                 beside(x, first, second)
             assert check.current is check.streams[0]
             assert check.streams[0].clock[1] == 1, "the main stream is behind it"
+
+
+def test_the_first_error_is_told_where_the_join_fails_too() -> None:
+    """As it does in a capture that an operation has made invalid."""
+    x = torch.ones(8)
+    with checked_streams() as check:
+
+        def fails() -> Tensor:
+            check.streams[0].wait_stream = Mock(side_effect=RuntimeError("capture invalidated"))
+            raise ValueError("of one")
+
+        with pytest.raises(ValueError, match="of one"):
+            beside(x, fails, fails)
 
 
 @pytest.mark.parametrize("case", ["few", "many", "adapter", "elsewhere", "streamed", "refused"])

@@ -254,7 +254,7 @@ class CudaGraphs:
                 torch.cuda.empty_cache()  # for the memory that the pool begins with
             if self._stream is None:
                 self._stream = torch.cuda.Stream(self._device)
-                side_stream(self._stream)  # made outside of the capture
+            side_stream(self._stream)  # this thread's, made outside of the capture
             # `torch.cuda.graph` would leave the thread on its stream where the end fails.
             with torch.cuda.stream(self._stream):
                 self._record(graph, function, self._pool)

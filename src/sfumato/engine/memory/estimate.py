@@ -98,8 +98,9 @@ def overhead_bytes(device: torch.device, rows: int, step: int, captures: bool = 
     """
     if not gpu.is_gpu(device):
         return 0
-    # A side stream's few tokens take a segment of its own.
-    libraries = STREAMS * (2 * WORKSPACE + SEGMENT) + CODE
+    # A side stream's few tokens take a segment of its own; the thread that warms up has its own
+    # ones beside those of the thread that serves.
+    libraries = STREAMS * (2 * WORKSPACE + 2 * SEGMENT) + CODE
     return libraries + (step + (most_graphs(rows) + READS) * GRAPH if captures else 0)
 
 

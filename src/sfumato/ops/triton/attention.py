@@ -140,10 +140,10 @@ def _add_keys(
 
 
 @triton.jit
-def _piece_length(held: tl.tensor, PIECES: tl.constexpr, SHORTEST: tl.constexpr) -> tl.tensor:
-    """The positions of each piece of a prefix of `held`, of which there are PIECES at most, and
+def _piece_length(held: tl.tensor, most: tl.tensor, shortest: tl.tensor) -> tl.tensor:
+    """The positions of each piece of a prefix of `held`, of which there are `most` at most, and
     whose last piece may be shorter: a multiple of 64, which KEYS divides."""
-    return tl.maximum((held + 64 * PIECES - 1) // (64 * PIECES) * 64, SHORTEST)
+    return tl.maximum((held + 64 * most - 1) // (64 * most) * 64, shortest)
 
 
 @triton.jit(
@@ -165,11 +165,11 @@ def _attend(
     """One tile of ROWS, one key head and one piece of the prefix of one row of the batch.
 
     Grid: (⌈length · GROUP / ROWS⌉, KV_HEADS · pieces, rows), where pieces are as many as the
-    longest prefix has; the first piece takes the row's own canvas too, and the keys of its
-    question, which are few. The length of a piece follows from the row's prefix alone, and programs
-    without a piece leave early, so that no sum depends on other rows, on the pool's size or on
-    where a question stands. A row with one piece stores its result, one with several what `_merge`
-    makes it of.
+    longest prefix that a slot can hold has; the first piece takes the row's own canvas too, and the
+    keys of its question, which are few. The length of a piece follows from the row's prefix alone,
+    and programs without a piece leave early, so that no sum depends on other rows, on the pool's
+    size or on where a question stands. A row with one piece stores its result, one with several
+    what `_merge` makes it of.
 
     q and out [rows, length, HEADS, D]; new_keys and new_values are those of the canvases as
     matrices [tokens, KV_HEADS · D], tokens being rows · length; keys and values those of the slots,
@@ -572,9 +572,9 @@ def _has_kernel(q: Tensor) -> bool:
 
 
 def _check(trial: Trial) -> None:
-    """Prefixes of two pieces where kernels are compiled: rows of all lengths, of which one has no
-    prefix and one a full ring, and with and without a question, beside what earlier requests left:
-    NaN."""
+    """Prefixes of several pieces where kernels are compiled: rows of all lengths, of which one has
+    no prefix and one a full ring, and with and without a question, beside what earlier requests
+    left: NaN."""
     device = trial.device
     for heads, kv_heads, d, windowed in trial.sizes.attention:
         tile = tile_for(kernel_of("attention", d), device)
