@@ -355,17 +355,16 @@ def gathered(source: tl.tensor, inside: tl.tensor, FORMAT: tl.constexpr) -> tl.t
 
 @dataclass(frozen=True)
 class Form:
-    """How a kernel takes weights of a form: by which FORMAT, and the types of what it multiplies,
-    as Triton names them; format: of weights that alone are so."""
+    """How a kernel takes weights of 8-bit codes: by which FORMAT, and the types of what it
+    multiplies, as Triton names them; format: that of the weights."""
 
     number: int
-    x: str = "bf16"
-    weight: str = "bf16"
-    format: str = ""
+    x: str
+    weight: str
+    format: Kind
 
 
 FORMS = {
-    "planes": Form(0),
     "fp8": Form(FP8_CODES.value, "fp8e4nv", "fp8e4nv", "FP8"),
     "int8": Form(INT8_CODES.value, "i8", "i8", "INT8"),
     "bytes": Form(FP8_BYTES.value, "bf16", "u8", "FP8"),
@@ -381,30 +380,21 @@ def of_forms(
     compiled where none is named; x: the parameter that is multiplied, of kernels that take codes;
     scales: those of codes, the first of what is multiplied, the others of weights.
     """
-    kernels = {"": register(kernel)}
-    for suffix, form in FORMS.items() if x else [("planes", FORMS["planes"])]:
-        types, sizes = dict(kernel.types), dict(kernel.sizes)
-        number, own = form.number, ""
-        for name in types.keys() & {"weight", "second", "third"}:
-            as_stored = types[name].replace("bf16", form.weight)
-            types[name] = "*u8:16" if suffix == "planes" else as_stored
-        if suffix == "planes":
-            number, own = LAYOUTS[planes].number, columns
-        else:
-            types[x] = types[x].replace("bf16", form.x)
-            for name in scales if form.x != "bf16" else scales[1:]:
-                types[name] = "*fp32:16"
-                del sizes[name]
-        kernels[suffix] = register(
-            replace(
-                kernel,
-                name=f"{kernel.name}_{suffix}",
-                types=types,
-                sizes=sizes | {"FORMAT": number},
-                columns=own,
-                format=form.format,
-            )
-        )
+    held = kernel.types.keys() & {"weight", "second", "third"}
+
+    def like(form: str, types: Mapping[str, str], number: int, **more: Any) -> Kernel:
+        """types: those that differ, also of what was None."""
+        sizes = {name: size for name, size in kernel.sizes.items() if name not in types}
+        more |= {"types": {**kernel.types, **types}, "sizes": sizes | {"FORMAT": number}}
+        return register(replace(kernel, name=f"{kernel.name}_{form}", **more))
+
+    kernels, packed = {"": register(kernel)}, dict.fromkeys(held, "*u8:16")
+    kernels["planes"] = like("planes", packed, LAYOUTS[planes].number, columns=columns)
+    for name, form in FORMS.items() if x else ():
+        codes = dict.fromkeys(held, form.weight) | {x: form.x}
+        types = {each: kernel.types[each].replace("bf16", kind) for each, kind in codes.items()}
+        types |= dict.fromkeys(scales if form.x != "bf16" else scales[1:], "*fp32:16")
+        kernels[name] = like(name, types, form.number, format=form.format)
     return kernels
 
 
@@ -509,19 +499,19 @@ def _nearest_e4m3(number: tl.tensor) -> tl.tensor:
     return tl.where(tl.abs(number) < 0.015625, small, bits.to(tl.float32, bitcast=True))
 
 
-def _rounding(form: str, kind: Kind) -> Kernel:
-    codes = FORMS[form]
-    types = {"x": "*bf16:16", "codes": f"*{codes.x}:16", "scales": "*fp32:16"}
-    shapes = {
-        f"{columns} columns": {"COLUMNS": columns} for columns in (704, 2112, 2816, 4096, 8192)
-    }
-    sizes = {"COLUMNS": 2816, "FORMAT": codes.number}
-    return register(
-        Kernel(f"round_rows_{form}", _round_rows, types, sizes, shapes=shapes, format=kind)
+ROUND_ROWS = {
+    form: register(
+        Kernel(
+            f"round_rows_{form}",
+            _round_rows,
+            {"x": "*bf16:16", "codes": f"*{FORMS[form].x}:16", "scales": "*fp32:16"},
+            {"COLUMNS": 2816, "FORMAT": FORMS[form].number},
+            shapes={f"{n} columns": {"COLUMNS": n} for n in (704, 2112, 2816, 4096, 8192)},
+            format=FORMS[form].format,
+        )
     )
-
-
-ROUND_ROWS = {"fp8": _rounding("fp8", "FP8"), "int8": _rounding("int8", "INT8")}
+    for form in ("fp8", "int8")
+}
 
 
 def round_rows(x: Tensor, kind: Kind) -> ScaledTensor:
