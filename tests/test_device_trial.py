@@ -109,6 +109,19 @@ def test_a_comparison_of_two_streams_that_ends_early_refuses_nothing(
     assert not is_off
 
 
+def test_a_search_for_a_wrong_kernel_that_ends_early_leaves_none_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    near, far = (torch.ones(2),), (torch.zeros(2),)
+    results = [near, near, far, torch.OutOfMemoryError("while one is off")]
+    monkeypatch.setattr(device_trial, "_step", Mock(side_effect=results))
+    monkeypatch.setattr(device_trial, "Network", Mock())
+    monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(("linear", "route"))})
+    with pytest.raises(torch.OutOfMemoryError):
+        device_trial._switch_off_what_is_wrong(Mock(device=CPU))
+    assert self_test.prepared(CPU) == {"linear", "route"}
+
+
 @pytest.mark.parametrize("factor", [1.0, 1.001])
 def test_layers_with_other_bits_on_two_streams_have_one(
     factor: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

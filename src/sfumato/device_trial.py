@@ -99,27 +99,25 @@ def _switch_off_what_is_wrong(network: Network) -> None:
         torchs = _step(network)
         exact = _step(Network(network.transformer, network.device, torch.float32, torch.float32))
 
-    def error() -> AssertionError | None:
+    served = self_test.prepared(network.device) or frozenset()
+
+    def error(without: str = "") -> AssertionError | None:
+        self_test.serve_only(network.device, served - {without})
         try:
             for each in zip(_step(network), torchs, exact, strict=True):
                 self_test.assert_near(*each, TIMES)
         except AssertionError as wrong:
             return wrong
+        finally:
+            self_test.serve_only(network.device, served)
         return None
 
-    served = self_test.prepared(network.device) or frozenset()
     if (seen := error()) is None:
         return
-    for name in sorted(served):
-        self_test.serve_only(network.device, served - {name})
-        if error() is None:
-            break
-    else:
-        name = ""
-    self_test.serve_only(network.device, served)
+    wrong = next((name for name in sorted(served) if error(name) is None), "")
     what = f"{len(network.config.layers)} layers are wrong with its kernels"
-    for each in (name,) if name else sorted(served):
-        self_test.switch_off(each, network.device, seen, what)
+    for name in [wrong] if wrong else sorted(served):
+        self_test.switch_off(name, network.device, seen, what)
 
 
 @torch.no_grad()
