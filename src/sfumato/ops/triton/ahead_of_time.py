@@ -181,20 +181,15 @@ class Child:
         return answer or (None, f"crashed: {ended}")
 
 
-def begin(item: Any, function: Callable[..., None], *arguments: Any) -> tuple[Connection, Child]:
-    """Calls a function in a process of its own, in a group of its own; what it sends to its first
-    argument, a connection, arrives at the other end."""
+def begin(item: Any, function: Callable[[Any], Any], limits: Limits) -> tuple[Connection, Child]:
+    """Calls a function of an item in a process of its own, in a group of its own; its answer
+    arrives at the connection."""
     context: Any = get_context("fork" if "fork" in get_all_start_methods() else "spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_grouped, args=(function, sender, *arguments))
+    process = context.Process(target=_call, args=(sender, function, item, limits))
     process.start()
     sender.close()  # so that the end of the child ends the pipe
     return receiver, Child(item, process, time.monotonic())
-
-
-def _grouped(function: Callable[..., None], *arguments: Any) -> None:
-    os.setpgid(0, 0)
-    function(*arguments)
 
 
 def run_bounded(
@@ -211,7 +206,7 @@ def run_bounded(
         while waiting or running:
             while waiting and len(running) < jobs:
                 item = waiting.popleft()
-                receiver, child = begin(item, _call, function, item, limits)
+                receiver, child = begin(item, function, limits)
                 running[receiver] = child
             first = min(child.began for child in running.values()) + limits.seconds
             wait(list(running), max(0.0, first - time.monotonic()) + 0.01)
@@ -235,6 +230,7 @@ def _ended(running: dict[Connection, Child], limits: Limits) -> Iterator[Outcome
 
 def _call(sender: Connection, function: Callable[[Any], Any], item: Any, limits: Limits) -> None:
     """In the child."""
+    os.setpgid(0, 0)
     if limits.nbytes is not None:
         import resource
 
