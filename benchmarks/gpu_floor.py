@@ -99,20 +99,22 @@ class Setting:
         return candidates("_".join(filter(None, (kernel, form))), self.limits.target)["few"][0]
 
 
-def dense(setting: Setting, outputs: int, inputs: int, tile: Tile | None = None,
-          joined: int = 1) -> float:  # fmt: skip
+def dense(
+    setting: Setting, outputs: int, inputs: int, kernel: str = "linear", joined: int = 1
+) -> float:
     """Seconds of a product of TOKENS tokens. joined: weights whose rows a program has at a time, as
     of gate and up."""
-    return launch(dense_times(setting, outputs, inputs, tile or setting.tile("linear"), joined))
+    return launch(dense_times(setting, outputs, inputs, kernel, joined))
 
 
 def dense_times(
-    setting: Setting, outputs: int, inputs: int, tile: Tile, joined: int = 1
+    setting: Setting, outputs: int, inputs: int, kernel: str = "linear", joined: int = 1
 ) -> Sequence[float]:
+    tile = setting.tile(kernel)
     columns = math.ceil(TOKENS / tile["TOKENS"])
     programs = math.ceil(outputs / joined / tile["OUT"]) * columns
     work = joined * tile["OUT"] * inputs
-    return times(setting, programs, work, inputs, tile["TOKENS"], outputs * inputs)
+    return times(setting, kernel, programs, work, inputs, tile["TOKENS"], outputs * inputs)
 
 
 def launch(times: Sequence[float]) -> float:
@@ -121,7 +123,7 @@ def launch(times: Sequence[float]) -> float:
 
 
 def times(
-    setting: Setting, programs: int, work: int, inputs: int, tokens: int, weights: int,
+    setting: Setting, kernel: str, programs: int, work: int, inputs: int, tokens: int, weights: int,
     persistent: bool = False,
 ) -> Sequence[float]:  # fmt: skip
     """Seconds of memory, of products, of the L2 cache, of one multiprocessor's share of it, and of
@@ -130,7 +132,8 @@ def times(
     units, limits = setting.units, setting.limits
     busiest = programs / units.count if persistent else math.ceil(programs / units.count)
     moved = work * setting.weight_bytes + inputs * tokens * BYTES.get(setting.format, 2.0)
-    unpacks = unpacking(setting.format, limits.target) if setting.format in LAYOUTS else 0.0
+    of_planes = setting.format in LAYOUTS
+    unpacks = unpacking(f"{kernel}_planes", setting.format, limits.target) if of_planes else 0.0
     return (
         weights * setting.weight_bytes / limits.bytes_per_s / REACHED,
         busiest * 2.0 * work * tokens / (setting.flops / units.count) / REACHED,
@@ -156,8 +159,8 @@ def beside(setting: Setting) -> float:
     """Seconds of the dense MLP and the experts on two streams: of each thing that launches need,
     both need the sum.  The fork and the join are taken for the distance of two launches each."""
     experts = mixture_times(setting)
-    gate_up = dense_times(setting, 2 * DENSE, HIDDEN, setting.tile("linear_gated"), 2)
-    down = dense_times(setting, HIDDEN, DENSE, setting.tile("linear"))
+    gate_up = dense_times(setting, 2 * DENSE, HIDDEN, "linear_gated", 2)
+    down = dense_times(setting, HIDDEN, DENSE)
     shared = max(sum(each) for each in zip(*experts, gate_up, down, strict=True))
     launches = len(experts) * LAUNCH_S
     return max(mixture(setting), shared + launches) + 2 * LAUNCH_S
@@ -173,7 +176,7 @@ def grouped(
     work = joined * tile["OUT"] * inputs
     tokens = tokens or tile["TOKENS"]
     weights = EXPERTS * outputs * inputs
-    return times(setting, programs, work, inputs, tokens, weights, persistent)
+    return times(setting, kernel, programs, work, inputs, tokens, weights, persistent)
 
 
 def attention(setting: Setting, rows: int, prefix: int, pieces: float, shortest: int) -> float:
@@ -217,7 +220,7 @@ def changes(setting: Setting) -> dict[str, tuple[float, float]]:
         joined.append(dense(setting, sum(widths), HIDDEN) + rounding)
     element = LAUNCH_S + 6.0 * TOKENS * DENSE / setting.limits.bytes_per_s / CACHE_SPEED
     gate_up = 2 * (dense(setting, DENSE, HIDDEN) + rounding) + element
-    one = dense(setting, 2 * DENSE, HIDDEN, setting.tile("linear_gated"), 2) + rounding
+    one = dense(setting, 2 * DENSE, HIDDEN, "linear_gated", 2) + rounding
     mlp = one + dense(setting, HIDDEN, DENSE) + rounding
     long, short = mixture(setting, 64), mixture(setting, 32)
     experts = mixture(setting)

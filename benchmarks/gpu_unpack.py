@@ -70,7 +70,7 @@ def counted(kernel: str, target: str, format: str, rows: str = "OUT", columns: s
     made = compile_source(*source_of(named, tile, where), where)
     loop = inner_loop(machine_code(made, where))
     weights = tile[rows] * tile[columns] / (tile.warps * where.warp)  # of a thread
-    if "gate_up" in kernel:
+    if "gate" in kernel:
         weights *= 2
     each = round(loop.total() / weights, 2)
     return {

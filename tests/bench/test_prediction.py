@@ -106,22 +106,22 @@ def test_what_runs_beside_the_experts_adds_what_both_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("leaf", "kernel", "format", "tokens"),
+    ("leaf", "kernel", "format", "counted", "tokens"),
     [
-        ("self_attn.o_proj.weight", "output projection", "Q4_K", 128),
-        ("mlp.up_proj.weight", "dense MLP", "Q6_K", 64),
-        ("experts.down_proj", "experts, down and sum", "Q5_0", 64),
+        ("self_attn.o_proj.weight", "output projection", "Q4_K", "linear", 128),
+        ("mlp.up_proj.weight", "dense MLP", "Q6_K", "experts_gate_up", 64),
+        ("experts.down_proj", "experts, down and sum", "Q5_0", "experts_gate_up", 64),
     ],
 )
 def test_planes_are_unpacked_for_each_tile_of_tokens(
-    leaf: str, kernel: str, format: str, tokens: int
+    leaf: str, kernel: str, format: str, counted: str, tokens: int
 ) -> None:
     """Of experts those that are read, whose tokens fit a tile each until many rows choose them."""
     name = f"layers.0.{leaf}"
     rows, shape = (4, 16), expected_shapes(FULL)[name]
     slow = replace(LIMITS["h200"], issued=1e9)
     given = {**STORED, name: plane_bytes(format, shape)}
-    each = unpacking(format, "sm_90") * math.prod(shape) / slow.issued
+    each = unpacking(f"{counted}_planes", format, "sm_90") * math.prod(shape) / slow.issued
     for count in rows:
         costs = step_costs(FULL, StepShape(count), given, formats={name: format})
         (time,) = [t for t in step_time(costs, slow).kernels if t.cost.name == kernel]

@@ -65,7 +65,7 @@ class Unpacked(NamedTuple):
         """The instructions of threads, on an architecture."""
         tile = candidates(self.kernel, target)[self.use][0]
         passes = math.ceil(self.tokens / tile["TOKENS"])
-        return passes * self.weights * unpacking(self.format, target)
+        return passes * self.weights * unpacking(self.kernel, self.format, target)
 
 
 @dataclass(frozen=True)

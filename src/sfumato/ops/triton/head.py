@@ -182,12 +182,11 @@ class _Pass:
             "masses": torch.empty(kept, chunk, dtype=self.hidden.dtype, device=device),
             "tile_max": torch.empty(kept, chunk // tile, device=device),
         }
-        splits = self.embed_tile["SPLITS"]
         self.top = {
             "top": torch.empty(kept, TOP, device=device),
             "top_ids": torch.empty(kept, TOP, dtype=torch.int32, device=device),
         }
-        self.soft = torch.empty(splits, kept, self.size, device=device)
+        self.soft = torch.empty(self.embed_tile["SPLITS"], kept, self.size, device=device)
         self.peaks = torch.empty(2, kept, device=device)
 
     def run(self, uniform: Tensor, result: HeadResult) -> None:

@@ -134,10 +134,13 @@ def candidates(kernel: str, target: str) -> dict[str, tuple[Tile, ...]]:
     return {use: tuple(_tile(each) for each in tiles) for use, tiles in uses.items()}
 
 
-def unpacking(format: str, target: str) -> float:
-    """The instructions that unpack a weight in planes of a format on an architecture, counted by
-    `benchmarks.gpu_unpack`."""
-    return float(_of_target(table()["unpacking"][format], target))
+def unpacking(kernel: str, format: str, target: str) -> float:
+    """The instructions for each weight in planes of a format, for a tile of tokens of a kernel on
+    an architecture, counted by `benchmarks.gpu_unpack`; of kernels that were not counted, those of
+    the experts' gate and up, whose tiles are as theirs."""
+    counted = table()["unpacking"]
+    of_kernel = counted.get(kernel, counted["experts_gate_up_planes"])
+    return float(_of_target(of_kernel[format], target))
 
 
 def _of_target(section: Mapping[str, Any], target: str) -> Any:
@@ -152,8 +155,10 @@ def _tile(entry: Mapping[str, int]) -> Tile:
 @cache
 def measured(kernel: str, device: torch.device) -> dict[str, Tile]:
     """The fastest tiles of a kernel by their use, on a device of a product that was measured."""
-    tiles = _measured_product(device).get("tiles", {}).get(kernel, {})
-    return {use: _tile(entry) for use, entry in tiles.items()}
+    return {
+        use: _tile(entry)
+        for use, entry in _measured_product(device).get("tiles", {}).get(kernel, {}).items()
+    }
 
 
 def _measured_product(device: torch.device) -> dict[str, Any]:
