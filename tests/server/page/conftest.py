@@ -232,10 +232,12 @@ def open_page(
         page.front = front
         for path, answer in (says or {}).items():
             browsing.says(page, path, answer)
-        page.set_viewport_size(viewport)
+        if page.viewport_size != viewport:
+            page.set_viewport_size(viewport)
         page.emulate_media(color_scheme=color_scheme, reduced_motion=reduced_motion)
         page.mouse.move(0, 0)
-        page.goto(at.rstrip("/") + BLANK)
+        if page.url != (blank := at.rstrip("/") + BLANK):
+            page.goto(blank)
         page.evaluate(STORE, {name: json.dumps(value) for name, value in (stored or {}).items()})
         page.goto(at)
         page.wait_for_selector(awaits)

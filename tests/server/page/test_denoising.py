@@ -185,7 +185,7 @@ def test_lines_hold_and_the_bubble_never_gets_lower(open_page: Callable[..., Any
         script.draft(0, step, [words[(i * step) % len(words)] for i in range(80)])
     final = [words[i % 3] for i in range(80)]
     script.settle(0, final).delta(content="".join(final)).end()
-    page = open_page()
+    page = open_page(reduced_motion="no-preference")
     script.play(page)
     page.evaluate(WATCH)
     ask(page, "a road")

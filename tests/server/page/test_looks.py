@@ -107,6 +107,8 @@ def test_a_phones_header_is_low_goes_away_and_no_field_zooms(open_page: Callable
     small = """[...document.querySelectorAll('input, textarea, select')]
       .filter((e) => parseFloat(getComputedStyle(e).fontSize) < 16).map((e) => e.outerHTML)"""
     assert page.evaluate(small) == []
+    words = ["and ", "so ", "on ", "it ", "goes\n"] * 8
+    Script().draft(0, 1, words).settle(0, words).delta(content="".join(words)).end().play(page)
     ask(page, "\n".join(map(str, range(60))))
     wait(page)
     page.evaluate("scrollTo(0, 0)")
