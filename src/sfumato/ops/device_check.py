@@ -66,9 +66,14 @@ def _why_wrong(device: torch.device, call: Call) -> str:
         pairs = zip(tensors_of(result), tensors_of(expected), strict=True)
         errors = [why for out, wanted in pairs if (why := _difference(out.cpu(), wanted))]
     except Exception as error:  # torch raises errors of many classes for what a device lacks
-        lines = str(error).strip().splitlines()
-        return f"it fails there ({type(error).__name__}: {lines[0][:120] if lines else ''})"
+        return f"it fails there ({first_line(error)})"
     return errors[0] if errors else ""
+
+
+def first_line(error: Exception) -> str:
+    """What an error is, and the beginning of what it says."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"
 
 
 def _difference(out: Tensor, wanted: Tensor) -> str:

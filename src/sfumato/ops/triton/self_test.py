@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.ops.device_check import mapped, tensors_of
+from sfumato.ops.device_check import WRONG_INTEGERS, first_line, mapped, tensors_of
 from sfumato.ops.registry import reference_only
 from sfumato.ops.triton.kernel import installed, interpreting
 from sfumato.ops.triton.planes import (
@@ -179,11 +179,10 @@ def switch_off(
     device = _indexed(device)
     if serves(operation, device):
         _passed[device] -= {operation}
-        _failed.setdefault(device, {})[operation] = f"{what} ({_line(error)})"
+        why = first_line(error)
+        _failed.setdefault(device, {})[operation] = f"{what} ({why})"
         _keep(device)  # the next start tests it again
-        log.warning(
-            "%s: torch serves it on %s from now on (%s%s)", operation, device, _line(error), LOSS
-        )
+        log.warning("%s: torch serves it on %s from now on (%s%s)", operation, device, why, LOSS)
 
 
 def prepare(trial: Trial, twins: Mapping[str, KernelTwin], tries: Tries) -> frozenset[str]:
@@ -279,21 +278,13 @@ def why_wrong(twin: KernelTwin, trial: Trial) -> str:
         if trial.device.type == "cuda":
             torch.cuda.synchronize(trial.device)  # or the next one would have its errors
     except Exception as error:  # Triton's compilers raise errors of many classes
-        return _line(error)
+        return first_line(error)
     return ""
-
-
-def _line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
 MOST = 2.0
 """The error that kernels may have, in units of that which torch has in the same dtype, against
 float64."""
-WRONG_INTEGERS = 0.02
-"""Share of the integers of a result that may differ: where two numbers are nearly equal, their
-order may differ."""
 
 
 def assert_near(out: Tensor, torchs: Tensor, exact: Tensor, most: float = MOST) -> None:
@@ -400,17 +391,14 @@ _NOTE = "sfumato-self-tests.json"
 
 def kept(device: torch.device) -> frozenset[str]:
     """The operations that passed at an earlier start; none where that is not known."""
-    if device.type != "cuda":
-        return frozenset()
-    names: object = []
     try:
-        if path := _folder(device).get_file(_NOTE):
+        if device.type == "cuda" and (path := _folder(device).get_file(_NOTE)):
             with open(path, "rb") as file:
                 names = json.loads(file.read(LARGEST))
+            return frozenset(name for name in names if isinstance(name, str))
     except Exception as error:  # a text that is no JSON, Triton's own functions, another's folder
         log.debug("the note of the self-tests of kernels is not read (%s)", error)
-    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return frozenset(names) if isinstance(names, list) and is_list else frozenset()
+    return frozenset()
 
 
 def _folder(device: torch.device) -> Any:
@@ -421,16 +409,11 @@ def _folder(device: torch.device) -> Any:
     return get_cache_manager(hashlib.sha256(key).hexdigest())
 
 
-def _sources() -> str:
-    """A hash of the kernels, their tiles and tests, and the references."""
+def _sources() -> list[tuple[str, str]]:
+    """The names and hashes of the kernels, their tiles and tests, and the references."""
     here = Path(__file__).parent
     paths = sorted([*here.glob("*.py"), *here.glob("*.toml"), *here.parent.glob("*.py")])
-    text = hashlib.sha256()
-    for path in paths:
-        content = path.read_bytes()
-        text.update(f"{path.name} {len(content)}\n".encode())
-        text.update(content)
-    return text.hexdigest()
+    return [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in paths]
 
 
 def _circumstances(device: torch.device) -> list[str]:
