@@ -14,7 +14,7 @@ own, where the device multiplies such.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import triton
@@ -349,14 +349,19 @@ def _serves_gated(x: Tensor, gate: Stored, up: Stored, gating: Gating) -> bool:
     return same and multiplies(x, gate, up)
 
 
+def _compare(
+    function: Callable[..., Any], right: Callable[..., Any], weights: Sequence[Any], trial: Trial
+) -> None:
+    """With few tokens, and with many."""
+    for tokens in trial.sizes.tokens:
+        compare(function, right, trial.random((tokens, weights[0].shape[1])), weights)
+
+
 def _check(format: str, trial: Trial) -> None:
-    """The widths of the model, which a pipeline reads in many steps and which end within a tile,
-    for few tokens and for many."""
+    """The widths of the model, which a pipeline reads in many steps and which end within a tile."""
     for outputs, inputs in trial.sizes.products:
         weight = trial.weight(format, outputs, whole_blocks(format, inputs))
-        for tokens in trial.sizes.tokens:
-            x = trial.random((tokens, weight.shape[1]))
-            compare(linear, reference.linear.reference, x, [weight])
+        _compare(linear, reference.linear.reference, [weight], trial)
 
 
 def _check_each(format: str, trial: Trial) -> None:
@@ -365,18 +370,14 @@ def _check_each(format: str, trial: Trial) -> None:
         shapes = [(count * d, whole_blocks(format, trial.sizes.hidden))
                   for count in (heads, kv_heads, kv_heads)[: 2 + has_values]]  # fmt: skip
         weights = [trial.weight(format, *shape, number=at) for at, shape in enumerate(shapes)]
-        for tokens in trial.sizes.tokens:
-            x = trial.random((tokens, shapes[0][1]))
-            compare(linear_each, reference.linear_each.reference, x, weights)
+        _compare(linear_each, reference.linear_each.reference, weights, trial)
 
 
 def _check_gated(format: str, trial: Trial) -> None:
     inputs, outputs = trial.sizes.products[0]
     shape = outputs, whole_blocks(format, inputs)
-    gate, up = (trial.weight(format, *shape, number=number) for number in (0, 1))
-    for tokens in trial.sizes.tokens:
-        x = trial.random((tokens, gate.shape[1]))
-        compare(linear_gated, reference.linear_gated.reference, x, [gate, up])
+    both = [trial.weight(format, *shape, number=number) for number in (0, 1)]
+    _compare(linear_gated, reference.linear_gated.reference, both, trial)
 
 
 TWINS = {
