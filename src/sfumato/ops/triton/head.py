@@ -73,9 +73,9 @@ class HeadResult:
             *torch.empty(2, count, device=device).unbind(),
         )
 
-    def part(self, start: int, stop: int) -> HeadResult:
+    def part(self, at: slice) -> HeadResult:
         """Some positions: views."""
-        return HeadResult(*(each[start:stop] for each in vars(self).values()))
+        return HeadResult(*(each[at] for each in vars(self).values()))
 
 
 def vocabulary_head(
@@ -99,12 +99,11 @@ def vocabulary_head(
     if done is None:
         done = torch.zeros(len(hidden), dtype=torch.bool, device=hidden.device)
     for start in range(0, len(hidden), GROUP):
-        stop = min(start + GROUP, len(hidden))
-        at = slice(start, stop)
+        at = slice(start, start + GROUP)
         banned = bans and replace(bans, row=bans.row[at], place=bans.place[at])
         # Unnamed, so that a part's memory is free for the next one.
         _Pass(hidden[at], weight, temperature[at], done[at], softcap, banned, masses).run(
-            uniform[at], result.part(start, stop)
+            uniform[at], result.part(at)
         )
     return result
 
@@ -447,7 +446,8 @@ def _check(format: str, trial: Trial) -> None:
     done = torch.arange(3, device=device) == 2
     every = vocabulary_head(hidden, weight, temperature, uniform, 30.0, None, done)
     assert not every.soft[2].any(), "what is done is not zero"
-    out, hidden, temperature, uniform = every.part(0, 2), hidden[:2], temperature[:2], uniform[:2]
+    out = every.part(slice(2))
+    hidden, temperature, uniform = hidden[:2], temperature[:2], uniform[:2]
     exact, plain = (
         (_scores(hidden, weight, kind) / temperature[:, None]).softmax(dim=1)
         for kind in (torch.float64, dtype)

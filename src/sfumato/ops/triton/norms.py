@@ -527,11 +527,12 @@ def _check_write(trial: Trial) -> None:
         assert torch.equal(stored, expected), "the cache differs"
 
 
-_SERVED: dict[str, tuple[Any, ...]] = {
-    "rms_norm": (rms_norm, _serves_rows, _check_norm),
-    "after_attention": (after_attention, _serves_rows, _check_after_attention),
-    "after_layer": (after_layer, _serves_layer, _check_after_layer),
-    "prepare_heads": (prepare_heads, _serves_heads, _check_heads),
-    "write_cache": (write_cache, _serves_write, _check_write),
+TWINS = {
+    "rms_norm": KernelTwin("rms_norm", rms_norm, _serves_rows, _check_norm),
+    "after_attention": KernelTwin(
+        "after_attention", after_attention, _serves_rows, _check_after_attention
+    ),
+    "after_layer": KernelTwin("after_layer", after_layer, _serves_layer, _check_after_layer),
+    "prepare_heads": KernelTwin("prepare_heads", prepare_heads, _serves_heads, _check_heads),
+    "write_cache": KernelTwin("write_cache", write_cache, _serves_write, _check_write),
 }
-TWINS = {name: KernelTwin(name, *given) for name, given in _SERVED.items()}
