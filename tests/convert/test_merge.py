@@ -70,7 +70,8 @@ def test_a_merged_model_writes_what_the_adapter_beside_its_base_does(tmp_path: P
     assert merge(EMBEDDED, tmp_path / "adapter", tmp_path / "merged", "f32").notes == ()
     model.adapters.attach("tuned", adapter.changes)
     merged = sfumato.load(tmp_path / "merged", dtype="float32")
-    request = {"prompt": "What is the capital of Japan?", "seed": 3, "max_tokens": 32}
+    request = {"prompt": "Tell me about zebras and seas", "seed": 3, "max_tokens": 32}
+    request |= {"sampler": sfumato.SamplerConfig(max_steps=3)}
     tuned = model.generate(**request, adapter="tuned").text
     assert merged.generate(**request).text == tuned != model.generate(**request).text
     ids, logits = torch.arange(5, 30), []

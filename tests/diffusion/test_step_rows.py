@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -66,6 +67,7 @@ def begin(network: Network, index: int) -> tuple[Canvas, Slot]:
     return Canvas(config, Noise(index, index), 97, CPU, [5] * 3 * index), slot
 
 
+@cache
 def alone(network: Network, index: int) -> list[Draft]:
     canvas, slot = begin(network, index)
     drafts = []

@@ -1,6 +1,6 @@
 """Prefix reuse on a network: only new tokens are encoded, and the reply is the same.
 
-A random quantized checkpoint with a window of 1,024: a prefix of 2,000 tokens goes round its
+A random quantized checkpoint with a window of 1,024: a prefix of 1,300 tokens goes round its
 rings. The compiled operations sum in an order that depends on positions alone, so that what is
 reused equals a cold run bit for bit; torch's own products round by the number of rows.
 """
@@ -29,7 +29,7 @@ from sfumato.model.loading import load_network
 from sfumato.model.network import Network
 from sfumato.text.template import ChatTemplate
 
-SHARED, OWN, CONTEXT, LENGTH = 2000, 60, 2200, 32
+SHARED, OWN, CONTEXT, LENGTH = 1300, 60, 1500, 32
 CPU = torch.device("cpu")
 # The model knows 512 tokens, and the tests' tokenizer fewer.
 SPELLABLE = LogitBias(dict.fromkeys(range(len(PIECES), 512), float("-inf")))
@@ -80,7 +80,7 @@ class Visible:
 def serving(network: Network) -> Engine:
     text = TextSide(tokenizer(), ChatTemplate(TEMPLATE, markers=DIFFUSION_GEMMA.markers))
     model = Model(network, text, REFERENCE, END_IDS, Path("random"), DIFFUSION_GEMMA)
-    return Engine(model, EngineConfig(slots=2, context=CONTEXT, strict=True, prefill_chunk=700))
+    return Engine(model, EngineConfig(slots=2, context=CONTEXT, strict=True, prefill_chunk=500))
 
 
 def submitted(engine: Engine, ids: Sequence[int]) -> Handle:
@@ -115,7 +115,11 @@ def assert_like_cold(network: Network, ids: Sequence[int], warm: Visible) -> Non
         assert_same(network, warm.entropy[0], cold.entropy[0])
 
 
-@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize(
+    ("network", "busy"),
+    [("q4_k_m", False), ("q4_k_m", True), ("q8_0", False), ("bf16", True)],
+    indirect=["network"],
+)
 def test_a_shared_prefix_is_paid_for_once(network: Network, busy: bool) -> None:
     """Two find out that they share it, the third has it: from a slot at rest or one at work."""
     engine, shared = serving(network), tokens(0, SHARED)
@@ -151,7 +155,7 @@ def test_company_and_chunks_change_nothing(network: Network) -> None:
     """Pieces of any length, encoded beside another row."""
     ids, others = tokens(5, SHARED), tokens(6, SHARED)
     slot, other = network.new_slot(CONTEXT), network.new_slot(CONTEXT)
-    cuts = [0, 1, 4, 260, 1030, 1033, 1999, SHARED]
+    cuts = [0, 1, 4, 260, 1030, 1033, 1299, SHARED]
     for start, stop in itertools.pairwise(cuts):
         pieces = [torch.tensor(row[start:stop]) for row in (others, ids)]
         network.encode(pieces, [other, slot], chunk=300)

@@ -92,7 +92,14 @@ def test_codes_stay_codes(
 
 
 NVFP4 = ("nvfp4", "modelopt-nvfp4")
-WIDE = gguf_config(hidden_size=64, intermediate_size=128, expert_size=64, vocab_size=64)
+WIDE = gguf_config(
+    hidden_size=64,
+    intermediate_size=128,
+    expert_size=64,
+    vocab_size=64,
+    num_experts=4,
+    layers=CONFIG.layers[1:],
+)
 """Whose rows all divide into blocks of NVFP4."""
 WIDE_STATE = random_state(WIDE, 5)
 CACHED = 1e-3
@@ -209,8 +216,8 @@ INT4 = frozenset(("linear INT4", "experts INT4"))
 
 def logits(network: Network) -> Tensor:
     slot = network.new_slot(40)
-    network.encode([torch.arange(20)], [slot])
-    return network.head.logits(network.denoise([torch.arange(8) * 7], [slot]))
+    network.encode([torch.arange(10)], [slot])
+    return network.head.logits(network.denoise([torch.arange(4) * 7], [slot]))
 
 
 @interpreted

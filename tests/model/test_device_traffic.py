@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from tests.support.fake_device import DEVICE, HostTraffic, Trace, fake_device, fake_network
-from tests.support.oracle import tiny_config
+from tests.support.oracle import F, S, tiny_config
 from torch import Tensor
 
 from sfumato.model.adapter_files import adaptable
@@ -21,7 +21,7 @@ from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.segments import PaddedRows, RowPart
 
-CONFIG = config_from_hf(tiny_config(canvas_length=32).to_dict())
+CONFIG = config_from_hf(tiny_config(canvas_length=32, num_experts=2, layer_types=[S, F]).to_dict())
 
 
 @dataclass
@@ -138,6 +138,7 @@ def test_what_waits_for_the_device_is_refused(name: str) -> None:
     planted, message = PLANTED[name]
     with fake_device():
         step = Step.of(1)
-        step.network.transformer.norm.register_forward_pre_hook(lambda _, x: (planted(*x), None)[1])
+        first = step.network.transformer.layers[0].input_layernorm
+        first.register_forward_pre_hook(lambda _, x: (planted(*x), None)[1])
         with Trace(), pytest.raises(HostTraffic, match=message):
             step()

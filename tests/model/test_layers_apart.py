@@ -77,9 +77,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, torch.device]]:
 
 
 def devices_of(seen: list[tuple[str, torch.device]], operation: str) -> tuple[torch.device, ...]:
-    devices = tuple(device for name, device in seen if name == operation)
-    seen.clear()
-    return devices
+    return tuple(device for name, device in seen if name == operation)
 
 
 def rows(network: Network) -> tuple[list[Tensor], list[Slot]]:
@@ -95,11 +93,11 @@ def test_both_phases(network: Network, seen: list[tuple[str, torch.device]]) -> 
     network.encode(prompts, slots)
     assert devices_of(seen, "experts") == placement.experts
     assert slots[1].length == 9
-    for canvases in ([prompts[0]] * 2, [prompts[0], prompts[0][:5]]):
-        hidden = network.denoise(canvases, slots, [torch.zeros(9, CONFIG.hidden_size), None])
-        assert hidden.device == DEVICE
-        assert devices_of(seen, "experts") == placement.experts
-    network.denoise(canvases, slots)
+    seen.clear()
+    canvases = [prompts[0], prompts[0][:5]]
+    hidden = network.denoise(canvases, slots, [torch.zeros(9, CONFIG.hidden_size), None])
+    assert hidden.device == DEVICE
+    assert devices_of(seen, "experts") == placement.experts
     parts = [device for device in placement.layers for _ in range(2)]  # canvases of two widths
     assert devices_of(seen, "attend_padded") == tuple(parts)
 
@@ -148,6 +146,7 @@ def test_snapshots_stay_on_the_devices_of_their_layers(network: Network) -> None
     assert other.length == 9
 
 
+@pytest.mark.parametrize("network", ["gpu-layers", "all"], indirect=True)
 def test_reads(network: Network, seen: list[tuple[str, torch.device]]) -> None:
     placement = network.placement
     prompts, slots = rows(network)
@@ -157,8 +156,10 @@ def test_reads(network: Network, seen: list[tuple[str, torch.device]]) -> None:
     seen.clear()
     network.encode_beside(questions, suffixes)
     assert devices_of(seen, "experts") == placement.experts[:-1]  # of the last layer keys alone
+    seen.clear()
     network.encode_beside_hidden(questions, suffixes)
     assert devices_of(seen, "experts") == placement.experts
+    seen.clear()
     hidden = network.denoise_beside([row[:6] for row in prompts], suffixes, [[1], [0, 3]])
     assert hidden.device == DEVICE and len(hidden) == 3
     assert devices_of(seen, "experts") == placement.experts
