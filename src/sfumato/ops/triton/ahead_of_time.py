@@ -54,7 +54,7 @@ def jobs(
     see `Job`."""
     known = all_kernels()
     for name in names or sorted(known):
-        variants = known[name].names(every) + known[name].of_formats(formats, every)
+        variants = known[name].names(formats, every)
         for target in targets:
             for use, tiles in candidates(name, target).items():
                 for at in range(len(tiles) if every else 1):

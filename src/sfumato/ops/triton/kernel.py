@@ -87,19 +87,14 @@ class Kernel:
         differing = {**self.variants, **self.shapes}.get(name, {})
         return replace(self, sizes={**sizes, **differing}, types=types)
 
-    def names(self, every: bool) -> list[str]:
-        """The names of the variants, with floats, and where `every` is set of all shapes and of
-        exact parameters."""
-        names = ["", *self.variants, *(self.shapes if every else ())]
-        return names + [name + EXACT for name in names if every and self.exact]
-
-    def of_formats(self, formats: Iterable[str], every: bool) -> list[str]:
-        """The names of the variants, and where `every` is set of the shapes, with weights of these
-        formats, where the kernel reads planes and the columns divide into blocks."""
-        names = [f"{format}: {name}" for format in formats for name in ("", *self.variants)]
-        if every:
-            names += [f"{format}: {name}" for format in formats for name in self.shapes]
-        return [name.removesuffix(": ") for name in names if self._divides(name)]
+    def names(self, formats: Iterable[str], every: bool) -> list[str]:
+        """The names of the variants, and where `every` is set of all shapes: with floats, with
+        exact parameters where `every` is set, and, where the kernel reads planes and the columns
+        divide into blocks, with weights of these formats."""
+        own = ["", *self.variants, *(self.shapes if every else ())]
+        exact = [name + EXACT for name in own if every and self.exact]
+        packed = [f"{format}: {name}".removesuffix(": ") for format in formats for name in own]
+        return [*own, *exact, *filter(self._divides, packed)]
 
     def _divides(self, name: str) -> bool:
         block = FORMATS[name.partition(": ")[0]].block_size
