@@ -136,7 +136,7 @@ def check(case: Case, seen: Callable[[int, int, str | None], None] = lambda *_: 
     assert canvas.convergence == "step_cap"
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(cases())
 def test_settling_equals_the_reference(case: Case) -> None:
     check(case)

@@ -183,16 +183,16 @@ def visible(tokens: list[int], eos: tuple[int, ...], max_tokens: int) -> list[in
 
 CASES = [
     Case(seed=0, prompt=5, max_tokens=24),
-    Case(seed=1, prompt=13, max_tokens=40, bound=0.5, confidence=0.2),
+    Case(seed=1, prompt=13, max_tokens=16, bound=0.5, confidence=0.2),
     Case(seed=2, prompt=1, max_tokens=20, stability=0, confidence=0.5),
-    Case(seed=3, prompt=9, max_tokens=24, stability=2, confidence=0.3, max_steps=20),
-    Case(seed=4, prompt=7, max_tokens=24, stability=3, confidence=0.3, max_steps=24),
+    Case(seed=3, prompt=9, max_tokens=16, stability=2, confidence=0.3, max_steps=20),
+    Case(seed=4, prompt=7, max_tokens=16, stability=3, confidence=0.3, max_steps=24),
     Case(seed=5, prompt=20, max_tokens=16, bound=5.0, temperatures=(0.9, 1.5)),
     Case(seed=6, prompt=3, max_tokens=8, max_steps=1),
-    Case(seed=7, prompt=6, max_tokens=40, confidence=0.3, eos_at=(2, 3), stop_reason="eos"),
-    Case(seed=8, prompt=6, max_tokens=40, confidence=0.3, eos_at=(0, 0), stop_reason="eos"),
+    Case(seed=7, prompt=6, max_tokens=32, confidence=0.3, eos_at=(2, 3), stop_reason="eos"),
+    Case(seed=8, prompt=6, max_tokens=16, confidence=0.3, eos_at=(0, 0), stop_reason="eos"),
     Case(seed=9, prompt=6, max_tokens=13, confidence=0.3, eos_at=(1, 7)),  # past the limit
-    Case(seed=2**64 - 10, prompt=11, max_tokens=32, temperatures=(0.01, 0.3)),
+    Case(seed=2**64 - 10, prompt=11, max_tokens=16, temperatures=(0.01, 0.3)),
 ]
 
 

@@ -45,7 +45,7 @@ def assert_exact(stats: HeadStats, exact: HeadStats) -> None:
         assert torch.equal(getattr(stats, name), getattr(exact, name)), name
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @example(vocab=300, chunk=7, spread=30.0, share=0.5, seed=0, tried=True, banned=True)
 @given(
     vocab=st.integers(2, 400),

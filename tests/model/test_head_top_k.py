@@ -56,7 +56,7 @@ def check(stats: HeadStats, count: Tensor, uniform: Tensor, embedding: Tensor, a
     assert (after.gather(1, drawn)[:, 0] >= uniform - 1e-6).all()
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     vocab=st.integers(2, 400),
     chunk=st.sampled_from((1, 7, 64, 100, 8192)),
@@ -90,7 +90,7 @@ def test_a_dense_computation_finds_the_same(
     torch.testing.assert_close(plain.soft[all_of_it], exact.soft[all_of_it])
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     vocab=st.integers(1, 300),
     chunks=st.tuples(st.integers(1, 40), st.integers(1, 400)),

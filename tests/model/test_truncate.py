@@ -32,7 +32,7 @@ def survivors(logits: Tensor, top_k: int, top_p: float) -> tuple[Tensor, float]:
     return alive, margin
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     vocab=st.integers(2, 300),
     chunk=st.sampled_from((1, 7, 64, 8192)),

@@ -76,7 +76,7 @@ def oracles(draw: st.DrawFn) -> VisionOracle:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(oracles(), st.integers(1, 60), st.integers(1, 60), st.integers(2, 24), st.integers(0, 5))
 def test_soft_tokens_are_those_of_transformers(
     tmp_path_factory: pytest.TempPathFactory,
