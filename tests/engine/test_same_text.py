@@ -31,9 +31,9 @@ PROMPTS = (
 SAMPLERS = (
     None,
     SamplerConfig(max_steps=3),
-    SamplerConfig(temperature=0),
+    SamplerConfig(temperature=0, max_steps=8),
     SamplerConfig(sampler=FixedCount(4), max_steps=8),
-    SamplerConfig(sampler=Threshold(0.8), canvas_length=16),
+    SamplerConfig(sampler=Threshold(0.8), canvas_length=16, max_steps=8),
     SamplerConfig(top_k=3, top_p=0.9, max_steps=6),
     SamplerConfig(processors=(LogitBias({40: 5.0}),), max_steps=5),
     SamplerConfig(ignore_eos=True, max_steps=4),

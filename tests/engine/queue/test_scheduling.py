@@ -236,7 +236,7 @@ def test_the_queue_has_an_end() -> None:
 def test_background_rows_yield() -> None:
     """They leave a slot and the queue to others, and move in every eighth step beside them; and
     another row waits for no prompt that is encoded in the background."""
-    slow = [Script(key, 5, LONG, hesitate=[40]) for key in (40, 41, 42)]
+    slow = [Script(key, 5, LONG, hesitate=[14]) for key in (40, 41, 42)]
     live, twin = Script(43, 5, LONG, hesitate=[10]), Script(44, 400)
     serving, network = engine(*slow, live, twin, slots=3, queue=2)
     batch = [serving.submit(script.request(background=True)) for script in slow]
