@@ -1,7 +1,7 @@
 """An engine whose steps run in interpreted kernels gives the tokens of the plain step.
 
 Every test asserts, in `serve`, that the kernels were launched, once for each step.  Interpreted, a
-position takes a tenth of a second, so canvases have 4, and most tests leave the layers to torch.
+position takes a tenth of a second, so canvases have 3, and most tests leave the layers to torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sfumato.ops.triton import OPERATIONS, self_test
 from sfumato.text.template import ChatTemplate
 
 pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")]
-WIDTH, VOCAB = 4, 64
+WIDTH, VOCAB = 3, 64
 SAMPLING = frozenset(("step_noise", "vocabulary_pass", "move_rows"))
 """Operations of a step outside of the layers."""
 LAUNCHED_ONCE = (
@@ -144,7 +144,7 @@ CASES: dict[str, Sequence[Request]] = {
     "one settles": [request_of(1, stopping=SETTLES), request_of(2)],
     "no self-conditioning": [request_of(1, self_conditioning=False)],
     "pinned positions": [
-        request_of(1, canvas=GivenCanvas((20, 21, 22, 23), (0, 3)), sampler=EntropyBound(0.0)),
+        request_of(1, canvas=GivenCanvas((20, 21, 22), (0, 2)), sampler=EntropyBound(0.0)),
         request_of(2, max_steps=1),
     ],
     "banned tokens": [request_of(1, ignore_eos=True)],

@@ -366,10 +366,10 @@ def status(name):
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 torch.set_num_threads(1)
-config = gguf_config(vocab_size=64 * CHUNK, canvas_length=256)
+config = gguf_config(vocab_size=64 * CHUNK, canvas_length=128)
 embedding = torch.randn(config.vocab_size, config.hidden_size)
-hidden, temperature = torch.randn(256, config.hidden_size), torch.full((256,), 0.5)
-uniform = torch.rand(256, dtype=torch.float64)
+hidden, temperature = torch.randn(128, config.hidden_size), torch.full((128,), 0.5)
+uniform = torch.rand(128, dtype=torch.float64)
 VocabularyHead(embedding[:CHUNK], 30.0)(hidden, temperature, uniform)  # what torch keeps allocated
 before = status("RssAnon")
 open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
