@@ -27,9 +27,8 @@ from sfumato.bench.step_cost import (
     StepShape,
     StepTime,
     experts_touched,
-    step_costs,
+    network_costs,
     step_time,
-    stored_bytes,
 )
 from sfumato.bench.subject import Subject
 from sfumato.diffusion.sampler_config import REFERENCE, fixed_steps
@@ -48,14 +47,12 @@ class Setting:
     limits: DeviceLimits
     prefix: int
     steps: int
-    format: str
     scale: int = 1
     kernel_errors: Mapping[str, float] = field(default_factory=dict)
     """Of each kernel's case, the largest error of a result in units of torch's own."""
 
     def predicted(self, shape: StepShape) -> StepTime:
-        config = self.subject.network.config
-        return step_time(step_costs(config, shape, stored_bytes(config, self.format)), self.limits)
+        return step_time(network_costs(self.subject.network, shape), self.limits)
 
     @property
     def width(self) -> int:

@@ -220,7 +220,7 @@ def _figures(options: argparse.Namespace, findings: Findings, name: str) -> None
     _prepare(findings, subject.network.device)
     real = options.sizes == "26b-a4b"
     setting = Setting(
-        *(subject, _limits(findings), options.prefix, options.steps, _format(options)),
+        *(subject, _limits(findings), options.prefix, options.steps),
         scale=1 if real else 64,
         kernel_errors=_kernel_errors(findings),
     )

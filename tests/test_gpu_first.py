@@ -277,7 +277,7 @@ def test_every_figure_of_a_release_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(gpu_figures, "FIGURES", some)
     subject = random_subject("tiny", "f32", layers=5, device="cpu")
     errors = {"experts": 0.9, "head": 1.3}
-    setting = gpu_figures.Setting(subject, LIMITS["h200"], 20, 1, "f32", 1024, errors)
+    setting = gpu_figures.Setting(subject, LIMITS["h200"], 20, 1, 1024, errors)
     taken = {figure["figure"]: figure for figure in gpu_figures.figures(setting)}
     assert len(taken) == len(gpu_figures.FIGURES) and not any("failed" in f for f in taken.values())
     for figure in taken.values():

@@ -588,6 +588,15 @@ def _tensors(network: Network) -> dict[str, Any]:
     return tensors
 
 
+def network_costs(network: Network, shape: StepShape) -> list[KernelCost]:
+    """See `step_costs`: of a loaded network, as its tensors are held."""
+    formats = {
+        name: tensor.format.name if isinstance(tensor, PlaneTensor) else getattr(tensor, "kind", "")
+        for name, tensor in _tensors(network).items()
+    }
+    return step_costs(network.config, shape, network_bytes(network), formats=formats)
+
+
 def beside_measured(network: Network, shape: StepShape) -> Values:
     """The floor and the predicted time of a step, by metric; nothing where the device's limits are
     not known."""
@@ -595,12 +604,7 @@ def beside_measured(network: Network, shape: StepShape) -> Values:
     limits = None if product is None else limits_of_product(product)
     if limits is None:
         return {}
-    formats = {
-        name: tensor.format.name if isinstance(tensor, PlaneTensor) else getattr(tensor, "kind", "")
-        for name, tensor in _tensors(network).items()
-    }
-    costs = step_costs(network.config, shape, network_bytes(network), formats=formats)
-    time = step_time(costs, limits)
+    time = step_time(network_costs(network, shape), limits)
     return {"step_floor_ms": [time.floor_ms], "step_predicted_ms": [time.predicted_ms]}
 
 
