@@ -298,6 +298,9 @@ def test_a_prediction_runs_nothing(
     blocks = json.loads(cli(*options[:3], "--format", "q4_k_m", *options[3:], "--json", "-").out)
     assert round(blocks["weights_bytes"] / 1e9, 2) == 17.05  # in planes; in the file 16.79
     assert "'h300' is none of h200" in cli(*options[:-1], "h300").err
+    monkeypatch.setenv("COLUMNS", "40")
+    narrow = cli(*options).out
+    assert "floor, ms" in narrow and "TFLOP" not in narrow and "…" not in narrow
     assert "--predict: of what" in cli("bench", "--predict", "h200").err
 
 

@@ -573,6 +573,7 @@ def _kernel_time(cost: KernelCost, device: DeviceLimits) -> KernelTime:
 
 
 _COLUMNS = ("kernel", "launches", "GB", "TFLOP", "floor, ms", "predicted, ms", "bound by")
+_FEW_COLUMNS = ("kernel", "floor, ms", "predicted, ms")
 
 
 def network_bytes(network: Network) -> dict[str, int]:
@@ -632,16 +633,23 @@ def to_document(steps: Sequence[tuple[StepShape, StepTime]], nbytes: int) -> dic
     }
 
 
-def to_tables(steps: Sequence[tuple[StepShape, StepTime]]) -> Iterator[Table]:
-    """A table of kernels for each step."""
+def to_tables(steps: Sequence[tuple[StepShape, StepTime]], width: int) -> Iterator[Table]:
+    """A table of kernels for each step; width: of the terminal, in which a narrow one has the times
+    alone."""
+    names = _COLUMNS if width >= 96 else _FEW_COLUMNS
     for shape, time in steps:
         title = f"{time.device.name}: {shape.rows} x {shape.width} positions, prefix "
         table = Table(title=f"{title}{shape.prefix:,}; nothing was run", title_justify="left")
-        for name in _COLUMNS:
-            table.add_column(name, justify="left" if name in ("kernel", "bound by") else "right")
+        for name in names:
+            side: Literal["left", "right"] = "left" if name in ("kernel", "bound by") else "right"
+            table.add_column(name, justify=side, overflow="fold")
+
+        def add_row(*cells: str, table: Table = table) -> None:
+            table.add_row(*(cells[_COLUMNS.index(name)] for name in names))
+
         for kernel in time.kernels:
             cost = kernel.cost
-            table.add_row(
+            add_row(
                 *(cost.name, number(cost.launches), number(cost.stored / 1e9)),
                 *(number(cost.flop / 1e12), number(1e3 * kernel.floor_s)),
                 *(number(1e3 * kernel.predicted_s), kernel.bound),
@@ -650,7 +658,7 @@ def to_tables(steps: Sequence[tuple[StepShape, StepTime]]) -> Iterator[Table]:
         launches = sum(kernel.cost.launches for kernel in time.kernels)
         stored = sum(kernel.cost.stored for kernel in time.kernels)
         flop = sum(kernel.cost.flop for kernel in time.kernels)
-        table.add_row(
+        add_row(
             *("a step", number(launches), number(stored / 1e9), number(flop / 1e12)),
             *(number(time.floor_ms), number(time.predicted_ms), ""),
         )

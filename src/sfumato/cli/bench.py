@@ -191,7 +191,7 @@ def _predict(args: argparse.Namespace) -> int:
             print(text, end="")
             return 0
         files.write(args.json, text, args.force, "json")
-    _print_tables(step_cost.to_tables(steps))
+    _print_tables(step_cost.to_tables(steps, Console().width))
     known = "measured" if limits.measured else "published, less what programs do not reach"
     print(f"Limits of {limits.name}: {known} ({limits.source}).")
     if nbytes >= limits.memory:

@@ -71,7 +71,7 @@ def _why_wrong(device: torch.device, call: Call) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """What an error is, and the beginning of what it says."""
+    """The class of an error, and the first line of its message, up to 200 characters."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"
 

@@ -315,9 +315,9 @@ def after_layer(
 def beside(
     x: Tensor, first: Callable[[], Tensor], second: Callable[[], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """What two functions of no arguments compute from one input x [..., hidden], at the same time
-    where a device gains by it. Neither reads what the other one writes, and both call operations,
-    which serve as they do elsewhere: the bits are the same."""
+    """The results of two functions without arguments that read one input x [..., hidden], computed
+    at the same time where a device gains by it. Neither reads what the other one writes, and both
+    call operations, which serve as they do elsewhere: the bits are the same."""
     return first(), second()
 
 

@@ -1,4 +1,4 @@
-"""What torch has for a GPU beside kernels: products that never make the host wait, where the
+"""Torch's own means on a GPU, beside kernels: products that never make the host wait, where the
 reference's might, and two streams.
 
 `F.grouped_mm` reads the ends of the groups on the host wherever torch has no kernel for the device
