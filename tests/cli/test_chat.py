@@ -251,6 +251,16 @@ def test_a_line_that_is_no_text_does_not_end_the_chat(
     assert [r["messages"] for r in model.requests] == [[user("Still there?")]]
 
 
+def ended(program: subprocess.Popen[bytes], terminal: int) -> int | None:
+    """The exit code; what the program writes last is read, or it may wait for that."""
+    until = time.monotonic() + 200
+    while program.poll() is None and time.monotonic() < until:
+        if select.select([terminal], [], [], 0.2)[0]:
+            with suppress(OSError):  # its end of the terminal is closed
+                os.read(terminal, 4096)
+    return program.poll()
+
+
 def test_at_a_real_terminal() -> None:
     """The line editor forgets what was typed, takes a paste of several lines as one message, and
     clears the screen; the second Ctrl-C leaves."""
@@ -305,12 +315,7 @@ def test_at_a_real_terminal() -> None:
         for answer in ("(Ctrl-C again leaves)", "(left)"):
             expect("› ")
             press_ctrl_c_and_expect(answer)
-        until = time.monotonic() + 200
-        while program.poll() is None and time.monotonic() < until:
-            if select.select([ours], [], [], 0.2)[0]:  # what it writes last is read, or it may wait
-                with suppress(OSError):  # its end of the terminal is closed
-                    os.read(ours, 4096)
-        assert program.poll() == 130
+        assert ended(program, ours) == 130
     finally:
         program.kill()
         program.wait()
