@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import pytest
 import torch
 from tests.support.kernels import close, interpreted
 
@@ -34,3 +38,36 @@ def test_choices_are_those_of_the_reference() -> None:
     assert torch.equal(chosen[rows], expected[0][rows])
     close(shares[rows], expected[1][rows], 1e-5)
     assert chosen[3].tolist() == list(range(router.active))
+
+
+def upper(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Float32 numbers to the nearest that TF32 has, of eleven bits."""
+    bits = numbers.astype(np.float32).view(np.uint32)
+    return ((bits + 0x1000) & 0xFFFFE000).view(np.float32)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_three_products_of_tf32_pass_the_trial_and_one_does_not(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """As matrix units make them, each of eight inputs, whose sums lose what is below float32."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    from sfumato.ops.triton.experts import TWINS
+    from sfumato.ops.triton.self_test import Trial, why_wrong
+
+    def dot(_: object, a: Any, b: Any, d: Any, *precision: Any) -> TensorHandle:
+        big, other = upper(a.data), upper(b.data)
+        pairs = [(big, upper(b.data - other)), (upper(a.data - big), other), (big, other)]
+        total = d.data
+        for left, right in pairs[-count:]:
+            for at in range(0, left.shape[1], 8):
+                exact = left[:, at : at + 8].astype(np.float64) @ right[at : at + 8]
+                total = (total + exact).astype(np.float32)
+        return TensorHandle(total, tl.float32)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
+    why = why_wrong(TWINS["route"], Trial(torch.device("cpu")))
+    assert ("relative error" in why or "other integers" in why) is (count == 1), why
+    assert bool(why) is (count == 1), why

@@ -220,12 +220,17 @@ def _router_scores(
     x: tl.tensor, weight: tl.tensor, scale: tl.tensor, scores: tl.tensor, tokens: tl.tensor,
     eps: tl.tensor, root: tl.tensor,
     SIZE: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.constexpr, OUT: tl.constexpr,
-    DEPTH: tl.constexpr, UPCAST: tl.constexpr,
+    DEPTH: tl.constexpr, TF32: tl.constexpr, UPCAST: tl.constexpr,
 ) -> None:  # fmt: skip
     """The scores of OUT experts for TOKENS tokens: norm(x) · scale · root @ weight.T.
 
-    Grid: (⌈tokens / TOKENS⌉, ⌈EXPERTS / OUT⌉).  Float32 products have no matrix instruction, so
-    the experts are spread over programs, each of which computes the norms of its tokens.
+    Grid: (⌈tokens / TOKENS⌉, ⌈EXPERTS / OUT⌉), so that the experts are spread over programs, each
+    of which computes the norms of its tokens.
+
+    TF32: a float32 number is the sum of two of TF32, whose eleven bits matrix units multiply, and
+    of what is below 2⁻²² of it. A product is then those of the greater two and of either greater
+    one with the other's less, and its error at most 3 · 2⁻²². Else the products are float32's,
+    which have no matrix instruction.
     """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     inside = token < tokens
@@ -255,7 +260,10 @@ def _router_scores(
         # The sums of a block come first: one after another, all SIZE products lose four times as
         # much. With a limit of its own the compiler adds a block's sums to no others.
         sums += tl.dot(
-            part, rows.to(tl.float32), input_precision="ieee", max_num_imprecise_acc=DEPTH
+            part,
+            rows.to(tl.float32),
+            input_precision="tf32x3" if TF32 else "ieee",
+            max_num_imprecise_acc=DEPTH,
         )
     at = token.to(tl.int64)[:, None] * EXPERTS + expert[None, :]
     tl.store(scores + at, sums, mask=inside[:, None] & (expert < EXPERTS)[None, :])
