@@ -106,13 +106,29 @@ def experts(sizes: Sizes, seed: int) -> Case:
 
 def linear(sizes: Sizes, seed: int) -> Case:
     """The query projection of a sliding layer."""
-    config, tokens = sizes.config, sizes.shape.tokens
-    outputs = config.num_heads * sizes.layer(True).head_dim
-    x = sizes.random(tokens, config.hidden_size, seed=seed)
-    (weight,) = sizes.weights(1, outputs, config.hidden_size, seed + 1)
+    outputs = sizes.config.num_heads * sizes.layer(True).head_dim
+    return _product(sizes, seed, outputs, sizes.config.hidden_size)
+
+
+def output(sizes: Sizes, seed: int, sliding: bool) -> Case:
+    """The product behind attention."""
+    inputs = sizes.config.num_heads * sizes.layer(sliding).head_dim
+    return _product(sizes, seed, sizes.config.hidden_size, inputs)
+
+
+def down(sizes: Sizes, seed: int) -> Case:
+    """The end of the dense part of a layer."""
+    config = sizes.config
+    return _product(sizes, seed, config.hidden_size, config.intermediate_size)
+
+
+def _product(sizes: Sizes, seed: int, outputs: int, inputs: int) -> Case:
+    tokens = sizes.shape.tokens
+    x = sizes.random(tokens, inputs, seed=seed)
+    (weight,) = sizes.weights(1, outputs, inputs, seed + 1)
     cost = KernelCost(
-        "linear", "layers", weight.nbytes, tokens * (config.hidden_size + outputs) * x.itemsize,
-        2.0 * tokens * config.hidden_size * outputs,
+        "linear", "layers", weight.nbytes, tokens * (inputs + outputs) * x.itemsize,
+        2.0 * tokens * inputs * outputs,
     )  # fmt: skip
     return Case(
         *("linear", (x, weight, None), cost),
@@ -274,6 +290,9 @@ _CASES: dict[str, tuple[str, Callable[[Sizes, int], Case]]] = {
     "experts": ("experts", experts),
     "head": ("vocabulary_pass", vocabulary_pass),
     "linear": ("linear", linear),
+    "output, sliding": ("linear", lambda s, seed: output(s, seed, True)),
+    "output, full": ("linear", lambda s, seed: output(s, seed, False)),
+    "down": ("linear", down),
     "each": ("linear_each", each),
     "gated": ("linear_gated", gated),
     "attention, sliding": ("attend_padded", lambda s, seed: canvases(s, seed, True)),

@@ -35,7 +35,7 @@ from sfumato.bench.step_cost import (
 from sfumato.bench.subject import random_checkpoint, random_config
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.ops.triton.planes import LAYOUTS
-from sfumato.ops.triton.tiles import Tile, candidates, unpacking
+from sfumato.ops.triton.tiles import Tile, candidates, most_tiles, unpacking
 
 TOKENS, HIDDEN, DENSE, EXPERT, EXPERTS, CHOSEN = 256, 2816, 2112, 704, 128, 8
 SLIDING, FULL = 25, 5  # layers of the 26B-A4B
@@ -43,6 +43,7 @@ WIDTHS = {"q": (4096, 8192), "k": (2048, 1024), "v": (2048, 0), "o": (4096, 8192
 HEADS, WIDE_HEAD = 16, 512  # of full layers
 CHUNKS = 32  # of the vocabulary
 MERGE_S = 6e-6
+START_S, RESIDENT = 1e-6, 2  # of a program that finds nothing to do; of a multiprocessor, at a time
 BYTES = {"bf16": 2.0, "FP8": 1.0, "INT8": 1.0}
 """Of a number, where weights are not in planes."""
 TARGET_OF = {"FP8": "fp8", "INT8": "int8", "Q4_K": "q4_k_m", "Q8_0": "q8_0", "INT4": "int4"}
@@ -123,14 +124,13 @@ def launch(times: Sequence[float]) -> float:
 
 
 def times(
-    setting: Setting, kernel: str, programs: int, work: int, inputs: int, tokens: int, weights: int,
-    persistent: bool = False,
-) -> Sequence[float]:  # fmt: skip
+    setting: Setting, kernel: str, programs: int, work: int, inputs: int, tokens: int, weights: int
+) -> Sequence[float]:
     """Seconds of memory, of products, of the L2 cache, of one multiprocessor's share of it, and of
     instructions. work: weights that a program multiplies by `tokens` tokens; weights: of all, which
-    are read from memory once; persistent: whether the multiprocessors share all work evenly."""
+    are read from memory once."""
     units, limits = setting.units, setting.limits
-    busiest = programs / units.count if persistent else math.ceil(programs / units.count)
+    busiest = math.ceil(programs / units.count)
     moved = work * setting.weight_bytes + inputs * tokens * BYTES.get(setting.format, 2.0)
     of_planes = setting.format in LAYOUTS
     unpacks = unpacking(f"{kernel}_planes", setting.format, limits.target) if of_planes else 0.0
@@ -143,16 +143,27 @@ def times(
     )
 
 
-def mixture(setting: Setting, tokens: int | None = None, persistent: bool = False) -> float:
+def mixture(setting: Setting, tokens: int | None = None) -> float:
     """Seconds of both products of all experts. tokens: of a tile; None: as they serve."""
-    return sum(map(launch, mixture_times(setting, tokens, persistent)))
+    return sum(map(launch, mixture_times(setting, tokens)))
 
 
-def mixture_times(
-    setting: Setting, tokens: int | None = None, persistent: bool = False
-) -> Sequence[Sequence[float]]:
-    first = grouped(setting, "experts_gate_up", 2 * EXPERT, HIDDEN, tokens, persistent, 2)
-    return first, grouped(setting, "experts_down", HIDDEN, EXPERT, tokens, persistent)
+def mixture_times(setting: Setting, tokens: int | None = None) -> Sequence[Sequence[float]]:
+    first = grouped(setting, "experts_gate_up", 2 * EXPERT, HIDDEN, tokens, 2)
+    return first, grouped(setting, "experts_down", HIDDEN, EXPERT, tokens)
+
+
+def taken_in_turn(setting: Setting) -> float:
+    """Seconds of `mixture` by programs that take tiles in turn: those that a worst choice would
+    need and this one does not never start, each of which the others wait START_S for."""
+    tile = setting.tile("experts_gate_up")["TOKENS"]
+    idle = most_tiles(TOKENS * CHOSEN, EXPERTS, tile) - EXPERTS
+    rows = (
+        math.ceil(width / setting.tile(kernel)["OUT"])
+        for kernel, width in (("experts_gate_up", EXPERT), ("experts_down", HIDDEN))
+    )
+    at_once = setting.units.count * RESIDENT
+    return mixture(setting) - sum(idle * each / at_once * START_S for each in rows)
 
 
 def beside(setting: Setting) -> float:
@@ -167,16 +178,15 @@ def beside(setting: Setting) -> float:
 
 
 def grouped(
-    setting: Setting, kernel: str, outputs: int, inputs: int, tokens: int | None,
-    persistent: bool, joined: int = 1,
-) -> Sequence[float]:  # fmt: skip
+    setting: Setting, kernel: str, outputs: int, inputs: int, tokens: int | None, joined: int = 1
+) -> Sequence[float]:
     """`times` of a product of all experts, whose tokens fit one tile each."""
     tile = setting.tile(kernel)
     programs = EXPERTS * math.ceil(outputs / joined / tile["OUT"])
     work = joined * tile["OUT"] * inputs
     tokens = tokens or tile["TOKENS"]
     weights = EXPERTS * outputs * inputs
-    return times(setting, kernel, programs, work, inputs, tokens, weights, persistent)
+    return times(setting, kernel, programs, work, inputs, tokens, weights)
 
 
 def attention(setting: Setting, rows: int, prefix: int, pieces: float, shortest: int) -> float:
@@ -234,7 +244,7 @@ def changes(setting: Setting) -> dict[str, tuple[float, float]]:
         "gate and up as one, with the activation": (both * gate_up, both * one),
         "the experts' products, 64 and 32 tokens": (both * long, both * short),
         "a persistent schedule for the experts": (
-            both * experts, both * mixture(setting, persistent=True),
+            both * experts, both * taken_in_turn(setting),
         ),
         "the dense MLP beside the experts": (both * (mlp + experts), both * beside(setting)),
         "o and down at the product's best rate": (both * alone, both * best),

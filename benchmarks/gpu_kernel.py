@@ -20,6 +20,7 @@ from torch import Tensor
 from sfumato.bench.step_cost import DeviceLimits, step_time
 from sfumato.ops import registry
 from sfumato.ops.device_check import mapped, tensors_of
+from sfumato.ops.torch_device import keeps_bits, padded_product
 from sfumato.ops.triton import self_test, twins
 from sfumato.ops.triton.planes import LAYOUTS
 from sfumato.weights.formats import KINDS, Stored
@@ -75,6 +76,7 @@ def check_kernel(name: str, sizes: Sizes, limits: DeviceLimits, seconds: float) 
         "row_time": ours_of_row,
         "row_torch_time": torchs_of_row,
         "torch_codes_time": _codes_time(case, sizes.device, seconds),
+        "library": _library(cases, sizes.device, seconds),
         "faster_than_torch": faster,
         "floor_ms": floor_ms,
         "predicted_ms": predicted_ms,
@@ -88,7 +90,9 @@ def _kernel(case: Case, device: torch.device) -> tuple[Function, str]:
     if self_test.usable(device):
         twin = twins((*LAYOUTS, *KINDS)).get(case.twin or case.operation)
         if twin is not None and twin.serves(*case.arguments):
-            return twin.function, TRITON
+            from sfumato.ops.triton.linear import by_kernel
+
+            return by_kernel if case.operation == "linear" else twin.function, TRITON
     stand_in = registry.choose(case.operation, device, registry.ANY, *case.arguments)
     return stand_in, f"a stand-in: {stand_in.__module__}"
 
@@ -108,6 +112,21 @@ def _codes_time(case: Case, device: torch.device, seconds: float) -> dict[str, A
             return dict(median_ms([_run(function, case)], device, seconds))
     except (RuntimeError, NotImplementedError, ValueError) as error:
         return {"failed": str(error).partition("\n")[0][:200]}
+
+
+def _library(cases: Sequence[Case], device: torch.device, seconds: float) -> dict[str, Any] | None:
+    """Of products with one weight of floats: their shape, whether a row of the vendor's library, in
+    products of a fixed shape, keeps its bits, and the medians of all rows and of one."""
+    if cases[0].operation != "linear" or isinstance(cases[0].arguments[1], Stored):
+        return None
+    x, weight, _ = cases[0].arguments
+    with torch.no_grad():
+        runs = [_run(padded_product, replace(case, arguments=case.arguments[:2])) for case in cases]
+        row = [_run(padded_product, replace(case, arguments=case.alone(0)[:2])) for case in cases]
+        time, row_time = (median_ms(each, device, seconds)["median_ms"] for each in (runs, row))
+        keeps = keeps_bits(device, x.dtype, *weight.shape)
+    shape = list(weight.shape)
+    return {"shape": shape, "keeps_bits": keeps, "time": time, "row_time": row_time}
 
 
 def _run(function: Function, case: Case) -> Callable[[], object]:

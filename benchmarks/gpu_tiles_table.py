@@ -15,9 +15,17 @@ from benchmarks.gpu_tiles import Use
 from sfumato.ops.triton.tiles import Tile
 
 
-def section(product: str, tiles: Mapping[Use, Tile], slower: Sequence[str]) -> str:
-    """The lines of a product: its fastest tiles and the operations that torch serves faster."""
+def section(
+    product: str,
+    tiles: Mapping[Use, Tile],
+    slower: Sequence[str],
+    library: Sequence[Sequence[int]] = (),
+) -> str:
+    """The lines of a product: its fastest tiles, the operations that torch serves faster, and the
+    shapes of products that the vendor's library does."""
     lines = [_header(product), f"slower = {json.dumps(sorted(slower))}"]
+    if library:
+        lines.append(f"library = {json.dumps(sorted(map(list, library)))}")
     for (kernel, use), tile in sorted(tiles.items()):
         numbers = {**tile.constants, "warps": tile.warps, "stages": tile.stages}
         values = ", ".join(f"{name} = {value}" for name, value in numbers.items())

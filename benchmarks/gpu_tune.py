@@ -5,8 +5,9 @@
 
 Each case of `gpu_cases.py` is a process of its own, which a candidate may end: at most six
 candidates of a kernel, with the tokens of one row and of all rows.  The fastest candidates are then
-checked against float64 and timed against torch; an operation that torch serves faster is listed,
-and a case that is wrong with its fastest tiles keeps the first.
+checked against float64 and timed against torch. An operation that torch serves faster is listed,
+and so are the shapes of products that the vendor's library makes faster, in products of a fixed
+shape that keep a row's bits. A case that is wrong with its fastest tiles keeps the first.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from sfumato.model.placement import pick_device
 from sfumato.ops.triton import tiles
 from sfumato.ops.triton.tiles import Tile, architecture
 
-FREE = "OUT"
-"""The constant in which tiles of one kernel may differ between uses: it changes no sum."""
+FREE = ("OUT", "PROGRAMS")
+"""Constants in which tiles of one kernel may differ between uses: they change no sum."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cases.append(_measured_apart(case, options))
         print(f"{case}: {_shown(cases[-1])}", flush=True)
     chosen = _tiles(fastest(cases, candidates_of(device)), device)
-    lines = section(name, chosen, slower(cases))
+    lines = section(name, chosen, slower(cases), library(cases))
     summary = {"product": name, "environment": environment(), "cases": cases, "lines": lines}
     Path(options.out).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     print(lines, end="")
@@ -75,7 +76,8 @@ def measure(name: str, sizes: Sizes, seconds: float) -> dict[str, Any]:
     times = {key: kept[key]["median_ms"] for key in ("time", "torch_time")}
     times |= {key: kept[key]["median_ms"] for key in ("row_time", "row_torch_time")}
     measured = first["tiles"] if second["passed"] else []
-    return findings | {"passed": kept["passed"], "tiles": measured, **times}
+    more = {"passed": kept["passed"], "tiles": measured, "library": first.get("library")}
+    return findings | more | times
 
 
 Candidates = Mapping[str, Mapping[str, Sequence[Tile]]]
@@ -124,7 +126,7 @@ def _of_kernel(
 
 
 def _sums(tile: Tile) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted((name, size) for name, size in tile.constants.items() if name != FREE))
+    return tuple(sorted((name, size) for name, size in tile.constants.items() if name not in FREE))
 
 
 def slower(cases: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -141,6 +143,23 @@ def slower(cases: Iterable[Mapping[str, Any]]) -> list[str]:
         times = case["torch_time"] + case["row_torch_time"]
         torchs[operation] = torchs.get(operation, 0.0) + times
     return sorted(operation for operation, time in ours.items() if time > torchs[operation])
+
+
+FASTER = 0.97
+"""Of a kernel's time, at most that which the vendor's library takes where it serves: a choice that
+is within a timing's noise would make texts depend on it."""
+
+
+def library(cases: Iterable[Mapping[str, Any]]) -> list[list[int]]:
+    """The shapes of products that the vendor's library makes faster than kernels, for one row and
+    for all, since a row must have the same sums among any number of others."""
+    return [
+        case["library"]["shape"]
+        for case in cases
+        if case.get("library")
+        and case["library"]["keeps_bits"]
+        and all(case["library"][key] < FASTER * case[key] for key in ("time", "row_time"))
+    ]
 
 
 def _tiles(choice: Mapping[Use, int], device: torch.device) -> dict[Use, Tile]:

@@ -15,7 +15,7 @@ import torch
 from benchmarks import gpu_options, gpu_tune
 from benchmarks.gpu_kernel import TRITON
 from benchmarks.gpu_tiles_table import section, with_section
-from benchmarks.gpu_tune import fastest, main, slower
+from benchmarks.gpu_tune import fastest, library, main, slower
 
 from sfumato.ops.triton import tiles
 from sfumato.ops.triton.tiles import Tile
@@ -68,6 +68,17 @@ def test_what_torch_serves_faster() -> None:
     assert slower(cases) == ["b", "c"]
 
 
+def test_what_the_library_makes_faster() -> None:
+    """For one row and for all of them, where a row keeps its bits."""
+
+    def case(outputs: int, time: float, row_time: float, keeps: bool = True) -> dict[str, Any]:
+        taken = {"shape": [outputs, 8], "keeps_bits": keeps, "time": time, "row_time": row_time}
+        return {"time": 2.0, "row_time": 1.0, "library": taken}
+
+    cases = [case(1, 1.9, 0.9), case(2, 1.9, 0.99), case(3, 2.1, 0.5), case(4, 1.0, 0.5, False)]
+    assert library([*cases, {"case": "d", "failed": "exit code 1"}, {"library": None}]) == [[1, 8]]
+
+
 def test_the_lines_of_a_product_are_exchanged() -> None:
     first = section('NVIDIA "H200"', {("linear", "few"): tile(64, 128)}, ["route", "experts"])
     text = with_section(TABLE, 'NVIDIA "H200"', first)
@@ -94,7 +105,8 @@ def test_the_lines_of_a_product_are_exchanged() -> None:
 
 def test_measured_tiles_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = tile(64, 64, 2)
-    text = with_section(TABLE, "H200", section("H200", {("linear", "few"): chosen}, ["route"]))
+    lines = section("H200", {("linear", "few"): chosen}, ["route"], [[24, 8], [8, 24]])
+    text = with_section(TABLE, "H200", lines)
     device = torch.device("cuda", 5)
     monkeypatch.setattr(tiles, "table", lambda: tomllib.loads(text))
     monkeypatch.setattr(tiles, "architecture", lambda device: "sm_90")
@@ -104,6 +116,7 @@ def test_measured_tiles_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tiles.tile_for("linear", device, "many")["OUT"] == 128
     assert tiles.slower("route", device) and not tiles.slower("linear", device)
     assert not tiles.slower("route", CPU)
+    assert tiles.library(device) == {(24, 8), (8, 24)} and not tiles.library(CPU)
     tiles.measured.cache_clear()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.support.fake_device import DEVICE, traced
+from torch import Tensor
 
 from sfumato import ops
 from sfumato.ops import registry, torch_device
@@ -36,6 +37,43 @@ def test_experts_of_fixed_size_leave_all_on_the_device(monkeypatch: pytest.Monke
         ops.experts(x, chosen, shares, *weights)
     assert trace.operations["aten.bmm.default"] >= 2
     assert not trace.operations["aten._grouped_mm.default"]
+
+
+def by_place(x: Tensor, weight: Tensor, *, out: Tensor) -> None:
+    """A product whose sums depend on the place of a row."""
+    torch.matmul(x.double(), weight.double(), out=(made := torch.empty(out.shape).double()))
+    out.copy_(made + torch.linspace(0, 1, len(x), dtype=torch.float64)[:, None])
+
+
+def test_a_library_that_sums_by_place_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = torch.device("cpu"), torch.float32, 24, 40
+    torch_device.keeps_bits.cache_clear()
+    assert torch_device.keeps_bits(*given)
+    torch_device.keeps_bits.cache_clear()
+    monkeypatch.setattr(torch, "mm", by_place)
+    assert not torch_device.keeps_bits(*given)
+    torch_device.keeps_bits.cache_clear()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 255, 256, 600])
+def test_a_library_multiplies_at_one_shape(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """From aligned addresses, whatever the number of rows and wherever they stand."""
+    seen, multiplied = set(), torch.mm
+
+    def noted(x: Tensor, weight: Tensor, *, out: Tensor) -> None:
+        seen.add((x.shape, out.shape, x.data_ptr() % 64))
+        multiplied(x, weight, out=out)
+
+    weight, stored = torch.randn(24, 64), torch.randn(2 * 601, 64)
+    halves = 2 - rows % 2
+    odd = stored.view(-1)[4 : 4 + rows * 64].view(halves, rows // halves, 64)
+    monkeypatch.setattr(torch_device, "ALIGNED", 64)  # as torch has it on a CPU
+    monkeypatch.setattr(torch, "mm", noted)
+    for x in (stored[:rows], stored[: 2 * rows : 2], odd):
+        out = torch_device.padded_product(x, weight)
+        assert out.shape == (*x.shape[:-1], 24)
+        torch.testing.assert_close(out, x @ weight.T)
+    assert len(seen) == 1
 
 
 def test_a_cpu_needs_no_probe() -> None:

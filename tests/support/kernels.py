@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch import Tensor
 from sfumato.ops import registry
 from sfumato.ops.triton import kernel
 from sfumato.ops.triton.kernel import installed, interpreting
+from sfumato.ops.triton.tiles import Tile
 
 interpreted = pytest.mark.skipif(
     not (installed() and interpreting()), reason="Triton is not installed, or a GPU is here"
@@ -49,6 +51,28 @@ def seen_as(kind: str, other: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry._seen_as, kind, other)
         yield
+
+
+@contextmanager
+def in_turn(programs: int) -> Iterator[list[tuple[int, ...]]]:
+    """Lets so many programs of the experts' products take all tiles. Gives the grid of each."""
+    from sfumato.ops.triton import linear
+
+    grids: list[tuple[int, ...]] = []
+    tile_for, launch = linear.tile_for, linear.launch
+
+    def with_programs(*given: Any) -> Tile:
+        tile = tile_for(*given)
+        return replace(tile, constants={**tile.constants, "PROGRAMS": programs})
+
+    def noted(launched: kernel.Kernel, grid: tuple[int, ...], *others: Any, **more: Any) -> None:
+        grids.append(grid)
+        launch(launched, grid, *others, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear, "tile_for", with_programs)
+        patch.setattr(linear, "launch", noted)
+        yield grids
 
 
 @contextmanager

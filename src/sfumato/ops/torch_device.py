@@ -1,5 +1,6 @@
 """Torch's own means on a GPU, beside kernels: products that never make the host wait, where the
-reference's might, and two streams.
+reference's might, those of the vendor's library with sums that depend on no other rows, and two
+streams.
 
 `F.grouped_mm` reads the ends of the groups on the host wherever torch has no kernel for the device
 and the dtype.  A probe finds that out once; there, each expert multiplies as many rows as there are
@@ -98,6 +99,46 @@ def experts(
         out = torch.bmm(inner_rows, dense(down[a:b], x.dtype).transpose(1, 2))
         parts.index_copy_(0, target[at], out.flatten(0, 1))
     return mixed(parts, order, torch.arange(len(order), device=x.device), shares)
+
+
+PADDED = 256
+"""Rows of every product of the vendor's library, as many as a canvas has."""
+ALIGNED = 256
+"""Bytes of which each operand's address is a multiple: a library may choose its sums by it."""
+
+
+def padded_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x [..., in] @ weight.T, of floats [out, in], by the vendor's library → [..., out].
+
+    The library chooses its sums by the shape. So it gets PADDED rows at a time, the last ones
+    beside zeros: see `keeps_bits`."""
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    count = len(rows)
+    if count % PADDED or rows.data_ptr() % ALIGNED:
+        rows = F.pad(rows, (0, 0, 0, -count % PADDED))
+    out = rows.new_empty(len(rows), len(weight))
+    for given, made in zip(rows.split(PADDED), out.split(PADDED), strict=True):
+        torch.mm(given, weight.T, out=made)
+    return out[:count].view(*x.shape[:-1], len(weight))
+
+
+@cache
+def keeps_bits(device: torch.device, dtype: torch.dtype, outputs: int, inputs: int) -> bool:
+    """Whether `padded_product` with a weight of this shape gives a row the same bits at each of the
+    PADDED places and beside any rows: probed once, on random numbers."""
+    random = torch.Generator(device).manual_seed(0)
+    x, weight = (
+        torch.randn(rows, inputs, generator=random, device=device, dtype=dtype)
+        for rows in (PADDED, outputs)
+    )
+    beside_others = padded_product(x, weight)
+    is_same = all(
+        torch.equal(padded_product(x[at].expand_as(x), weight), beside_others[[at] * PADDED])
+        for at in (0, 100, PADDED - 1)
+    )
+    who = "the vendor's library" if is_same else "our kernel, since a library's bits vary by place,"
+    log.info("products %d × %d on %s: %s makes them", outputs, inputs, device, who)
+    return is_same
 
 
 BESIDE = 512

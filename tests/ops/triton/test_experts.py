@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from tests.support.kernels import close, interpreted, poisoned
+from tests.support.kernels import close, in_turn, interpreted, poisoned
 from torch import Tensor
 
 from sfumato.ops import reference
@@ -87,13 +87,28 @@ def test_the_order_is_that_of_a_stable_sort(tokens: int) -> None:
 
 
 def test_no_choice_has_more_tiles_than_programs() -> None:
-    from sfumato.ops.triton.linear import most_tiles
+    from sfumato.ops.triton.tiles import most_tiles
 
     assert most_tiles(2048, 128, 64) == 158
     for count, experts, tile in ((9, 3, 4), (2, 5, 4), (16, 3, 8), (1, 1, 64)):
         sizes = itertools.product(range(count + 1), repeat=experts)
         worst = max(sum(-(-n // tile) for n in each) for each in sizes if sum(each) == count)
         assert worst == most_tiles(count, experts, tile)
+
+
+@pytest.mark.parametrize("format", ["", "Q8_0"])
+def test_programs_that_take_tiles_in_turn_give_the_same_bits(format: str) -> None:
+    """Three programs for some forty tiles, of which each has several."""
+    from sfumato.ops.triton.experts import experts
+    from sfumato.ops.triton.self_test import Trial
+
+    trial, (chosen, shares) = Trial(torch.device("cpu")), choice(300, 2, 2.0)
+    gate_up, down = trial.weight(format, COUNT, 256, 64), trial.weight(format, COUNT, 64, 128)
+    given = torch.randn(300, 64), chosen, shares, gate_up, down
+    with in_turn(3) as grids:
+        got = experts(*given)
+    assert grids == [(3,), (3,)]
+    assert torch.equal(got, experts(*given))
 
 
 def test_what_it_does_not_take_is_left_to_torch() -> None:

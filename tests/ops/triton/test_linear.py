@@ -114,6 +114,24 @@ def test_the_registry_calls_it_once_it_is_prepared(monkeypatch: pytest.MonkeyPat
     assert launches["linear"] == 1
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_library_serves_what_the_table_lists(
+    monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    """Where a row has the same bits at each place, and of no other shape than those listed."""
+    from sfumato.ops.triton import linear as module
+
+    monkeypatch.setattr(module, "library", lambda device: {(24, 64)})
+    monkeypatch.setattr(module, "keeps_bits", lambda *given: keeps)
+    monkeypatch.setattr(module, "ALIGNED", 64)  # as torch has it on a CPU
+    x = torch.randn(5, 64)
+    with counted_launches() as launches:
+        close(module.linear(x, weight := torch.randn(24, 64)), x @ weight.T)
+        assert launches["linear"] == (not keeps)
+        close(module.linear(x, weight := torch.randn(32, 64)), x @ weight.T)
+    assert launches["linear"] == 1 + (not keeps)
+
+
 def test_a_gpu_without_a_copy_engine_gets_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     from sfumato.ops.triton import kernel, operands
     from sfumato.ops.triton.linear import linear

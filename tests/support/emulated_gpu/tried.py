@@ -18,7 +18,7 @@ from tests.support.emulated_gpu import driver, machine
 driver.activate()
 
 import torch  # noqa: E402
-from tests.support.kernels import counted_launches, seen_as  # noqa: E402
+from tests.support.kernels import counted_launches, in_turn, seen_as  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from sfumato import Engine, EngineConfig, Request, SamplerConfig, load  # noqa: E402
@@ -142,8 +142,16 @@ def _experts(trial: Trial, format: str) -> tuple[Sequence[int], Results]:
     )
     x, scores = trial.random((COUNTS[-1], hidden), (COUNTS[-1], 4))
     shares, chosen = scores.float().softmax(-1).topk(2)
-    given = x, chosen, shares
-    return COUNTS, lambda count: [experts.experts(*(each[:count] for each in given), gate_up, down)]
+
+    def results(count: int) -> Sequence[Tensor]:
+        given = (*(each[:count] for each in (x, chosen, shares)), gate_up, down)
+        out = experts.experts(*given)
+        if count in COUNTS[1:3]:
+            with in_turn(3):
+                assert torch.equal(experts.experts(*given), out), "other bits of tiles in turn"
+        return [out]
+
+    return COUNTS, results
 
 
 def _route(trial: Trial, format: str) -> tuple[Sequence[int], Results]:

@@ -14,6 +14,7 @@ own, where the device multiplies such.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,11 +24,12 @@ from torch import Tensor
 
 from sfumato.ops import reference
 from sfumato.ops.reference import Gating
+from sfumato.ops.torch_device import ALIGNED, keeps_bits, padded_product
 from sfumato.ops.triton.kernel import Kernel, launch
 from sfumato.ops.triton.operands import matrix, multiplies
 from sfumato.ops.triton.planes import PlaneTensor
 from sfumato.ops.triton.self_test import Trial, compare, twins_of, whole_blocks
-from sfumato.ops.triton.tiles import tile_for, use_for
+from sfumato.ops.triton.tiles import library, most_tiles, tile_for, use_for
 from sfumato.ops.triton.weights import (
     Operand,
     as_descriptor,
@@ -44,36 +46,31 @@ from sfumato.weights.formats import ScaledTensor
 
 
 @triton.jit
-def _place(
-    starts: tl.tensor,
-    tokens: tl.tensor,
-    EXPERTS: tl.constexpr,
-    EXPERTS_PADDED: tl.constexpr,
-    TOKENS: tl.constexpr,
-) -> tl.tensor:
-    """A program's tile of the weight's rows; where its tokens begin, TOKENS at most, and those of
-    its kind end; and the expert that these are of, at least EXPERTS beyond the last one's.
+def _tiles(
+    starts: tl.tensor, EXPERTS: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr
+) -> tl.tensor:  # fmt: skip
+    """Of each expert: where its tokens begin and end, where its tiles of TOKENS do, and how many
+    it has; int32 [PADDED], EXPERTS up to a power of two."""
+    numbers = tl.arange(0, PADDED)
+    inside = numbers < EXPERTS
+    first = tl.load(starts + numbers, mask=inside, other=0)
+    end = tl.load(starts + numbers + 1, mask=inside, other=0)
+    tiles = (end - first + TOKENS - 1) // TOKENS
+    return first, end, tl.cumsum(tiles, 0), tiles
 
-    Programs that run side by side share the block of the weight, of which they read each byte from
-    memory once; those of experts share the tokens.  EXPERTS_PADDED: EXPERTS up to a power of two.
-    Each program finds its expert by itself, which takes it under a microsecond of the twenty in
-    which it reads its block of the weight, and saves a launch that writes a table of tiles.
-    """
-    if starts is None:
-        return tl.program_id(1), tl.program_id(0) * TOKENS, tokens, 0
-    else:
-        tile = tl.program_id(1)
-        numbers = tl.arange(0, EXPERTS_PADDED)
-        inside = numbers < EXPERTS
-        first = tl.load(starts + numbers, mask=inside, other=0)
-        end = tl.load(starts + numbers + 1, mask=inside, other=0)
-        tiles = (end - first + TOKENS - 1) // TOKENS
-        ends = tl.cumsum(tiles, 0)
-        expert = tl.sum((ends <= tile).to(tl.int32))
-        mine = numbers == expert
-        earlier = tl.sum(tl.where(mine, ends - tiles, 0))
-        start = tl.sum(tl.where(mine, first, 0)) + (tile - earlier) * TOKENS
-        return tl.program_id(0), start, tl.sum(tl.where(mine, end, 0)), expert
+
+@triton.jit
+def _place(
+    tile: tl.tensor, first: tl.tensor, end: tl.tensor, ends: tl.tensor, tiles: tl.tensor,
+    TOKENS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Where the tokens of a tile begin, TOKENS at most, and those of its expert end; and the
+    expert. first, end, ends and tiles: of `_tiles`."""
+    expert = tl.sum((ends <= tile).to(tl.int32))
+    mine = tl.arange(0, ends.shape[0]) == expert
+    earlier = tl.sum(tl.where(mine, ends - tiles, 0))
+    start = tl.sum(tl.where(mine, first, 0)) + (tile - earlier) * TOKENS
+    return start, tl.sum(tl.where(mine, end, 0)), expert
 
 
 @triton.jit
@@ -84,34 +81,22 @@ def _activated(gate: tl.tensor, up: tl.tensor, SILU: tl.constexpr) -> tl.tensor:
     return gate * tl.sigmoid(inner) * up
 
 
-@triton.jit(do_not_specialize=["tokens"])
-def _multiply(
+@triton.jit
+def _tile(
+    tile: tl.tensor, start: tl.tensor, end: tl.tensor, expert: tl.tensor,
     x: tl.tensor, x_scales: tl.tensor, weight: tl.tensor, scales: tl.tensor, out: tl.tensor,
     second: tl.tensor, second_scales: tl.tensor, second_out: tl.tensor,
     third: tl.tensor, third_scales: tl.tensor, third_out: tl.tensor,
-    order: tl.tensor, starts: tl.tensor, shares: tl.tensor, tokens: tl.tensor,
+    order: tl.tensor, shares: tl.tensor, tokens: tl.tensor,
     OUTPUTS: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr, INPUTS: tl.constexpr,
-    EXPERTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr, CHOSEN: tl.constexpr,
-    GATED: tl.constexpr, SILU: tl.constexpr, FORMAT: tl.constexpr, OUT: tl.constexpr,
-    TOKENS: tl.constexpr, IN: tl.constexpr, UPCAST: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, GATED: tl.constexpr, SILU: tl.constexpr,
+    FORMAT: tl.constexpr, OUT: tl.constexpr, TOKENS: tl.constexpr, IN: tl.constexpr,
+    UPCAST: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """out [tokens, OUTPUTS] = x [tokens, INPUTS] @ weight.T, second_out [tokens, SECOND] that of
-    `second`, and third_out that of `third`; or, where GATED, out = f(x @ weight.T) · (x @
-    second.T). What is None takes no part. A program makes [TOKENS, OUT].
-
-    scales: of the weight's rows, where it is codes; x_scales: of the tokens, where x is.
-
-    Of experts, `order` has the assignments by expert, and `starts` where each expert's begin;
-    weight [EXPERTS · OUTPUTS, INPUTS], or, where GATED, of an expert the gate's rows before those
-    that it gates.  Tokens of CHOSEN assignments are gathered; or, with shares float32
-    [assignments], x has the rows of the assignments in their order, and each result, times its
-    share, is stored at its assignment's number.
-    """
+    """A tile of `_multiply`: of the weight's rows its number, and of tokens those from `start` on,
+    TOKENS at most, which end before `end`."""
     GATHERS: tl.constexpr = order is not None and shares is None
     EACH: tl.constexpr = 2 * OUTPUTS if GATED and second is None else OUTPUTS
-    tile, start, end, expert = _place(starts, tokens, EXPERTS, EXPERTS_PADDED, TOKENS)
-    if starts is not None and expert >= EXPERTS:
-        return
     row, outputs, many, first = tile * OUT, OUTPUTS, EXPERTS * EACH, expert * EACH
     if second_out is not None:
         # Of a loop for each matrix, every one would have shared memory of its own.
@@ -170,6 +155,61 @@ def _multiply(
     tl.store(place, value.T, mask=mine[:, None] & (rows < outputs)[None, :])
 
 
+@triton.jit(do_not_specialize=["tokens"])
+def _multiply(
+    x: tl.tensor, x_scales: tl.tensor, weight: tl.tensor, scales: tl.tensor, out: tl.tensor,
+    second: tl.tensor, second_scales: tl.tensor, second_out: tl.tensor,
+    third: tl.tensor, third_scales: tl.tensor, third_out: tl.tensor,
+    order: tl.tensor, starts: tl.tensor, shares: tl.tensor, tokens: tl.tensor,
+    OUTPUTS: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr, INPUTS: tl.constexpr,
+    EXPERTS: tl.constexpr, EXPERTS_PADDED: tl.constexpr, CHOSEN: tl.constexpr,
+    GATED: tl.constexpr, SILU: tl.constexpr, FORMAT: tl.constexpr, OUT: tl.constexpr,
+    TOKENS: tl.constexpr, IN: tl.constexpr, PROGRAMS: tl.constexpr, UPCAST: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+) -> None:  # fmt: skip
+    """out [tokens, OUTPUTS] = x [tokens, INPUTS] @ weight.T, second_out [tokens, SECOND] that of
+    `second`, and third_out that of `third`; or, where GATED, out = f(x @ weight.T) · (x @
+    second.T). What is None takes no part. A program makes [TOKENS, OUT].
+
+    scales: of the weight's rows, where it is codes; x_scales: of the tokens, where x is.
+
+    Of experts, `order` has the assignments by expert, and `starts` where each expert's begin;
+    weight [EXPERTS · OUTPUTS, INPUTS], or, where GATED, of an expert the gate's rows before those
+    that it gates.  Tokens of CHOSEN assignments are gathered; or, with shares float32
+    [assignments], x has the rows of the assignments in their order, and each result, times its
+    share, is stored at its assignment's number.
+
+    Programs of dense matrices that run side by side share the block of the weight, of which they
+    read each byte from memory once; those of experts share the tokens.  Where there are PROGRAMS,
+    these take tiles in turn, and a tile's bits are its own; else (0) each has one, and those beyond
+    the last end at once.  Each program finds its expert by itself, which takes it under a
+    microsecond of the twenty in which it reads its block of the weight, and saves a launch that
+    writes a table of tiles.
+    """
+    ROWS: tl.constexpr = (OUTPUTS + OUT - 1) // OUT
+    tile, start, end, expert = tl.program_id(1), tl.program_id(0) * TOKENS, tokens, 0
+    begin, stop = 0, 1
+    if starts is not None:
+        firsts, lasts, ends, tiles = _tiles(starts, EXPERTS, EXPERTS_PADDED, TOKENS)
+        if PROGRAMS:
+            begin, stop = tl.program_id(0), tl.sum(tiles) * ROWS
+        elif tl.program_id(1) >= tl.sum(tiles):
+            return
+        else:
+            tile = tl.program_id(0)
+            start, end, expert = _place(tl.program_id(1), firsts, lasts, ends, tiles, TOKENS)
+    for number in range(begin, stop, PROGRAMS or 1):
+        if PROGRAMS:
+            tile = number % ROWS
+            start, end, expert = _place(number // ROWS, firsts, lasts, ends, tiles, TOKENS)
+        _tile(
+            tile, start, end, expert, x, x_scales, weight, scales, out, second, second_scales,
+            second_out, third, third_scales, third_out, order, shares, tokens, OUTPUTS, SECOND,
+            THIRD, INPUTS, EXPERTS, CHOSEN, GATED, SILU, FORMAT, OUT, TOKENS, IN, UPCAST,
+            DESCRIPTORS,
+        )  # fmt: skip
+
+
 _BLOCK = "tensordesc<bf16[{OUT}, {IN}]>"
 _TYPES = {
     "x": "tensordesc<bf16[{TOKENS}, {IN}]>",
@@ -193,7 +233,7 @@ _MATRICES = tuple(
 """The names of the parameters of each matrix."""
 _FIXED: dict[str, Any] = {
     "SECOND": 0, "THIRD": 0, "EXPERTS": 1, "EXPERTS_PADDED": 1, "CHOSEN": 1,
-    "GATED": False, "SILU": False, "FORMAT": 0,
+    "GATED": False, "SILU": False, "FORMAT": 0, "PROGRAMS": 0,
 }  # fmt: skip
 """Constants of a product of one weight."""
 _NONE = {
@@ -251,17 +291,12 @@ def multiply(
         tiles += triton.cdiv(out.shape[1], tile["OUT"])
     is_gathered = "CHOSEN" in more
     parameters["x"] = x if is_gathered else matrix(x, tile["TOKENS"], tile["IN"])
-    grid = triton.cdiv(len(x), tile["TOKENS"]), tiles
+    grid: tuple[int, ...] = triton.cdiv(len(x), tile["TOKENS"]), tiles
     if "order" in more:
         grid = tiles, most_tiles(len(more["order"]), more["EXPERTS"], tile["TOKENS"])
+        if programs := tile.constants.get("PROGRAMS"):
+            grid = (min(programs, math.prod(grid)),)
     launch(kernel, grid, tile, x.device, **parameters)
-
-
-def most_tiles(count: int, experts: int, tile: int) -> int:
-    """How many tiles of at most `tile` assignments the worst choice makes of `count`: each expert
-    that is chosen at all may have one that is not full."""
-    used = min(count, experts)
-    return (count + used * (tile - 1)) // tile
 
 
 Stored = Tensor | PlaneTensor | ScaledTensor
@@ -299,6 +334,16 @@ GATED = product(
 
 
 def linear(x: Tensor, weight: Stored, tile: int | None = None) -> Tensor:
+    """See `by_kernel`; by the vendor's library where the table of tiles says that it is faster."""
+    if isinstance(weight, Tensor) and weight.data_ptr() % ALIGNED == 0:
+        outputs, inputs = weight.shape
+        is_listed = (outputs, inputs) in library(x.device)
+        if is_listed and keeps_bits(x.device, x.dtype, outputs, inputs):
+            return padded_product(x, weight)
+    return by_kernel(x, weight, tile)
+
+
+def by_kernel(x: Tensor, weight: Stored, tile: int | None = None) -> Tensor:
     """`x @ weight.T`: x [..., in] bfloat16, weight [out, in] bfloat16, planes or codes → [...,
     out], bfloat16.
 

@@ -102,6 +102,13 @@ def use_for(tokens: int) -> str:
     return "few" if tokens <= FEW else "many"
 
 
+def most_tiles(count: int, experts: int, tile: int) -> int:
+    """How many tiles of at most `tile` assignments the worst choice makes of `count`: each expert
+    that is chosen at all may have one that is not full."""
+    used = min(count, experts)
+    return (count + used * (tile - 1)) // tile
+
+
 CANDIDATES = 6
 ANY = "any"
 """The use of a tile where a kernel has one for all numbers of tokens."""
@@ -173,6 +180,14 @@ def tile_for(kernel: str, device: torch.device, use: str = ANY) -> Tile:
     assert target is not None, f"{device}: kernels have no tiles for it"
     first = candidates(kernel, target)[use][0]
     return measured(kernel, device).get(use, first)
+
+
+@cache
+def library(device: torch.device) -> frozenset[tuple[int, int]]:
+    """The outputs and inputs of products with floats that the vendor's library makes faster on this
+    device than kernels do, by the table."""
+    shapes = _measured_product(device).get("library", ())
+    return frozenset((outputs, inputs) for outputs, inputs in shapes)
 
 
 def slower(operation: str, device: torch.device) -> bool:
