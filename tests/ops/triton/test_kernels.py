@@ -283,7 +283,8 @@ def test_sums_are_those_that_the_sources_name() -> None:
             given = {each.arg: ast.unparse(each.value) for each in node.keywords}
             if called.startswith("tl.dot"):
                 precisions.append((called, given.get("input_precision")))
-    assert set(precisions) == {("tl.dot", "'ieee'")}
+    router = "'tf32x3' if TF32 else 'ieee'"
+    assert set(precisions) == {("tl.dot", "'ieee'"), ("tl.dot", router)}
     sources = ("ahead_of_time.py", "kernel.py")
     assert launches == [(source, "FP_FUSION") for source in sources] and not FP_FUSION
 

@@ -49,8 +49,8 @@ from sfumato.weights.formats import ScaledTensor
 def _tiles(
     starts: tl.tensor, EXPERTS: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr
 ) -> tl.tensor:  # fmt: skip
-    """Of each expert: where its tokens begin and end, where its tiles of TOKENS do, and how many
-    it has; int32 [PADDED], EXPERTS up to a power of two."""
+    """Where each expert's tokens begin and end, where its tiles of TOKENS end, and how many it has;
+    int32 [PADDED], EXPERTS up to a power of two."""
     numbers = tl.arange(0, PADDED)
     inside = numbers < EXPERTS
     first = tl.load(starts + numbers, mask=inside, other=0)
