@@ -10,7 +10,8 @@ launch takes the longest of these times, its bytes from memory, and the distance
 `python -m benchmarks.gpu_floor --device h200 --format bf16` (or FP8, or Q4_K).  The last column is
 the share of the whole step that is saved; of what was built, the second is what serves.  Rates
 that are not those of `step_cost` are assumptions: clocks of data sheets, 64 bytes a clock from L2
-to a multiprocessor, and the seconds that a program of the most probable tokens takes.
+to a multiprocessor, and the seconds that a program takes of the most probable tokens, or that finds
+nothing to do.
 """
 
 from __future__ import annotations
@@ -154,8 +155,8 @@ def mixture_times(setting: Setting, tokens: int | None = None) -> Sequence[Seque
 
 
 def taken_in_turn(setting: Setting) -> float:
-    """Seconds of `mixture` by programs that take tiles in turn: those that a worst choice would
-    need and this one does not never start, each of which the others wait START_S for."""
+    """Seconds of `mixture` by programs that take tiles in turn: the others wait START_S
+    for each that the worst choice alone would need, and those never start."""
     tile = setting.tile("experts_gate_up")["TOKENS"]
     idle = most_tiles(TOKENS * CHOSEN, EXPERTS, tile) - EXPERTS
     rows = (
